@@ -1,0 +1,46 @@
+"""Differentially private variational inference for PyMC.
+
+Write an ordinary PyMC model on the full data, and fit it with
+
+``approx = pm.fit(2000, method=DPADVI(epsilon=1.0, delta=1e-6))``
+
+``approx.sample()`` returns ArviZ data that is safe to publish, and ``approx.privacy`` says what was
+spent and on which assumptions.
+"""
+
+from __future__ import annotations
+
+from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
+from pymc_dpvi.errors import (
+    ArgumentError,
+    CalibrationError,
+    InsecureNoiseWarning,
+    ModelEvaluationError,
+    NotSeparableError,
+    PrivacyError,
+    PrivacyWarning,
+    UnsupportedModelError,
+)
+from pymc_dpvi.inference import DPADVI, DPFullRankADVI, fit_dpadvi
+from pymc_dpvi.report import PrivacyReport, PrivacyRun
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DPADVI",
+    "ArgumentError",
+    "CalibrationError",
+    "DPApproximation",
+    "DPFullRank",
+    "DPFullRankADVI",
+    "DPMeanField",
+    "InsecureNoiseWarning",
+    "ModelEvaluationError",
+    "NotSeparableError",
+    "PrivacyError",
+    "PrivacyReport",
+    "PrivacyRun",
+    "PrivacyWarning",
+    "UnsupportedModelError",
+    "fit_dpadvi",
+]

@@ -1,0 +1,34 @@
+"""Privacy accounting: what a run costs, and how much noise a target needs.
+
+The cost of a run is a sequence of `dp_accounting.DpEvent`, one for each step, handed to a
+`dp_accounting.PrivacyAccountant`. Every epsilon that leaves this package is an upper bound.
+
+==================  =============================================================================
+``events``          sampler x neighboring relation x accountant -> `DpEvent`; the one place
+``accountants``     the accountants by name, what each guarantees, and guards on their numerics
+``calibration``     `epsilon`, `noise_multiplier`, `default_sampling_prob`
+``validation``      checks of the arguments that they share
+==================  =============================================================================
+
+Throughout, ``noise_multiplier`` is the standard deviation of the noise divided by
+``l2_clip_norm``, the bound on one record's contribution. The neighboring relation decides the
+sensitivity (once that bound under add-or-remove-one, twice under replace-one) and the accounting
+knows it: the same noise costs more under replace-one.
+"""
+
+from __future__ import annotations
+
+from pymc_dpvi.accounting.accountants import AccountantInfo, accountant_info, make_accountant
+from pymc_dpvi.accounting.calibration import default_sampling_prob, epsilon, noise_multiplier
+from pymc_dpvi.accounting.events import UnsupportedEventError, step_event
+
+__all__ = [
+    "AccountantInfo",
+    "UnsupportedEventError",
+    "accountant_info",
+    "default_sampling_prob",
+    "epsilon",
+    "make_accountant",
+    "noise_multiplier",
+    "step_event",
+]

@@ -1,0 +1,116 @@
+"""Differences between PyMC 5 (ArviZ 0.23, InferenceData) and PyMC 6 (ArviZ 1.x, DataTree).
+
+Everything that must ask for a version asks here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from pytensor.compile.mode import Mode, get_mode
+
+from pymc_dpvi.errors import ArgumentError
+
+with warnings.catch_warnings():  # ArviZ 0.23 announces its next version on import
+    warnings.simplefilter("ignore", FutureWarning)
+    import arviz as az
+
+__all__ = ["PosteriorData", "compile_mode", "posterior_data", "versions"]
+
+#: ``arviz.InferenceData`` (PyMC 5) or ``xarray.DataTree`` (PyMC 6).
+PosteriorData = Any
+
+_BACKENDS = {"numba": "NUMBA", "c": "CVM", "cvm": "CVM"}
+
+
+def posterior_data(
+    posterior: Mapping[str, np.ndarray],
+    *,
+    coords: Mapping[str, Sequence[Any]],
+    dims: Mapping[str, Sequence[str]],
+    attrs: Mapping[str, Any],
+    transformed: Mapping[str, np.ndarray] | None = None,
+) -> PosteriorData:
+    """Make the ArviZ object of the installed version.
+
+    Parameters
+    ----------
+    posterior : mapping of str to ndarray, shape (chain, draw, ...)
+    coords, dims : mapping
+        Of the variables' own axes.
+    attrs : mapping
+        Numbers and strings, put on the whole and on its posterior group (both survive netCDF).
+    transformed : mapping of str to ndarray, optional
+        Unconstrained values, for the group ``unconstrained_posterior``.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+    """
+    groups = {"posterior": dict(posterior)}
+    if transformed:
+        groups["unconstrained_posterior"] = dict(transformed)
+    coords, dims = dict(coords), {k: list(v) for k, v in dims.items()}
+    if int(az.__version__.split(".")[0]) < 1:
+        data = az.from_dict(**groups, coords=coords, dims=dims)
+    else:
+        data = az.from_dict(groups, coords=coords, dims=dims)
+    data.attrs.update(attrs)
+    data["posterior"].attrs.update(attrs)
+    return data
+
+
+def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Write `backend` as PyTensor's ``mode``, numba if nothing is said.
+
+    Parameters
+    ----------
+    backend : {"numba", "c"}, optional
+    compile_kwargs : mapping, optional
+        Passed to PyTensor's ``function``; may hold ``mode`` instead.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ArgumentError
+        Unknown backend, or both given.
+    """
+    kwargs = dict(compile_kwargs or {})
+    if backend is not None and "mode" in kwargs:
+        raise ArgumentError("Give backend= or compile_kwargs={'mode': ...}, not both.")
+    if backend is not None and backend not in _BACKENDS:
+        raise ArgumentError(
+            f"backend={backend!r} is not available: a private step needs the noise kernel, which exists "
+            "for backend='numba' (default) and backend='c'."
+        )
+    mode = get_mode(kwargs.get("mode", _BACKENDS[backend or "numba"]))
+    if not isinstance(mode, Mode) or type(mode.linker).__name__ in {
+        "JAXLinker",
+        "PytorchLinker",
+        "MLXLinker",
+    }:
+        raise ArgumentError(
+            "compile_kwargs['mode'] is not available: a private step needs the noise kernel, which exists "
+            "for the modes 'NUMBA' (default) and 'CVM'."
+        )
+    kwargs["mode"] = mode
+    return kwargs
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that a result depends on."""
+    names = ("pymc-dpvi", "pymc", "pytensor", "arviz", "numpy", "dp-accounting", "cryptography")
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found

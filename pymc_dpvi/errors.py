@@ -1,0 +1,55 @@
+"""Errors and warnings of pymc_dpvi.
+
+Every error is a :class:`PrivacyError` and also the built-in type that a caller would expect
+(`ValueError`, `TypeError`, ...). A message names the argument or the model variable, says what was
+found, why it cannot be private, and what to type instead. It never contains a data value: an error
+text leaves the process, and nobody has accounted for it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "CalibrationError",
+    "InsecureNoiseWarning",
+    "ModelEvaluationError",
+    "NotSeparableError",
+    "PrivacyError",
+    "PrivacyWarning",
+    "UnsupportedModelError",
+]
+
+
+class PrivacyError(Exception):
+    """Base class: what was asked for cannot be done privately."""
+
+
+class ArgumentError(PrivacyError, ValueError):
+    """An argument has a value, a type or a combination that cannot be used."""
+
+
+class CalibrationError(PrivacyError, ValueError):
+    """No noise meets the privacy target that was asked for."""
+
+
+class UnsupportedModelError(PrivacyError, ValueError):
+    """The model has a part that cannot be fitted privately as written."""
+
+
+class NotSeparableError(UnsupportedModelError):
+    """The likelihood is not a product over records: one record enters another one's term."""
+
+
+class ModelEvaluationError(PrivacyError, RuntimeError):
+    """The model's own graph raised while it was evaluated on the records.
+
+    The original exception is not chained, because PyTensor writes input values into its texts.
+    """
+
+
+class InsecureNoiseWarning(UserWarning):
+    """Noise comes from a seed that somebody may know: the result must not be released."""
+
+
+class PrivacyWarning(UserWarning):
+    """The guarantee holds but is weaker than a reader may think."""

@@ -1,0 +1,190 @@
+r"""Per-record gradients, vectorised over a batch.
+
+*Aligned* gradients (Jälkö, Prediger, Honkela, Kaski, "DPVIm: Differentially Private Variational
+Inference Improved", 2023) are taken with respect to the latent values,
+:math:`g_i = \nabla_z \log p(x_i \mid z)`. All variational parameters get their gradients from the same
+noisy sum afterwards, which costs nothing. With M latent draws :math:`z_1,\dots,z_M` the record's
+gradient is the stack of the M gradients divided by :math:`\sqrt M`, clipped as one vector.
+
+*Vanilla* gradients (Jälkö, Dikmen, Honkela, UAI 2017, Algorithm 1) are taken with respect to all
+variational parameters :math:`\xi`, of one record's share of the evidence lower bound,
+
+.. math:: L_i(\xi) = \frac1M \sum_m \left[\log p(x_i \mid z_m) + \frac1N \log p(z_m)\right]
+          + \frac1N H(q_\xi), \qquad z_m = T(\xi, \varepsilon_m).
+
+Either way the one-row graph is differentiated and then vectorised over the batch, so row i of the result
+is a function of record i and of z alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.errors import UnsupportedModelError
+from pymc_dpvi.records import RecordModel
+
+__all__ = ["Latents", "aligned_gradients", "vanilla_gradients"]
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Where each free variable's unconstrained value sits in the flat latent vector.
+
+    Attributes
+    ----------
+    value_vars : tuple of TensorVariable
+        In the order of the flat vector.
+    slices : tuple of slice
+    shapes : tuple of tuple of int
+    """
+
+    value_vars: tuple[TensorVariable, ...]
+    slices: tuple[slice, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """D, the number of unconstrained latent values."""
+        return sum(int(np.prod(s, dtype=int)) for s in self.shapes)
+
+    def split(self, z: TensorVariable) -> list[TensorVariable]:
+        """Cut latent vectors of shape ``(..., D)`` into the free variables' values."""
+        lead = tuple(z.shape[k] for k in range(z.type.ndim - 1))
+        return [
+            z[..., s].reshape((*lead, *shape)).astype(v.type.dtype)
+            for v, s, shape in zip(self.value_vars, self.slices, self.shapes, strict=True)
+        ]
+
+
+def at_draws(
+    graph: TensorVariable, latents: Latents, n_mc: int
+) -> tuple[TensorVariable, list[TensorVariable]]:
+    """Evaluate a scalar graph at `n_mc` latent draws and add up.
+
+    Returns
+    -------
+    total : TensorVariable
+        Scalar, the sum over draws.
+    blocks : list of TensorVariable
+        Placeholders of the free variables' values, shape ``(n_mc, *shape)``, or ``shape`` for one draw.
+    """
+    lead = () if n_mc == 1 else (n_mc,)
+    blocks = [
+        pt.tensor(name=f"{v.name}_draws", dtype=v.type.dtype, shape=(*lead, *shape))
+        for v, shape in zip(latents.value_vars, latents.shapes, strict=True)
+    ]
+    swap: dict[Variable, Variable] = dict(zip(latents.value_vars, blocks, strict=True))
+    # vectorize_graph remakes the nodes, so the blocks' static shapes are taken up.
+    return vectorize_graph(graph, swap).sum(), blocks
+
+
+def aligned_gradients(
+    record: RecordModel,
+    batch: Sequence[TensorVariable],
+    latents: Latents,
+    z: TensorVariable,
+    n_mc: int,
+) -> TensorVariable:
+    """Stack the gradients of a batch of records with respect to the latent draws.
+
+    Parameters
+    ----------
+    record : RecordModel
+    batch : sequence of TensorVariable
+        Per record array, the rows of the batch, shape ``(batch, ...)``.
+    latents : Latents
+    z : TensorVariable, shape (n_mc, D)
+        Latent draws.
+    n_mc : int
+        M.
+
+    Returns
+    -------
+    TensorVariable, shape (batch, n_mc * D)
+        Divided by the square root of `n_mc`; draw by draw, each in the order of the flat vector.
+    """
+    total, blocks = at_draws(record.row_logp, latents, n_mc)
+    grads = _gradient(total, blocks)
+    columns = _over_batch(record, grads, batch)
+    values = latents.split(z[0] if n_mc == 1 else z)
+    size = batch[0].shape[0]
+    per_draw = [
+        c.reshape((size, n_mc, int(np.prod(shape, dtype=int))))
+        for c, shape in zip(columns, latents.shapes, strict=True)
+    ]
+    joined = per_draw[0] if len(per_draw) == 1 else pt.concatenate(per_draw, axis=-1)
+    flat = joined.reshape((size, n_mc * latents.size))
+    if n_mc > 1:
+        flat = flat / np.sqrt(n_mc)
+    return graph_replace([flat], dict(zip(blocks, values, strict=True)), strict=False)[0]
+
+
+def vanilla_gradients(
+    record: RecordModel,
+    batch: Sequence[TensorVariable],
+    latents: Latents,
+    params: Sequence[TensorVariable],
+    z: TensorVariable,
+    entropy: TensorVariable,
+    n_mc: int,
+) -> TensorVariable:
+    """Stack the gradients of a batch of records with respect to all variational parameters.
+
+    Parameters
+    ----------
+    record, batch, latents, n_mc
+        As in :func:`aligned_gradients`.
+    params : sequence of TensorVariable
+        The variational parameters, vectors.
+    z : TensorVariable, shape (n_mc, D)
+        Latent draws, a function of `params`.
+    entropy : TensorVariable
+        Scalar entropy of the variational distribution, a function of `params`.
+
+    Returns
+    -------
+    TensorVariable, shape (batch, number of parameters)
+    """
+    share = record.row_logp + record.prior_logp / record.num_records
+    total, blocks = at_draws(share, latents, n_mc)
+    values = latents.split(z[0] if n_mc == 1 else z)
+    (total,) = graph_replace([total], dict(zip(blocks, values, strict=True)), strict=False)
+    objective = total / n_mc + entropy / record.num_records
+    size = batch[0].shape[0]
+    columns = _over_batch(record, _gradient(objective, params), batch)
+    return pt.concatenate([c.reshape((size, -1)) for c in columns], axis=-1)
+
+
+def _gradient(cost: TensorVariable, wrt: Sequence[TensorVariable]) -> list[TensorVariable]:
+    try:
+        return list(pytensor.grad(cost, list(wrt), disconnected_inputs="ignore", return_disconnected="zero"))
+    except Exception as error:  # each operation has its own way of saying that it has none
+        raise UnsupportedModelError(
+            "The model's log-density has no gradient with respect to its free variables "
+            f"({type(error).__name__}). Replace the operation that has none, or marginalise it."
+        ) from None
+
+
+def _over_batch(
+    record: RecordModel, grads: Sequence[TensorVariable], batch: Sequence[TensorVariable]
+) -> list[TensorVariable]:
+    """Vectorise one-row gradients over the batch; each gets a leading batch axis."""
+    swap: Mapping[Variable, Variable] = {
+        row: pt.expand_dims(b, 1) for row, b in zip(record.rows, batch, strict=True)
+    }
+    vectorised = vectorize_graph(list(grads), dict(swap))
+    size = batch[0].shape[0]
+    out = []
+    for grad, many in zip(grads, vectorised, strict=True):
+        if many.type.ndim == grad.type.ndim:  # the same for every record
+            many = pt.broadcast_to(many, (size, *[grad.shape[k] for k in range(grad.type.ndim)]))
+        out.append(many)
+    return out

@@ -1,0 +1,299 @@
+"""Remake a PyTensor graph for another number of records.
+
+``pytensor.graph.replace`` swaps variables but keeps the nodes, with all that was decided when the
+model was built on N records: static shapes, ``SpecifyShape``, ``Alloc(x, N)``, the ``size`` of a
+random variable. :func:`resize_records` makes every node anew, in topological order, so that the shapes
+follow from the replaced arrays:
+
+* a random variable is resized with PyMC's own ``change_dist_size``;
+* an ``OpFromGraph`` is inlined;
+* a parameter check becomes ``switch(ok, x, -inf)`` and an assertion is dropped. Vectorised, either
+  would ask whether *all* records of a batch are valid, and one record could then silence the others;
+* a constant N that stands for the leading length in ``Alloc``, ``Reshape`` or ``SpecifyShape`` becomes
+  the new number of rows;
+* every other node is ``op.make_node`` on the new inputs.
+
+Whatever this gets wrong cannot leak a record, because all record arrays are replaced (the caller
+asserts it on the result); it can only give a wrong log-density, which `separability` then refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.distributions.shape_utils import change_dist_size
+from pymc.logprob.abstract import MeasurableOp
+from pymc.logprob.utils import CheckParameterValue
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.type_other import NoneTypeT
+
+from pymc_dpvi.errors import NotSeparableError
+
+__all__ = ["array_shape", "array_value", "is_array", "resize_records", "walk"]
+
+
+def walk(
+    outputs: Iterable[Variable],
+    stop: Iterable[Variable] = (),
+    *,
+    into_size: bool = False,
+    through_shape: bool = True,
+) -> list[Variable]:
+    """List the ancestors of `outputs`, inputs before outputs, not looking behind `stop`.
+
+    Parameters
+    ----------
+    outputs : iterable of Variable
+        Where the walk starts; they are part of the result.
+    stop : iterable of Variable
+        Variables whose owners are not visited (they are part of the result themselves).
+    into_size : bool
+        Whether to follow the ``size`` and generator inputs of random variables too.
+    through_shape : bool
+        Whether to follow what only the shape is taken of.
+
+    Returns
+    -------
+    list of Variable
+        In topological order, each once.
+    """
+    stopped = set(stop)
+    order: list[Variable] = []
+    done: set[Variable] = set()
+    stack: list[tuple[Variable, bool]] = [(v, False) for v in reversed(list(outputs))]
+    while stack:
+        var, expanded = stack.pop()
+        if var in done:
+            continue
+        if expanded or var.owner is None or var in stopped:
+            done.add(var)
+            order.append(var)
+            continue
+        stack.append((var, True))
+        inputs = var.owner.inputs
+        if isinstance(var.owner.op, Shape | Shape_i) and not through_shape:
+            inputs = []
+        elif isinstance(var.owner.op, RandomVariable) and not into_size:
+            inputs = var.owner.op.dist_params(var.owner)
+        stack.extend((i, False) for i in reversed(inputs) if i not in done)
+    return order
+
+
+def is_array(var: Variable) -> bool:
+    """Whether `var` is a constant or shared array of numbers."""
+    return isinstance(var, Constant | SharedVariable) and isinstance(var.type, TensorType)
+
+
+def array_value(var: Variable) -> np.ndarray:
+    """Return the numbers of a constant or shared array, without a copy where that is possible."""
+    value = var.get_value(borrow=True) if isinstance(var, SharedVariable) else var.data  # type: ignore[attr-defined]
+    return np.asarray(value)
+
+
+def array_shape(var: Variable) -> tuple[int, ...]:
+    """Return the shape of a constant or shared array."""
+    return array_value(var).shape
+
+
+def resize_records(
+    outputs: Sequence[Variable],
+    replacements: Mapping[Variable, Variable],
+    *,
+    num_records: int,
+    rows: int,
+    resize: Iterable[Variable] = (),
+    everything: bool = False,
+    describe: Callable[[Variable], str] = str,
+) -> tuple[list[Variable], dict[Variable, Variable]]:
+    """Remake `outputs` with `rows` records in place of `num_records`.
+
+    Parameters
+    ----------
+    outputs : sequence of Variable
+        What to remake.
+    replacements : mapping of Variable to Variable
+        Every record array and its stand-in with `rows` rows; and variables to swap as they are.
+    num_records : int
+        N, the leading length in the original graph.
+    rows : int
+        The leading length in the new graph.
+    resize : iterable of Variable
+        Random variables (the observed ones) whose leading batch axis is known to be the record axis.
+    everything : bool
+        Remake every node, also those that no replacement reaches.
+    describe : callable
+        Names a variable in an error.
+
+    Returns
+    -------
+    new_outputs : list of Variable
+    memo : dict of Variable to Variable
+        Original variable to new variable, for every variable that changed.
+
+    Raises
+    ------
+    NotSeparableError
+        If a node cannot be made for another number of records; the message names it.
+    """
+    memo: dict[Variable, Variable] = dict(replacements)
+    observed = set(resize)
+    for var in walk(outputs, stop=replacements, into_size=False):
+        node = var.owner
+        if var in memo or node is None:
+            continue
+        changed = any(i in memo for i in node.inputs)
+        random = isinstance(node.op, MeasurableOp) and isinstance(node.op, RandomVariable | OpFromGraph)
+        static = getattr(var.type, "shape", ())
+        leading = bool(static) and static[0] == num_records
+        made = leading and (random or isinstance(node.op, Alloc))
+        check = isinstance(node.op, CheckAndRaise)
+        if not (changed or made or check or everything or var in observed):
+            continue
+        try:
+            if random:
+                new = [_resize_random(var, memo, num_records, rows, leading or var in observed)]
+                olds: Sequence[Variable] = [var]
+            else:
+                inputs = [memo.get(i, i) for i in node.inputs]
+                new = _remake(node, inputs, num_records, rows)
+                olds = node.outputs
+        except NotSeparableError:
+            raise
+        except Exception as error:
+            raise NotSeparableError(
+                f"{describe(var)} cannot be written for one record at a time: the operation "
+                f"{type(node.op).__name__} does not work on fewer records than it was built with "
+                f"({type(error).__name__}). It probably mixes records, or uses an array whose leading "
+                "length equals the number of records by chance; if so, put that array into "
+                "pm.Data(name, ..., dims=...) with its own dim, or name it in public_data=[...]."
+            ) from None
+        for old, fresh in zip(olds, new, strict=True):
+            if fresh.name is None:
+                fresh.name = old.name
+            memo[old] = fresh
+    return [memo.get(v, v) for v in outputs], memo
+
+
+def _rows_for(dim: Variable, num_records: int, rows: int) -> Variable:
+    """Replace a scalar shape constant N by the number of rows."""
+    if isinstance(dim, Constant) and np.ndim(dim.data) == 0 and int(dim.data) == num_records:
+        return pt.constant(rows, dtype=dim.type.dtype)
+    return dim
+
+
+def _rows_for_vector(shape: Variable, num_records: int, rows: int) -> Variable:
+    """Replace a leading constant N of a shape vector by the number of rows."""
+    if isinstance(shape, Constant) and np.ndim(shape.data) == 1 and len(shape.data):
+        if int(shape.data[0]) == num_records:
+            return pt.constant(np.array([rows, *shape.data[1:]], dtype=shape.data.dtype))
+    elif shape.owner is not None and type(shape.owner.op).__name__ == "MakeVector":
+        first, *rest = shape.owner.inputs
+        return shape.owner.op(_rows_for(first, num_records, rows), *rest)
+    return shape
+
+
+def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int) -> list[Variable]:
+    op = node.op
+    leading = getattr(node.outputs[0].type, "shape", (None,))[:1] == (num_records,)
+    if isinstance(op, OpFromGraph):
+        inner = dict(zip(op.fgraph.inputs, inputs, strict=True))
+        outputs, _ = resize_records(
+            op.fgraph.outputs, inner, num_records=num_records, rows=rows, everything=True
+        )
+        return outputs
+    if isinstance(op, CheckAndRaise):
+        value, *conditions = inputs
+        if not isinstance(op, CheckParameterValue):
+            return [value]
+        valid = (
+            pt.and_(*[pt.as_tensor(c) for c in conditions])
+            if len(conditions) > 1
+            else (pt.as_tensor(conditions[0]))
+        )
+        return [pt.switch(valid, value, -np.inf)]
+    if isinstance(op, SpecifyShape) and leading:
+        value, first, *rest = inputs
+        inputs = [value, _rows_for(first, num_records, rows), *rest]
+    elif isinstance(op, Alloc) and leading:
+        value, first, *rest = inputs
+        inputs = [value, _rows_for(first, num_records, rows), *rest]
+    elif isinstance(op, Reshape) and leading:
+        value, shape = inputs
+        inputs = [value, _rows_for_vector(shape, num_records, rows)]
+    return list(op.make_node(*inputs).outputs)
+
+
+def _resize_random(
+    var: Variable, memo: Mapping[Variable, Variable], num_records: int, rows: int, leading: bool
+) -> Variable:
+    """Remake a random variable with PyMC's `change_dist_size`.
+
+    The node that is handed to it carries the new parameters under the old op: `change_dist_size` reads
+    the parameters and builds everything else afresh, so that node is never evaluated.
+    """
+    node = var.owner
+    assert node is not None
+    op = node.op
+    index = node.outputs.index(var)
+    batch_ndim = var.type.ndim - op.ndim_supp
+    new_inputs = set(memo.values())
+    inputs = [memo.get(i, i) for i in node.inputs]
+    inputs = [i if i in new_inputs else _rows_for_vector(i, num_records, rows) for i in inputs]
+    if not leading and var.type.shape[:1] == (None,):
+        # No static length: it follows the records if a parameter of the same rank does.
+        leading = any(
+            i in new_inputs and getattr(i.type, "ndim", 0) >= batch_ndim and i.type.shape[:1] == (rows,)
+            for i in inputs
+        )
+    size = _new_size(var, inputs, batch_ndim, rows, leading) if batch_ndim else None
+    if size is None:
+        new = op.make_node(*inputs).outputs[index]
+    else:
+        stand_in = Apply(op, inputs, [out.clone() for out in node.outputs]).outputs[index]
+        new = change_dist_size(stand_in, size)
+    # Some implementations close over the parameters of the original variable (CustomDist in PyMC 6),
+    # and OpFromGraph wraps an input in SpecifyShape if its own input had another static length.
+    assert new.owner is not None
+    final = [_settle(i, memo) for i in new.owner.inputs]
+    if any(a is not b for a, b in zip(final, new.owner.inputs, strict=True)):
+        new = new.owner.op.make_node(*final).outputs[new.owner.outputs.index(new)]
+    return new
+
+
+def _settle(var: Variable, memo: Mapping[Variable, Variable]) -> Variable:
+    """Look through SpecifyShape for the remade variable."""
+    inner = var
+    while inner not in memo and inner.owner is not None and isinstance(inner.owner.op, SpecifyShape):
+        inner = inner.owner.inputs[0]
+    if inner in memo:
+        return memo[inner]
+    return inner if inner in set(memo.values()) else var
+
+
+def _new_size(
+    var: Variable, inputs: Sequence[Variable], batch_ndim: int, rows: int, leading: bool
+) -> list[Any] | None:
+    """Batch shape of the resized random variable, or None where its parameters imply it."""
+    op = var.owner.op  # type: ignore[union-attr]
+    static = var.type.shape[:batch_ndim]
+    if leading and all(s is not None for s in static[1:]):
+        return [rows, *static[1:]]
+    if isinstance(op, RandomVariable):
+        size = inputs[1]
+        if isinstance(size.type, NoneTypeT):
+            return [rows, *[var.shape[k] for k in range(1, batch_ndim)]] if leading else None
+        entries = [size[k] for k in range(batch_ndim)]
+        return [rows, *entries[1:]] if leading else entries
+    if leading:
+        return [rows, *[var.shape[k] for k in range(1, batch_ndim)]]
+    return None

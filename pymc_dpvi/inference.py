@@ -1,0 +1,643 @@
+r"""``pm.fit(n, method=DPADVI(epsilon=..., delta=...))``: calibrate, charge, loop, average.
+
+A fit goes through these stations, and nothing is spent before the third:
+
+1. The model is split by records and checked (`records`, `separability`), when the method is made.
+2. The noise is calibrated to ``(epsilon, delta)`` for the planned number of steps (`accounting`).
+3. The planned cost goes into the report. Early stopping, callbacks that raise, and interrupts do not
+   reduce it: what would have been run is what is reported.
+4. The steps run (`step`), with batches and noise from the mechanism's own key streams.
+5. The iterates of the last half are averaged: public post-processing that takes out most of the noise.
+
+A further `fit` or `refine` is charged as a release of its own and the costs add up, because the
+decision to go on may depend on what was seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import pymc as pm
+from pymc.variational.inference import Inference
+from pytensor.graph.basic import Variable
+
+from pymc_dpvi import accounting
+from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
+from pymc_dpvi.arguments import (
+    check_choice,
+    check_count,
+    check_number,
+    check_seed,
+    refuse_unknown,
+)
+from pymc_dpvi.compat import PosteriorData, compile_mode, versions
+from pymc_dpvi.errors import (
+    ArgumentError,
+    CalibrationError,
+    InsecureNoiseWarning,
+    PrivacyWarning,
+    UnsupportedModelError,
+)
+from pymc_dpvi.mechanism import Mechanism, Streams
+from pymc_dpvi.model_checks import depends_on
+from pymc_dpvi.progress import StepProgress
+from pymc_dpvi.records import build_record_model
+from pymc_dpvi.report import PrivacyReport, PrivacyRun
+from pymc_dpvi.sampling import make_sampler
+from pymc_dpvi.separability import check_separable
+from pymc_dpvi.step import Optimizer, PrivateStep
+
+__all__ = ["DPADVI", "DPFullRankADVI", "fit_dpadvi"]
+
+_logger = logging.getLogger(__name__)
+
+#: Numbers drawn ahead in one go (noise, latent draws, indices): some megabytes.
+_CHUNK_NUMBERS = 500_000
+
+Callback = Callable[[DPApproximation, None, int], Any]
+
+_REFUSED = {
+    "tf_n_mc": "there is no test function in ADVI",
+    "test_optimizer": "there is no test function in ADVI",
+    "more_tf_params": "there is no test function in ADVI",
+    "more_obj_params": "further parameters would get gradients that nobody accounts for",
+    "more_updates": "an update could read the records unaccounted",
+    "more_replacements": "a replacement could bring in data that are not accounted for; use pm.Data",
+    "fn_kwargs": "use compile_kwargs",
+    "start": "pm.fit does not hand it on to a method instance; give start= to DPADVI itself",
+    "start_sigma": "pm.fit does not hand it on to a method instance; give start_sigma= to DPADVI itself",
+    "random_seed": "give random_seed= to DPADVI itself",
+}
+
+
+class DPADVI(Inference):  # type: ignore[misc]
+    r"""Differentially private automatic differentiation variational inference, mean-field.
+
+    Use it where PyMC's ``ADVI`` would stand, inside a model context, on the full data:
+
+    ``pm.fit(2000, method=DPADVI(epsilon=1.0, delta=1e-6))``
+
+    Parameters
+    ----------
+    epsilon : float, optional
+        Privacy target ε. Give it, or `noise_multiplier`.
+    delta : float
+        Privacy target δ; should be well below one over the number of records.
+    noise_multiplier : float, optional
+        Noise standard deviation divided by `l2_clip_norm`, instead of `epsilon`.
+    sampling_prob : float, optional
+        Probability q with which a record takes part in a step. By default chosen from ε, δ and the
+        number of steps alone (`accounting.default_sampling_prob`).
+    batch_size : int, optional
+        Expected batch size, instead of `sampling_prob`. The number of records is then public.
+    l2_clip_norm : float
+        C: bound on one record's gradient with respect to the unconstrained latent values.
+    sampler : {"poisson", "fixed_size", "full_batch"}
+        How batches are drawn. ``"fixed_size"`` needs ``neighboring_relation="replace_one"``.
+    neighboring_relation : {"add_or_remove_one", "replace_one"}
+        Which data sets are neighbours.
+    gradient : {"aligned", "vanilla"}
+        What is clipped: gradients with respect to the latent values (Jälkö et al. 2023), or with
+        respect to all variational parameters (Jälkö et al. 2017, where KL/N makes N public).
+    accountant : {"pld", "rdp"} or dp_accounting.PrivacyAccountant or callable
+        How ε is computed.
+    record_dim : str, optional
+        The dim that runs over records; only needed where lengths are ambiguous.
+    public_data : iterable of str
+        Names of ``pm.Data`` of leading length N that everybody may know.
+    random_seed : int, optional
+        For the Monte Carlo draws of z only. Noise and batches never depend on it.
+    insecure_noise_seed : int, optional
+        Makes noise and batches reproducible, for tests and papers. Such a result must not be released.
+    start : dict, optional
+        Initial means by variable name, as in PyMC. It must not be computed from the records.
+    start_sigma : dict, optional
+        Initial standard deviations by variable name, in the unconstrained space.
+    model : pymc.Model, optional
+        Taken from the context by default.
+
+    Raises
+    ------
+    ArgumentError
+        An argument has a bad value; nothing is spent.
+    UnsupportedModelError, NotSeparableError
+        The model cannot be fitted privately as written; nothing is spent.
+
+    Notes
+    -----
+    Privacy: making the method releases nothing. `fit` and `refine` release the variational parameters
+    and cost what ``approx.privacy`` says. The unit of privacy is one row along the leading axis of the
+    observed variables.
+
+    References
+    ----------
+    .. [1] Jälkö, Dikmen, Honkela, "Differentially private variational inference for non-conjugate
+       models", UAI 2017, arXiv:1610.08749.
+    .. [2] Jälkö, Prediger, Honkela, Kaski, "DPVIm: Differentially Private Variational Inference
+       Improved", 2023.
+
+    Examples
+    --------
+    >>> with model:
+    ...     approx = pm.fit(2000, method=DPADVI(epsilon=1.0, delta=1e-6))
+    >>> idata = approx.sample(1000)
+    """
+
+    _family: type[DPApproximation] = DPMeanField
+
+    def __init__(
+        self,
+        *,
+        delta: float,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        sampling_prob: float | None = None,
+        batch_size: int | None = None,
+        l2_clip_norm: float = 1.0,
+        sampler: Literal["poisson", "fixed_size", "full_batch"] = "poisson",
+        neighboring_relation: Literal["add_or_remove_one", "replace_one"] = "add_or_remove_one",
+        gradient: Literal["aligned", "vanilla"] = "aligned",
+        accountant: Any = "pld",
+        record_dim: str | None = None,
+        public_data: Iterable[str] = (),
+        random_seed: int | None = None,
+        insecure_noise_seed: int | None = None,
+        start: Mapping[str, Any] | None = None,
+        start_sigma: Mapping[str, Any] | None = None,
+        model: pm.Model | None = None,
+    ) -> None:
+        if (epsilon is None) == (noise_multiplier is None):
+            raise ArgumentError("Give exactly one of epsilon= and noise_multiplier=.")
+        check_choice("gradient", gradient, ("aligned", "vanilla"))
+        check_choice("neighboring_relation", neighboring_relation, ("add_or_remove_one", "replace_one"))
+        check_number("delta", delta, low=0.0, high=1.0, example=1e-6)
+        if epsilon is not None:
+            check_number("epsilon", epsilon, low=0.0)
+        if noise_multiplier is not None:
+            check_number("noise_multiplier", noise_multiplier, low=0.0)
+        check_number("l2_clip_norm", l2_clip_norm, low=1e-100, high=1e100)
+        if insecure_noise_seed is not None:
+            check_seed("insecure_noise_seed", insecure_noise_seed)
+        check_choice("sampler", sampler, ("poisson", "fixed_size", "full_batch"))
+        if sampler == "fixed_size" and neighboring_relation != "replace_one":
+            raise ArgumentError(
+                "sampler='fixed_size' makes the number of records public, so it needs "
+                "neighboring_relation='replace_one'; or use sampler='poisson'."
+            )
+        if sampling_prob is not None and batch_size is not None:
+            raise ArgumentError("Give at most one of sampling_prob= and batch_size=.")
+        model = pm.modelcontext(model)
+        record = build_record_model(model, record_dim=record_dim, public_data=public_data)
+        self._epsilon = None if epsilon is None else float(epsilon)
+        self._delta = float(delta)
+        self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
+        self._sampling = (sampler, sampling_prob, batch_size)
+        self._l2_clip_norm = float(l2_clip_norm)
+        self._relation = neighboring_relation
+        self._gradient = gradient
+        self._accountant = accountant
+        self._accountant_info = accounting.accountant_info(accountant)
+        self._record = record
+        self._rng = np.random.default_rng(random_seed)
+        self._insecure_noise_seed = insecure_noise_seed
+        self._streams: Streams | None = None
+        self._step: PrivateStep | None = None
+        self._mechanism: Mechanism | None = None
+        self._iterate: list[np.ndarray] | None = None
+        self._callbacks: list[Callback] = []
+        self._steps_run = 0
+        self._approx = self._family(
+            record, random_seed=random_seed, **self._start(record.model, start, start_sigma)
+        )
+        check_separable(record, self._approx.latents, self._approx.start)
+        if (sampler == "poisson" and sampling_prob is not None) or batch_size is not None:
+            self._make_sampler(n=1)  # so that a bad one is refused now
+        self.hist = np.asarray(())
+        self.state = None
+
+    approx = property(lambda self: self._approx, doc="The approximation; fitted by `fit`.")
+
+    def _start(
+        self,
+        model: pm.Model,
+        start: Mapping[str, Any] | None,
+        start_sigma: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Check `start` and `start_sigma`, and write their names as PyMC's groups want them."""
+        by_name = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
+        values = set(by_name.values())
+        held = [*self._record.arrays, *model.observed_RVs]
+        for argument, given in (("start", start), ("start_sigma", start_sigma)):
+            if given is None:
+                continue
+            if not isinstance(given, Mapping):
+                raise ArgumentError(f"{argument} must be a dict of variable name to value.")
+            unknown = sorted(str(k) for k in given if k not in by_name and k not in values)
+            if unknown:
+                raise ArgumentError(
+                    f"{argument} names {unknown}, which are no free variables of the model; they are "
+                    f"{sorted(by_name)}."
+                )
+            for key, value in given.items():
+                if isinstance(value, Variable) and depends_on([value], held):
+                    raise UnsupportedModelError(
+                        f"{argument}[{key!r}] depends on the records, and nobody accounts for that. Use "
+                        "fixed numbers."
+                    )
+        options: dict[str, Any] = {}
+        if start is not None:
+            options["start"] = dict(start)
+        if start_sigma is not None:
+            if self._family is not DPMeanField:
+                raise ArgumentError("start_sigma is only there for DPADVI (mean-field), as in PyMC.")
+            options["start_sigma"] = {by_name.get(k, k): v for k, v in start_sigma.items()}
+        return options
+
+    def fit(
+        self,
+        n: int = 10000,
+        score: bool | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        progressbar: bool = True,
+        progressbar_theme: Any = None,
+        *,
+        backend: str | None = None,
+        include_transformed: bool = False,
+        obj_n_mc: int = 1,
+        obj_optimizer: Optimizer | None = None,
+        total_grad_norm_constraint: float | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> DPApproximation:
+        """Fit privately for `n` steps.
+
+        Parameters
+        ----------
+        n : int
+            Number of steps; the noise is calibrated to it.
+        score : bool, optional
+            Refused if True: the loss on the data is not private.
+        callbacks : sequence of callable, optional
+            Called as ``callback(approx, None, i)`` after each step; ``StopIteration`` ends the fit. They
+            see the private iterates only. The planned cost is reported in any case.
+        progressbar : bool
+            Show steps, speed and ε.
+        progressbar_theme : rich.theme.Theme, optional
+        backend : {"numba", "c"}, optional
+            Where the step is compiled; numba by default.
+        include_transformed : bool
+            Let `sample` add the unconstrained values.
+        obj_n_mc : int
+            Latent draws a step; their gradients of a record are clipped together, at no further cost.
+        obj_optimizer : callable, optional
+            As PyMC's ``pm.adam(learning_rate=...)``; it gets the noisy gradient.
+        total_grad_norm_constraint : float, optional
+            Bound on the norm of the noisy gradient.
+        compile_kwargs : dict, optional
+            For PyTensor's ``function``.
+        **kwargs
+            Refused, each with its reason.
+
+        Returns
+        -------
+        DPApproximation
+
+        Raises
+        ------
+        ArgumentError, CalibrationError
+            Before anything is spent.
+        ModelEvaluationError
+            If the model's graph raises on the records.
+        FloatingPointError
+            If the variational parameters become non-finite.
+
+        Notes
+        -----
+        Privacy: costs the (ε, δ) given to the method, once per call. A keyboard interrupt returns the
+        approximation so far, at the planned cost.
+        """
+        n = check_count("n", n)
+        if score:
+            raise ArgumentError(
+                "score=True is refused: the loss is computed on the records, and releasing it would need "
+                "noise and budget of its own. Look at the iterates with pm.callbacks.Tracker instead."
+            )
+        refuse_unknown(kwargs, _REFUSED, "DPADVI.fit")
+        n_mc = check_count("obj_n_mc", obj_n_mc)
+        if total_grad_norm_constraint is not None:
+            check_number("total_grad_norm_constraint", total_grad_norm_constraint, low=0.0)
+        callbacks = [] if callbacks is None else list(callbacks)
+        for callback in callbacks:
+            if not callable(callback):
+                raise ArgumentError("callbacks must be functions of (approx, losses, i).")
+        kwargs_compile = compile_mode(backend, compile_kwargs)
+        mechanism = self._calibrate(n)
+        epsilon = self._cost(mechanism, n)
+        self._restore_iterate()
+        step = PrivateStep(
+            self._record,
+            self._approx.latents,
+            self._approx.groups[0],
+            mechanism,
+            n_mc=n_mc,
+            optimizer=obj_optimizer or default_optimizer(),
+            max_grad_norm=total_grad_norm_constraint,
+            compile_kwargs=kwargs_compile,
+        )
+        self._approx.groups[0].include_transformed = include_transformed
+        self._mechanism, self._step, self._callbacks = mechanism, step, callbacks
+        self._run(n, epsilon, progressbar, progressbar_theme)
+        return self._approx
+
+    def refine(self, n: int, progressbar: bool = True, progressbar_theme: Any = None) -> None:
+        """Go on for `n` more steps with the same step function.
+
+        Parameters
+        ----------
+        n : int
+            Number of further steps.
+        progressbar, progressbar_theme
+            As in `fit`.
+
+        Raises
+        ------
+        TypeError
+            Before `fit`, as in PyMC.
+
+        Notes
+        -----
+        Privacy: `n` steps at the noise of the last fit, added to what was spent (basic composition: the
+        decision to go on may depend on the results so far).
+        """
+        if self._step is None:
+            raise TypeError("Need to call `.fit` first")
+        assert self._mechanism is not None
+        n = check_count("n", n)
+        epsilon = self._cost(self._mechanism, n)
+        self._restore_iterate()
+        self._run(n, epsilon, progressbar, progressbar_theme)
+
+    def run_profiling(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: the profiled steps would look at the records.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        raise ArgumentError(
+            "run_profiling is refused: its steps would look at the records unaccounted. Use "
+            "fit(..., compile_kwargs={'profile': True}), or profile on synthetic data."
+        )
+
+    def _make_sampler(self, n: int) -> Any:
+        name, sampling_prob, batch_size = self._sampling
+        if name != "full_batch" and sampling_prob is None and batch_size is None:
+            if self._epsilon is None:
+                raise ArgumentError(
+                    "With noise_multiplier=, give sampling_prob= or batch_size= too: the default is chosen "
+                    "from epsilon."
+                )
+            sampling_prob = accounting.default_sampling_prob(
+                epsilon=self._epsilon, delta=self._delta, n_steps=n
+            )
+        return make_sampler(
+            name,
+            sampling_prob=sampling_prob,
+            batch_size=batch_size,
+            num_records=self._record.num_records,
+        )
+
+    def _calibrate(self, n: int) -> Mechanism:
+        """Choose sampler and noise for `n` steps. Touches no data."""
+        sampler = self._make_sampler(n)
+        multiplier = self._noise_multiplier
+        if multiplier is None:
+            multiplier = accounting.noise_multiplier(
+                epsilon=self._epsilon,
+                delta=self._delta,
+                n_steps=n,
+                sampler=sampler,
+                neighboring_relation=self._relation,
+                accountant=self._accountant,
+            )
+        return Mechanism(
+            sampler=sampler,
+            l2_clip_norm=self._l2_clip_norm,
+            noise_multiplier=multiplier,
+            neighboring_relation=self._relation,
+            gradient=self._gradient,
+        )
+
+    def _cost(self, mechanism: Mechanism, n: int) -> float:
+        """ε of `n` steps at the given δ."""
+        epsilon = mechanism.epsilon(n, self._delta, self._accountant)
+        if not np.isfinite(epsilon):
+            raise CalibrationError(
+                f"noise_multiplier={mechanism.noise_multiplier:g} bounds no epsilon at delta="
+                f"{self._delta:g} over {n} steps. Use a larger one, or give epsilon= instead."
+            )
+        return epsilon
+
+    def _charge(self, n: int, epsilon: float) -> None:
+        """Put the planned cost into the report, before the first step."""
+        assert self._mechanism is not None and self._streams is not None
+        mechanism = self._mechanism
+        run = PrivacyRun(
+            epsilon=epsilon,
+            delta=self._delta,
+            n_steps=n,
+            steps_run=0,
+            sampling_prob=mechanism.sampler.sampling_prob,
+            noise_multiplier=mechanism.noise_multiplier,
+            l2_clip_norm=mechanism.l2_clip_norm,
+        )
+        report = self._approx._report
+        if report is None:
+            report = self._empty_report()
+        self._approx._report = report.with_run(run)  # charged; nothing has been drawn yet
+        if not self._streams.secure:
+            warnings.warn(
+                "insecure_noise_seed= makes the noise predictable: use it for tests and papers, and do "
+                "not release the result.",
+                InsecureNoiseWarning,
+                stacklevel=4,
+            )
+        if self._delta * self._record.num_records >= 1:
+            warnings.warn(
+                f"delta={self._delta:g} is not below 1 / (number of records). At such a delta a mechanism "
+                "may publish a whole record and still satisfy the definition. Use a smaller one.",
+                PrivacyWarning,
+                stacklevel=4,
+            )
+
+    def _empty_report(self) -> PrivacyReport:
+        """Return the report before the first run: assumptions, and nothing spent."""
+        assert self._mechanism is not None and self._streams is not None
+        name, _, batch_size = self._sampling
+        public = batch_size is not None or self._gradient == "vanilla" or name == "fixed_size"
+        info = self._accountant_info
+        return PrivacyReport(
+            neighboring_relation=self._relation,
+            unit=self._record.unit,
+            sampler=name,
+            gradient=self._gradient,
+            accountant=info.name,
+            guarantee=info.guarantee,
+            secure_randomness=self._streams.secure,
+            num_records_public=public or self._relation == "replace_one",
+            public_arrays=self._record.public_arrays,
+            withheld=self._approx.withheld,
+            versions=tuple(versions().items()),
+        )
+
+    def _restore_iterate(self) -> None:
+        """Put the last iterate back in place of the average, so that a run goes on from it."""
+        if self._iterate is not None:
+            for param, value in zip(self._approx.params, self._iterate, strict=True):
+                param.set_value(value)
+            self._iterate = None
+
+    def _run(self, n: int, epsilon: float, progressbar: bool, theme: Any) -> None:
+        """Charge, loop, average."""
+        assert self._step is not None and self._mechanism is not None
+        if self._streams is None:
+            self._streams = Streams.make(self._insecure_noise_seed)
+        self._charge(n, epsilon)
+        report = self._approx.privacy
+        cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
+        done = 0
+        try:
+            with StepProgress(n, cost, progressbar, theme) as progress:
+                for done in self._steps(n, progress):  # noqa: B007 (read after an interrupt)
+                    pass
+        except StopIteration as stop:
+            _logger.info(str(stop))
+        except KeyboardInterrupt:
+            _logger.info("Interrupted; the planned cost is reported.")
+        finally:
+            self._steps_run += done
+            self._approx._report = report.with_steps_run(done)
+            average_from = n // 2
+            if done > average_from:
+                self._iterate = [p.get_value() for p in self._approx.params]
+                for param, average in zip(self._approx.params, self._step.averages, strict=True):
+                    param.set_value(average.get_value())
+        self._approx.hist = self.hist
+
+    def _steps(self, n: int, progress: StepProgress) -> Iterator[int]:
+        """Run `n` steps; yield the number done after each chunk, and after each step with callbacks."""
+        assert self._step is not None and self._mechanism is not None and self._streams is not None
+        step, mechanism = self._step, self._mechanism
+        num_records = self._record.num_records
+        expected = mechanism.sampler.sampling_prob * num_records
+        size = int(np.clip(_CHUNK_NUMBERS / (step.num_noise + np.prod(step.draw_shape) + expected), 1, 200))
+        average_from = n // 2
+        for begin in range(0, n, size):
+            k = min(size, n - begin)
+            draws = mechanism.draw(self._streams, num_records, k, step.num_noise)
+            epsilon = self._rng.standard_normal((k, *step.draw_shape)).astype(step.dtype)
+            for t in range(k):
+                i = begin + t + 1
+                weight = 1.0 / (i - average_from) if i > average_from else 0.0
+                batch = draws.indices[draws.offsets[t] : draws.offsets[t + 1]]
+                step(batch, draws.noise[t], epsilon[t], weight)
+                if self._callbacks:
+                    yield i
+                    for callback in self._callbacks:
+                        callback(self._approx, None, self._steps_run + i)
+            progress.advance(k)
+            self._check_finite(begin + k)
+            yield begin + k
+
+    def _check_finite(self, i: int) -> None:
+        for param in self._approx.params:
+            if not np.isfinite(param.get_value(borrow=True)).all():
+                raise FloatingPointError(
+                    f"The variational parameters '{param.name}' became non-finite by step {i}: the noisy "
+                    "gradient steps are too large for this model. Use a smaller learning rate "
+                    "(obj_optimizer=pm.adam(learning_rate=...)), a smaller start_sigma, or a larger "
+                    "epsilon. What was planned has been charged."
+                )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled or copied."""
+        raise TypeError(
+            "A private method cannot be pickled or copied: it holds the data and the noise keys. Save "
+            "approx.sample(draws).to_netcdf('posterior.nc') instead."
+        )
+
+
+class DPFullRankADVI(DPADVI):
+    """Differentially private ADVI with a full-rank normal approximation.
+
+    It costs the same privacy as :class:`DPADVI`: with aligned gradients, the gradients of all entries of
+    the Cholesky factor follow from the same noisy sum.
+
+    Parameters
+    ----------
+    **kwargs
+        As :class:`DPADVI`, without ``start_sigma``.
+    """
+
+    _family = DPFullRank
+
+
+def default_optimizer() -> Optimizer:
+    """Return the optimiser that `fit` uses by default: Adam with a learning rate of 0.02."""
+    return pm.adam(learning_rate=0.02)
+
+
+def fit_dpadvi(
+    n: int = 10000,
+    *,
+    draws: int = 1000,
+    method: type[DPADVI] = DPADVI,
+    fit_kwargs: Mapping[str, Any] | None = None,
+    progressbar: bool = True,
+    **kwargs: Any,
+) -> PosteriorData:
+    """Fit privately and return the posterior draws.
+
+    Parameters
+    ----------
+    n : int
+        Number of steps.
+    draws : int
+        Number of draws from the private posterior.
+    method : type
+        :class:`DPADVI` or :class:`DPFullRankADVI`.
+    fit_kwargs : dict, optional
+        For :meth:`DPADVI.fit`.
+    progressbar : bool
+        Show steps, speed and ε.
+    **kwargs
+        For the method: ``epsilon``, ``delta``, ...
+
+    Returns
+    -------
+    arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
+        Safe to publish; the privacy report is in its attributes.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedModelError, CalibrationError
+        Before anything is spent.
+
+    Notes
+    -----
+    Privacy: costs the (ε, δ) that is given; the draws cost nothing more.
+
+    Examples
+    --------
+    >>> with model:
+    ...     idata = fit_dpadvi(2000, epsilon=1.0, delta=1e-6)
+    """
+    if not (isinstance(method, type) and issubclass(method, DPADVI)):
+        raise ArgumentError("method must be DPADVI or DPFullRankADVI (the class, not an instance).")
+    check_count("draws", draws)
+    approx = method(**kwargs).fit(n, progressbar=progressbar, **dict(fit_kwargs or {}))
+    return approx.sample(draws)

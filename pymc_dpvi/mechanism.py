@@ -1,0 +1,112 @@
+r"""The mechanism: sampler × clipping × noise × DpEvent, in one frozen object.
+
+One step releases :math:`\tilde s = \sum_{i\in B} \operatorname{clip}_C(g_i) + \mathcal N(0, \sigma^2C^2 I)` for a random
+batch B. What is run and what is accounted for come from the same fields here, so that they cannot
+drift apart: :meth:`Mechanism.draw` makes the batches and the noise, :meth:`Mechanism.epsilon` says
+what they cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pymc_dpvi import accounting
+from pymc_dpvi.noise import GaussianNoise
+from pymc_dpvi.randomness import KeyStream
+from pymc_dpvi.sampling import Sampler
+
+__all__ = ["Draws", "Mechanism", "Streams"]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The two independent key streams of a fit: one draws batches, the other noise."""
+
+    sampling: KeyStream
+    noise: KeyStream
+
+    @classmethod
+    def make(cls, insecure_seed: int | None) -> Streams:
+        """From the operating system, or from a seed that must never protect real data."""
+        if insecure_seed is None:
+            return cls(KeyStream.from_os(), KeyStream.from_os())
+        return cls(
+            KeyStream.from_insecure_seed(insecure_seed, "sampling"),
+            KeyStream.from_insecure_seed(insecure_seed, "noise"),
+        )
+
+    @property
+    def secure(self) -> bool:
+        """Whether nobody can know the noise."""
+        return self.sampling.secure and self.noise.secure
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Batches and noise for several steps.
+
+    Attributes
+    ----------
+    indices : ndarray of int64
+        All batches end to end; batch t is ``indices[offsets[t]:offsets[t + 1]]``.
+    offsets : ndarray of int64, shape (n_steps + 1,)
+    noise : ndarray of float64, shape (n_steps, num_noise)
+    """
+
+    indices: np.ndarray
+    offsets: np.ndarray
+    noise: np.ndarray
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Subsampled Gaussian mechanism on clipped per-record gradients.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        How a batch is drawn.
+    l2_clip_norm : float
+        C, in the units of the gradient: nats per unit of the unconstrained latent values.
+    noise_multiplier : float
+        Noise standard deviation per coordinate, divided by C.
+    neighboring_relation : {"add_or_remove_one", "replace_one"}
+        It decides the sensitivity: C or 2C. The noise is the same; the accounting differs.
+    gradient : {"aligned", "vanilla"}
+        What is clipped.
+    """
+
+    sampler: Sampler
+    l2_clip_norm: float
+    noise_multiplier: float
+    neighboring_relation: Literal["add_or_remove_one", "replace_one"]
+    gradient: Literal["aligned", "vanilla"]
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest Euclidean distance by which one record can move the unnoised sum."""
+        return self.l2_clip_norm * (2.0 if self.neighboring_relation == "replace_one" else 1.0)
+
+    @property
+    def noise(self) -> GaussianNoise:
+        """The noise of one coordinate."""
+        return GaussianNoise(self.noise_multiplier * self.l2_clip_norm)
+
+    def draw(self, streams: Streams, num_records: int, n_steps: int, num_noise: int) -> Draws:
+        """Draw the batches and the noise of `n_steps` steps."""
+        indices, offsets = self.sampler.draw(streams.sampling, num_records, n_steps)
+        return Draws(indices, offsets, self.noise.draw(streams.noise, (n_steps, num_noise)))
+
+    def epsilon(self, n_steps: int, delta: float, accountant: Any) -> float:
+        """ε that `n_steps` steps cost at `delta`, by the accountant."""
+        return accounting.epsilon(
+            delta=delta,
+            noise_multiplier=self.noise_multiplier,
+            n_steps=n_steps,
+            sampler=self.sampler,
+            neighboring_relation=self.neighboring_relation,
+            accountant=accountant,
+        )

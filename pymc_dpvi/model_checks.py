@@ -1,0 +1,184 @@
+"""What a model must not have, found before anything is spent.
+
+Each check names the variable, says why the model cannot be private as written, and what to write
+instead. None of them looks at a data value: they read types, shapes, dims and the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pymc as pm
+from pymc.distributions.simulator import SimulatorRV
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.graph.basic import Variable
+from pytensor.tensor.type import discrete_dtypes
+
+from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graphs import array_shape, walk
+
+__all__ = [
+    "array_name",
+    "check_against_records",
+    "check_before_records",
+    "depends_on",
+    "global_dims",
+]
+
+
+def depends_on(
+    outputs: Iterable[Variable],
+    held: Iterable[Variable],
+    stop: Iterable[Variable] = (),
+    *,
+    into_size: bool = False,
+) -> bool:
+    """Whether the values of `outputs` can depend on the values of `held` (shapes do not count)."""
+    wanted = set(held)
+    found = walk(outputs, stop=stop, into_size=into_size, through_shape=False)
+    return any(v in wanted for v in found)
+
+
+def global_dims(model: pm.Model) -> set[str]:
+    """Names of the dims of the free variables."""
+    return {dim for rv in model.free_RVs for dim in model.named_vars_to_dims.get(rv.name) or () if dim}
+
+
+def check_before_records(model: pm.Model) -> None:
+    """Refuse what can be seen before the record axis is known.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Missing values, discrete or no free variables, Minibatch, total_size, sparse or xtensor data.
+    """
+    if not model.free_RVs:
+        raise UnsupportedModelError(
+            "The model has no free variable, so there is nothing to infer. Add a prior."
+        )
+    observed = {rv.name for rv in model.observed_RVs}
+    for rv in model.free_RVs:
+        stem = rv.name.removesuffix("_unobserved")
+        if stem != rv.name and f"{stem}_observed" in observed:
+            raise UnsupportedModelError(
+                f"The observed variable '{stem}' has missing values, which PyMC imputes with one latent "
+                f"value per record ('{rv.name}'). Such latents cannot be released. Drop the records "
+                "with missing values (a rule that looks at one record at a time is fine), or model "
+                "missingness with an indicator column."
+            )
+        if rv.dtype in discrete_dtypes:
+            raise UnsupportedModelError(
+                f"The free variable '{rv.name}' is discrete ({rv.dtype}); variational inference needs "
+                "continuous ones. Marginalise it, for example with pm.Mixture."
+            )
+    roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
+    for var in walk([*roots, *model.potentials], into_size=True):
+        if var.owner is not None and type(var.owner.op).__name__ == "MinibatchOp":
+            name = next(
+                rv.name
+                for rv in [*model.observed_RVs, *model.potentials]
+                if var in set(walk([rv, model.rvs_to_values.get(rv, rv)], into_size=True))
+            )
+            raise UnsupportedModelError(
+                f"'{name}' is built on pm.Minibatch. DPADVI draws its own batches, and only those are "
+                "accounted for: give the model the full data."
+            )
+        kind = type(var.type).__name__
+        if "Sparse" in kind:
+            raise UnsupportedModelError(
+                f"'{var.name or 'An array'}' is a sparse matrix; use a dense array (X.toarray())."
+            )
+        if "XTensor" in kind:
+            raise UnsupportedModelError(
+                f"'{var.name or 'A variable'}' comes from pm.dims, which is not supported yet; use the "
+                "ordinary distributions with dims=..."
+            )
+    for rv in model.observed_RVs:
+        if isinstance(rv.owner.op, SimulatorRV):
+            raise UnsupportedModelError(
+                f"The observed variable '{rv.name}' is a pm.Simulator, which compares summaries of all "
+                "records and has no gradient. Use a distribution with a log-density."
+            )
+        if isinstance(rv.owner.op, MinibatchRandomVariable):
+            raise UnsupportedModelError(
+                f"The observed variable '{rv.name}' has total_size. DPADVI draws its own batches, and "
+                "only those are accounted for: give the model the full data and drop total_size."
+            )
+
+
+def check_against_records(
+    model: pm.Model, num_records: int, dims: frozenset[str], arrays: Sequence[Variable]
+) -> None:
+    """Refuse what can be seen once the record arrays are known.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Record-local latents, priors or initial values that look at records, scalar Potentials on them.
+    NotSeparableError
+        Observations that are one draw from a joint distribution over all records.
+    """
+    held = [*arrays, *model.observed_RVs]
+    globals_ = global_dims(model)
+    for var in arrays:
+        names = model.named_vars_to_dims.get(var.name) if var.name else None
+        for axis, length in enumerate(array_shape(var)[1:], start=1):
+            if length == num_records and not (names and names[axis] in globals_):
+                raise UnsupportedModelError(
+                    f"{array_name(model, var)} has a second axis as long as the number of records (axis "
+                    f"{axis}), so one row of it may hold other people's data. If that axis holds records, "
+                    "keep only what belongs to a row's own record. If the length is the same by chance, "
+                    "put the array into pm.Data(name, ..., dims=...) and give that axis and its "
+                    "coefficients a dim of their own."
+                )
+    shapes = model.eval_rv_shapes()
+    for rv in model.free_RVs:
+        if depends_on([rv], held, into_size=True):
+            size = not depends_on([rv], held)
+            raise UnsupportedModelError(
+                f"The {'shape' if size else 'prior'} of '{rv.name}' depends on the records. What is fixed "
+                "before the fit must not look at private data: use a number that is public or known "
+                "beforehand."
+            )
+        names = model.named_vars_to_dims.get(rv.name) or (None,) * rv.ndim
+        for axis, (name, length) in enumerate(zip(names, shapes[rv.name], strict=True)):
+            if name in dims or (name is None and length == num_records):
+                raise UnsupportedModelError(
+                    f"The free variable '{rv.name}' has an axis over records (axis {axis}, as long as the "
+                    "observations): one latent value per record cannot be released. Marginalise it out of "
+                    "the likelihood. If the length is the same by chance, give the variable dims=... of "
+                    "its own."
+                )
+        initval = model.rvs_to_initial_values.get(rv)
+        if isinstance(initval, Variable) and depends_on([initval], held, into_size=True):
+            raise UnsupportedModelError(
+                f"The initial value of '{rv.name}' depends on the records, and nobody accounts for that. "
+                "Use a fixed initval."
+            )
+    for rv in model.observed_RVs:
+        if rv.type.ndim - rv.owner.op.ndim_supp == 0:
+            raise NotSeparableError(
+                f"The observed variable '{rv.name}' is one draw from "
+                f"{type(rv.owner.op).__name__.removesuffix('RV')}, whose entries depend on each other: "
+                "one record enters other records' terms. Use a likelihood with independent records given "
+                "the parameters (for a Gaussian process, an approximation with global weights such as "
+                "pm.gp.HSGP)."
+            )
+    for pot in model.potentials:
+        if depends_on([pot], held, stop=model.free_RVs):
+            if pot.type.ndim == 0 or pot.type.shape[0] not in (None, num_records):
+                raise UnsupportedModelError(
+                    f"The Potential '{pot.name}' depends on the records but has shape {pot.type.shape}, so "
+                    "one record's share of it is unknown. Leave out the sum: a Potential with one entry per "
+                    "record is a likelihood term."
+                )
+
+
+def array_name(model: pm.Model, var: Variable) -> str:
+    """Name an array for an error, by its own name or by the likelihood that it is in."""
+    if var.name:
+        return f"The array '{var.name}'"
+    for term in [*model.observed_RVs, *model.potentials, *model.free_RVs]:
+        if var in set(walk([term])):
+            return f"An unnamed array behind '{term.name}'"
+    return "An unnamed array"

@@ -1,0 +1,65 @@
+"""The progress bar: steps, speed and ε. Never a loss, which nobody has paid for."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+__all__ = ["StepProgress"]
+
+
+class StepProgress:
+    """A bar over the steps of a fit.
+
+    Parameters
+    ----------
+    n_steps : int
+        Planned steps.
+    cost : str
+        The planned privacy cost, in words; shown as it is.
+    visible : bool
+        Whether to show anything.
+    theme : rich.theme.Theme, optional
+        As PyMC's ``progressbar_theme``.
+    """
+
+    def __init__(self, n_steps: int, cost: str, visible: bool, theme: Any = None) -> None:
+        self._bar = Progress(
+            TextColumn("[progress.description]{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.completed}/{task.total} steps"),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[cost]}"),
+            console=Console(theme=theme),
+            disable=not visible,
+        )
+        self._task = self._bar.add_task("Private fit", total=n_steps, speed="", cost=cost)
+        self._begin = time.perf_counter()
+        self._done = 0
+
+    def __enter__(self) -> StepProgress:
+        """Show the bar."""
+        self._bar.start()
+        self._begin = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def advance(self, steps: int) -> None:
+        """Say that `steps` more steps are done."""
+        self._done += steps
+        elapsed = time.perf_counter() - self._begin
+        speed = f"{self._done / elapsed:,.0f} steps/s" if elapsed > 0 else ""
+        self._bar.update(self._task, advance=steps, speed=speed)

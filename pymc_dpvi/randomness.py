@@ -1,0 +1,369 @@
+"""Cryptographic random numbers: an AES-256-CTR keystream and deviates made from it.
+
+A differential privacy guarantee speaks of random numbers that nobody can predict. Privacy noise
+and the choice of batches therefore come from a cryptographic generator, never from a statistical
+one such as PCG64, whose state can be recovered from its output.
+
+**Generator.** The keystream is AES-256 in counter mode (NIST SP 800-38A, section 6.5): block *j*
+is ``AES_K(j)``, with a fresh 32-byte key ``K`` from `secrets` for every stream, so that the counter
+may start at zero. Every 8 bytes, read as a little-endian integer, are one *word* ``w``, uniform on
+``{0, ..., 2^64 - 1}``. Telling *n* blocks from random bits succeeds with an advantage of at most
+``n^2 / 2^129`` beyond breaking AES itself: ``2^-49`` after ``2^40`` blocks (16 TiB).
+
+**Uniform deviates.** ``u = (w + 1/2) 2^-64``, rounded to float64 and held at or below
+``1 - 2^-53``. Small values keep their full relative precision, so that ``log(u)`` has a right tail
+up to 45. Neither 0 nor 1 ever occurs.
+
+**Normal deviates.** Box and Muller (1958): for independent uniforms ``u1, u2``,
+
+    r = sqrt(-2 log u1),    a = 2 pi (u2 - 1/2),    z1 = r cos(a),    z2 = r sin(a)
+
+are independent standard normals. Unlike the ziggurat or the polar method there is no rejection
+loop whose number of rounds depends on the deviate. Deviates end at ``sqrt(130 log 2) = 9.49``; an
+ideal radius goes beyond with probability ``2^-65``. The limits of float64 noise are described in
+`pymc_dpvi.noise`.
+
+**Integers.** ``w mod high`` for ``w`` below the largest multiple of ``high``; other words are
+rejected, so that the result is exactly uniform.
+
+**Processes.** A stream must not give the same numbers to two processes. After a fork the child
+draws a new key; pickling and copying raise. (Snapshots of a virtual machine are beyond the reach
+of any user-space generator.) Word streams are the same on every platform; deviates agree up to
+the rounding of the platform's ``log``, ``sin`` and ``cos``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+import os
+import secrets
+import threading
+import weakref
+from typing import NoReturn, SupportsIndex
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+
+from pymc_dpvi.errors import ArgumentError
+
+__all__ = ["KeyStream"]
+
+_KEY_BYTES = 32
+_BLOCK_BYTES = 16
+_WORD_BYTES = 8
+# Encrypting this string gives the keystream itself. 64 KiB stays in the second-level cache.
+_ZEROS = bytes(1 << 16)
+# Work is cut into pieces of this many words, for the same reason.
+_PIECE = 1 << 13
+_BELOW_ONE = 1.0 - 2.0**-53
+_SEED_DOMAIN = b"pymc_dpvi insecure seed v1"
+_NO_COPY = (
+    "A KeyStream cannot be pickled or copied: two owners of one key would draw the same noise, and "
+    "noise that is used twice cancels. Create a new one with KeyStream.from_os() in each process."
+)
+
+
+class KeyStream:
+    """A stream of cryptographically strong random numbers.
+
+    Create one with `KeyStream.from_os`, or, for tests and reproductions of papers only, with
+    `KeyStream.from_insecure_seed`. A stream can be shared between threads. After a fork, the
+    child's copy of a secure stream takes a new key from the operating system before it draws
+    anything; an insecure stream goes on as it was, so that seeded runs stay reproducible.
+
+    Raises
+    ------
+    TypeError
+        When called directly, pickled or copied.
+
+    Notes
+    -----
+    Privacy: whoever knows the key knows the noise and the batches, and can take the noise off
+    every release. Nothing here shows the key; the object does not even keep it as bytes.
+
+    Examples
+    --------
+    >>> stream = KeyStream.from_os()
+    >>> stream
+    KeyStream(secure=True)
+    >>> stream.standard_normal((2, 3)).shape
+    (2, 3)
+    """
+
+    __slots__ = ("__weakref__", "_encryptor", "_lock", "_pid", "_secure")
+    _encryptor: CipherContext
+    _lock: threading.Lock
+    _pid: int
+    _secure: bool
+
+    def __init__(self) -> None:
+        raise TypeError(
+            "Create a KeyStream with KeyStream.from_os(), or with "
+            "KeyStream.from_insecure_seed(seed, label) in tests."
+        )
+
+    @classmethod
+    def from_os(cls) -> KeyStream:
+        """Create a stream whose 32-byte key comes from the operating system.
+
+        Returns
+        -------
+        KeyStream
+            A stream whose `secure` is True.
+        """
+        stream = cls._blank(secure=True)
+        stream._rekey()
+        return stream
+
+    @classmethod
+    def from_insecure_seed(cls, seed: int, label: str) -> KeyStream:
+        """Create a reproducible stream. Its numbers are no secret: not for releases.
+
+        Parameters
+        ----------
+        seed : int
+            Any integer.
+        label : str
+            What the stream is for, such as ``"noise"``. Different labels give independent streams.
+
+        Returns
+        -------
+        KeyStream
+            A stream whose `secure` is False.
+
+        Raises
+        ------
+        ArgumentError
+            If `seed` is not an integer or `label` not a string.
+        """
+        number = _integer("seed", seed)
+        if not isinstance(label, str):
+            raise ArgumentError(f"label must be a string such as 'noise', found {type(label).__name__}.")
+        # A length before each variable part: no two (seed, label) share an encoding.
+        parts = (label.encode(), str(number).encode())
+        message = _SEED_DOMAIN + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+        return cls._from_key(hashlib.sha256(message).digest(), bytes(_BLOCK_BYTES))
+
+    @classmethod
+    def _from_key(cls, key: bytes, counter: bytes) -> KeyStream:
+        """Create an insecure stream with a known key and first counter block (test vectors)."""
+        stream = cls._blank(secure=False)
+        stream._set_key(key, counter)
+        return stream
+
+    @classmethod
+    def _blank(cls, *, secure: bool) -> KeyStream:
+        stream = cls.__new__(cls)
+        stream._secure = secure
+        stream._pid = -1
+        stream._lock = threading.Lock()
+        _STREAMS.add(stream)
+        return stream
+
+    def _set_key(self, key: bytes, counter: bytes) -> None:
+        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor()
+        # Last, so that a failure above leaves the stream marked as in need of a key.
+        self._pid = os.getpid()
+
+    def _rekey(self) -> None:
+        self._set_key(secrets.token_bytes(_KEY_BYTES), bytes(_BLOCK_BYTES))
+
+    def _after_fork_in_child(self) -> None:
+        # Another thread may have held the lock at the fork; in the child nobody would release it.
+        self._lock = threading.Lock()
+        if self._secure:
+            self._pid = -1
+            self._rekey()
+
+    @property
+    def secure(self) -> bool:
+        """Whether the key is a secret of the operating system's generator.
+
+        Returns
+        -------
+        bool
+            False for streams made from a seed.
+        """
+        return self._secure
+
+    def words(self, n: int) -> NDArray[np.uint64]:
+        """Draw independent uniform 64-bit words.
+
+        Parameters
+        ----------
+        n : int
+            How many.
+
+        Returns
+        -------
+        ndarray of uint64, shape (n,)
+            The next ``8 n`` bytes of the keystream.
+
+        Raises
+        ------
+        ArgumentError
+            If `n` is not a non-negative integer.
+        """
+        n = _count("n", n)
+        # `update_into` is documented to want up to a block less one byte of room beyond the data.
+        room = np.empty(n + _BLOCK_BYTES // _WORD_BYTES, dtype="<u8")
+        view = room.data.cast("B")
+        n_bytes = n * _WORD_BYTES
+        with self._lock:
+            # Forks that Python does not see (made in C) show up in the process id alone.
+            if self._secure and self._pid != os.getpid():
+                self._rekey()
+            for start in range(0, n_bytes, len(_ZEROS)):
+                length = min(len(_ZEROS), n_bytes - start)
+                zeros = _ZEROS if length == len(_ZEROS) else _ZEROS[:length]
+                written = self._encryptor.update_into(zeros, view[start:])
+                if written != length:  # never seen; but unwritten memory must not pass as noise
+                    raise RuntimeError("The cipher returned fewer bytes than asked for.")
+        return room[:n].astype(np.uint64, copy=False)
+
+    def uniforms(self, n: int) -> NDArray[np.float64]:
+        """Draw independent uniforms strictly between 0 and 1.
+
+        Parameters
+        ----------
+        n : int
+            How many.
+
+        Returns
+        -------
+        ndarray of float64, shape (n,)
+            Values in ``[2^-65, 1 - 2^-53]``.
+        """
+        return _to_uniform(self.words(n))
+
+    def standard_normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
+        """Draw independent standard normal deviates.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            Shape of the result; ``()`` gives an array without axes.
+
+        Returns
+        -------
+        ndarray of float64
+            Independent N(0, 1) deviates of that shape.
+
+        Raises
+        ------
+        ArgumentError
+            If `shape` has an entry that is not a non-negative integer.
+        """
+        axes = shape if isinstance(shape, (tuple, list)) else (shape,)
+        axes = tuple(_count("shape", axis) for axis in axes)
+        n = math.prod(axes)
+        out = np.empty(n + n % 2)
+        for start in range(0, len(out), _PIECE):
+            piece = out[start : start + _PIECE]
+            half = len(piece) // 2
+            u = self.uniforms(len(piece))
+            radius, angle = u[:half], u[half:]
+            np.log(radius, out=radius)
+            radius *= -2.0
+            np.sqrt(radius, out=radius)
+            angle -= 0.5  # the trigonometric functions are fastest around zero
+            angle *= 2.0 * math.pi
+            np.cos(angle, out=piece[:half])
+            np.sin(angle, out=piece[half:])
+            piece[:half] *= radius
+            piece[half:] *= radius
+        return out[:n].reshape(axes)
+
+    def integers(self, high: int, n: int) -> NDArray[np.int64]:
+        """Draw independent integers, exactly uniform on ``0, ..., high - 1``.
+
+        Parameters
+        ----------
+        high : int
+            One more than the largest result, between 1 and ``2^63``.
+        n : int
+            How many.
+
+        Returns
+        -------
+        ndarray of int64, shape (n,)
+            The integers.
+
+        Raises
+        ------
+        ArgumentError
+            If `high` is outside its range or `n` not a non-negative integer.
+        """
+        high = _count("high", high)
+        if not 1 <= high <= 2**63:
+            raise ArgumentError("high must be between 1 and 2**63.")
+        words = self.words(n)
+        excess = 2**64 % high
+        if excess:
+            largest = np.uint64(2**64 - excess - 1)
+            rejected = np.flatnonzero(words > largest)
+            while rejected.size:
+                words[rejected] = self.words(rejected.size)
+                rejected = rejected[words[rejected] > largest]
+        # NumPy divides by a scalar fast, and takes remainders slowly.
+        quotient = words // np.uint64(high)
+        quotient *= np.uint64(high)
+        words -= quotient
+        return words.view(np.int64)
+
+    def __repr__(self) -> str:
+        return f"KeyStream(secure={self._secure})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(_NO_COPY)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(_NO_COPY)
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(_NO_COPY)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise TypeError(_NO_COPY)
+
+
+_STREAMS: weakref.WeakSet[KeyStream] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # The child has one thread here, so that no other can draw before the keys are new.
+    for stream in list(_STREAMS):
+        stream._after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _to_uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Map words to ``(w + 1/2) 2^-64``, rounded, inside ``[2^-65, 1 - 2^-53]``."""
+    u = words.astype(np.float64)
+    u += 0.5
+    u *= 2.0**-64
+    # The 1024 largest words round to 1.0. They stand for (1 - 2^-54, 1), whose nearest float64
+    # below 1 is this.
+    return np.minimum(u, _BELOW_ONE, out=u)
+
+
+def _integer(name: str, value: int) -> int:
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name} must be an integer such as 1, found {type(value).__name__}.") from None
+
+
+def _count(name: str, value: int) -> int:
+    count = _integer(name, value)
+    if count < 0:
+        raise ArgumentError(f"{name} must not be negative.")
+    return count

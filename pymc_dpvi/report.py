@@ -1,0 +1,461 @@
+r"""What a fit has spent, on which assumptions: a frozen record for people and machines.
+
+A report holds one :class:`PrivacyRun` for each call of `fit` or `refine`. Its totals are sums,
+
+.. math:: \varepsilon = \sum_r \varepsilon_r, \qquad \delta = \sum_r \delta_r,
+
+which is basic composition (Dwork and Roth 2014, Theorem 3.16). It is loose, and it stays valid when
+a later run, its size, or whether it happens at all was chosen after looking at the results of
+earlier ones; tighter composition theorems are not valid then without further work.
+
+The report is part of what is published. It holds nothing that depends on the records, the number
+of records included: only names, settings and versions. Numbers shown to people are rounded up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
+from typing import Any
+
+from pymc_dpvi.errors import ArgumentError
+
+__all__ = ["PrivacyReport", "PrivacyRun"]
+
+_FORMAT = "pymc_dpvi.PrivacyReport"
+_FORMAT_VERSION = 1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def _shown(value: float, *, up: bool = False) -> str:
+    """Return `value` with four significant digits, rounded up if it bounds something."""
+    if not math.isfinite(value):
+        return "infinite"
+    rounding = ROUND_CEILING if up else ROUND_HALF_EVEN
+    # repr first: 1e-5 is meant, not the binary number just above it
+    rounded = Context(prec=4, rounding=rounding).create_decimal(Decimal(repr(float(value))))
+    return f"{float(rounded):.4g}"
+
+
+@dataclass(frozen=True)
+class PrivacyRun:
+    """The cost of one call of `fit` or `refine`.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        What the planned steps spend.
+    n_steps : int
+        Number of steps that were planned, and that are charged.
+    steps_run : int
+        Number of steps that were run; less after an early stop or an interrupt, which saves
+        nothing.
+    sampling_prob : float
+        Probability with which one record takes part in one step.
+    noise_multiplier : float
+        Noise standard deviation divided by `l2_clip_norm`.
+    l2_clip_norm : float
+        Bound on the Euclidean norm of one record's contribution to one step.
+
+    Raises
+    ------
+    ArgumentError
+        If a value is not a number in its range.
+    """
+
+    epsilon: float
+    delta: float
+    n_steps: int
+    steps_run: int
+    sampling_prob: float
+    noise_multiplier: float
+    l2_clip_norm: float
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            whole = field.name in ("n_steps", "steps_run")
+            kind = "a whole number" if whole else "a number"
+            if not _is_number(value) or (whole and int(value) != value) or value < 0:
+                raise ArgumentError(f"PrivacyRun: {field.name} must be {kind}, 0 or more.")
+            # NumPy scalars would not survive JSON
+            object.__setattr__(self, field.name, int(value) if whole else float(value))
+        if self.steps_run > self.n_steps:
+            raise ArgumentError("PrivacyRun: steps_run is larger than n_steps.")
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """What was spent, and what the guarantee rests on.
+
+    Parameters
+    ----------
+    neighboring_relation : str
+        ``"add_or_remove_one"`` or ``"replace_one"``.
+    unit : str
+        What one record is, such as "one row along the leading axis of 'income'".
+    sampler : str
+        ``"poisson"``, ``"fixed_size"`` or ``"full_batch"``.
+    gradient : str
+        ``"aligned"`` or ``"vanilla"``.
+    accountant : str
+        Name of the accountant.
+    guarantee : str
+        ``"proven"``, or what is known about the accountant's bound.
+    secure_randomness : bool
+        Whether noise and batches came from the operating system's cryptographic randomness.
+    num_records_public : bool
+        Whether the number of records is treated as public. The number itself is not here.
+    public_arrays : tuple of str
+        Names of arrays in the model that were declared public.
+    withheld : tuple of str
+        Names of variables that are left out of the release because they depend on records.
+    versions : tuple of (str, str)
+        Names and versions of the packages that ran.
+    runs : tuple of PrivacyRun
+        One for each `fit` or `refine`, in order.
+
+    Raises
+    ------
+    ArgumentError
+        If a field does not have its type.
+
+    Privacy
+    -------
+    Holds nothing that depends on the records; it may be published with the release.
+    """
+
+    neighboring_relation: str
+    unit: str
+    sampler: str
+    gradient: str
+    accountant: str
+    guarantee: str
+    secure_randomness: bool
+    num_records_public: bool
+    public_arrays: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    runs: tuple[PrivacyRun, ...] = ()
+
+    def __post_init__(self) -> None:
+        texts = (
+            "neighboring_relation",
+            "unit",
+            "sampler",
+            "gradient",
+            "accountant",
+            "guarantee",
+        )
+        for name in texts:
+            if not isinstance(getattr(self, name), str):
+                raise ArgumentError(f"PrivacyReport: {name} must be a string.")
+        if self.neighboring_relation not in ("add_or_remove_one", "replace_one"):
+            raise ArgumentError(
+                "PrivacyReport: neighboring_relation must be 'add_or_remove_one' or 'replace_one'."
+            )
+        for name in ("secure_randomness", "num_records_public"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"PrivacyReport: {name} must be True or False.")
+        for name in ("public_arrays", "withheld"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+                raise ArgumentError(f"PrivacyReport: {name} must be a sequence of names.")
+            object.__setattr__(self, name, tuple(value))
+        pairs = self.versions.items() if isinstance(self.versions, Mapping) else self.versions
+        object.__setattr__(self, "versions", tuple((str(a), str(b)) for a, b in pairs))
+        object.__setattr__(self, "runs", tuple(self.runs))
+        if not all(isinstance(run, PrivacyRun) for run in self.runs):
+            raise ArgumentError("PrivacyReport: runs must be PrivacyRun objects.")
+
+    # ---------------------------------------------------------------------------- totals
+
+    @property
+    def epsilon(self) -> float:
+        """Total epsilon over all runs."""
+        return math.fsum(run.epsilon for run in self.runs)
+
+    @property
+    def delta(self) -> float:
+        """Total delta over all runs, at most 1."""
+        return min(1.0, math.fsum(run.delta for run in self.runs))
+
+    def _last(self) -> PrivacyRun:
+        if not self.runs:
+            raise AttributeError("nothing has been run yet")
+        return self.runs[-1]
+
+    @property
+    def n_steps(self) -> int:
+        """Planned steps of the last run."""
+        return self._last().n_steps
+
+    @property
+    def sampling_prob(self) -> float:
+        """Sampling probability of the last run."""
+        return self._last().sampling_prob
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise multiplier of the last run."""
+        return self._last().noise_multiplier
+
+    @property
+    def l2_clip_norm(self) -> float:
+        """Clip norm of the last run."""
+        return self._last().l2_clip_norm
+
+    @property
+    def releasable(self) -> bool:
+        """Whether the guarantee holds against somebody who knows the code: randomness is secure."""
+        return self.secure_randomness
+
+    # ---------------------------------------------------------------------------- changes
+
+    def with_run(self, run: PrivacyRun) -> PrivacyReport:
+        """Return a report that has `run` added.
+
+        Parameters
+        ----------
+        run : PrivacyRun
+            What was charged.
+
+        Returns
+        -------
+        PrivacyReport
+        """
+        return dataclasses.replace(self, runs=(*self.runs, run))
+
+    def with_steps_run(self, steps_run: int) -> PrivacyReport:
+        """Return a report that says how many steps of the last run were run.
+
+        Parameters
+        ----------
+        steps_run : int
+            Number of steps; the planned cost stays.
+
+        Returns
+        -------
+        PrivacyReport
+        """
+        last = dataclasses.replace(self._last(), steps_run=steps_run)
+        return dataclasses.replace(self, runs=(*self.runs[:-1], last))
+
+    # ---------------------------------------------------------------------------- words
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the guarantee rests on, in sentences."""
+        said = [
+            "The model treats each record by itself; this was checked before the fit.",
+            "One person contributes one record. For somebody with k records multiply epsilon by k "
+            "(delta grows too).",
+            "Noise is added in floating point; its rounding is not accounted for.",
+        ]
+        if self.num_records_public:
+            said.append("The number of records is public.")
+        if self.public_arrays:
+            names = ", ".join(self.public_arrays)
+            said.append(f"Declared public, and not protected: {names}.")
+        if self.guarantee != "proven":
+            said.append(f"The accountant's bound is {self.guarantee}; epsilon is no better than it.")
+        return tuple(said)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the guarantee says nothing about, in sentences."""
+        said = [
+            "Preparation of the data (scaling, selection, encoding) done with the records.",
+            "Choice of the model, its priors, the starting point and other settings, where results "
+            "on these records guided it.",
+            "Other analyses of the same records, and other fits; their costs add up.",
+            "What can be learned about a person from the population as a whole.",
+        ]
+        if self.num_records_public:
+            said.insert(2, "The number of records.")
+        return tuple(said)
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """Return the settings as (label, text)."""
+        relation = {
+            "add_or_remove_one": "adding or removing one record",
+            "replace_one": "replacing one record",
+        }[self.neighboring_relation]
+        lines = [
+            ("epsilon", f"{_shown(self.epsilon, up=True)} (upper bound)"),
+            ("delta", _shown(self.delta, up=True)),
+            ("protects against", relation),
+            ("record", self.unit),
+            ("accountant", f"{self.accountant} (guarantee: {self.guarantee})"),
+            ("gradients", self.gradient),
+            ("sampler", self.sampler),
+            (
+                "randomness",
+                "cryptographic, from the operating system"
+                if self.secure_randomness
+                else "INSECURE (from a seed)",
+            ),
+            ("number of records", "public" if self.num_records_public else "not public"),
+        ]
+        if self.withheld:
+            lines.append(("withheld", ", ".join(self.withheld)))
+        for number, run in enumerate(self.runs, start=1):
+            stopped = f" ({run.steps_run} run)" if run.steps_run != run.n_steps else ""
+            lines.append(
+                (
+                    f"run {number}",
+                    f"epsilon {_shown(run.epsilon, up=True)}, delta {_shown(run.delta, up=True)}, "
+                    f"{run.n_steps} steps planned{stopped}, sampling_prob "
+                    f"{_shown(run.sampling_prob)}, noise_multiplier "
+                    f"{_shown(run.noise_multiplier)}, l2_clip_norm {_shown(run.l2_clip_norm)}",
+                )
+            )
+        if self.versions:
+            lines.append(("versions", ", ".join(f"{a} {b}" for a, b in self.versions)))
+        return lines
+
+    def _warning(self) -> str | None:
+        if self.secure_randomness:
+            return None
+        return (
+            "NOT FOR RELEASE: noise and batches came from a seed. Whoever knows it can take the noise away."
+        )
+
+    def __str__(self) -> str:
+        warning = self._warning()
+        text = [] if warning is None else [warning, ""]
+        text.append("Differential privacy report")
+        text.extend(f"  {label:<18} {value}" for label, value in self._lines())
+        text.append("Rests on")
+        text.extend(f"  - {line}" for line in self.assumptions)
+        text.append("Does not cover")
+        text.extend(f"  - {line}" for line in self.not_covered)
+        return "\n".join(text)
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook; every text is escaped."""
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
+            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+            for label, value in self._lines()
+        )
+        warning = self._warning()
+        head = "" if warning is None else f"<p><strong>{html.escape(warning)}</strong></p>"
+        lists = "".join(
+            f"<p>{title}</p><ul>" + "".join(f"<li>{html.escape(x)}</li>" for x in items) + "</ul>"
+            for title, items in (
+                ("Rests on", self.assumptions),
+                ("Does not cover", self.not_covered),
+            )
+        )
+        return (
+            f"<div>{head}<table><caption>Differential privacy report</caption>"
+            f"<tbody>{rows}</tbody></table>{lists}</div>"
+        )
+
+    # ---------------------------------------------------------------------------- machines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain dicts, lists, strings and numbers.
+
+        Returns
+        -------
+        dict
+        """
+        return {
+            "format": _FORMAT,
+            "format_version": _FORMAT_VERSION,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "neighboring_relation": self.neighboring_relation,
+            "unit": self.unit,
+            "sampler": self.sampler,
+            "gradient": self.gradient,
+            "accountant": self.accountant,
+            "guarantee": self.guarantee,
+            "secure_randomness": self.secure_randomness,
+            "num_records_public": self.num_records_public,
+            "public_arrays": list(self.public_arrays),
+            "withheld": list(self.withheld),
+            "runs": [dataclasses.asdict(run) for run in self.runs],
+            "assumptions": list(self.assumptions),
+            "not_covered": list(self.not_covered),
+            "versions": dict(self.versions),
+        }
+
+    def to_json(self) -> str:
+        """Return the report as JSON. An infinite epsilon is written as ``"inf"``.
+
+        Returns
+        -------
+        str
+        """
+        return json.dumps(_finite(self.to_dict()), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> PrivacyReport:
+        """Return the report that `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str
+            JSON.
+
+        Returns
+        -------
+        PrivacyReport
+
+        Raises
+        ------
+        ArgumentError
+            If `text` is not such a report, or its totals do not follow from its runs.
+        """
+        try:
+            found = json.loads(text)
+        except (TypeError, ValueError):
+            raise ArgumentError("text is not JSON.") from None
+        if not isinstance(found, dict) or found.get("format") != _FORMAT:
+            raise ArgumentError("text is not a privacy report of pymc_dpvi.")
+        if found.get("format_version") != _FORMAT_VERSION:
+            raise ArgumentError(
+                f"the report has format_version {found.get('format_version')!r}; this version of "
+                f"pymc_dpvi reads {_FORMAT_VERSION}."
+            )
+        computed = ("runs", "versions")
+        names = [f.name for f in dataclasses.fields(cls) if f.name not in computed]
+        try:
+            runs = tuple(
+                PrivacyRun(**{key: _number(value) for key, value in run.items()}) for run in found["runs"]
+            )
+            report = cls(
+                **{name: found[name] for name in names},
+                runs=runs,
+                versions=tuple(found["versions"].items()),
+            )
+            totals = (_number(found["epsilon"]), _number(found["delta"]))
+        except (KeyError, TypeError, AttributeError):
+            raise ArgumentError("text is a privacy report with missing or wrong fields.") from None
+        if totals != (report.epsilon, report.delta):
+            raise ArgumentError("the report's totals do not follow from its runs.")
+        return report
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with infinite numbers as ``"inf"``, which strict JSON can carry."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
+def _number(value: Any) -> Any:
+    return math.inf if value == "inf" else value

@@ -1,0 +1,493 @@
+"""Samplers: which records take part in which step, and the event that accounts for it.
+
+A sampler couples the way in which batches are drawn to the `dp_accounting.DpEvent` of that same
+way, so that what is run is what is accounted. What is public about it is a field of a frozen
+dataclass; the stream and the number of records are arguments of `draw`.
+
+Batches of many steps are drawn in one call and come as a flat array with offsets: batch *t* is
+``indices[offsets[t]:offsets[t + 1]]``. The memory is that of the batches, so that callers choose
+``n_steps`` by the expected batch size.
+
+**Poisson sampling** (Abadi et al. 2016). Every record takes part in every step by its own coin with
+probability *q*. The ``n_steps * num_records`` coins, laid end to end, are one Bernoulli sequence;
+the number of failures before its next success is geometric, and with ``l = -log(1 - q)``
+
+    P[gap >= k] = (1 - q)^k = P[u <= exp(-k l)],    so that    gap = floor(log(u) / (-l))
+
+by inversion (Devroye 1986, chapter X.2). A step costs time in proportion to its batch, not to the
+number of records. Batches may be empty.
+
+**What rounding does to it.** Gaps are cut into blocks of ``K = max(1, floor(8 / l))`` trials: a
+draw of ``K`` or more stands for ``K`` failures, after which a new gap is drawn (the geometric law
+has no memory). So only thresholds ``exp(-k l)`` with ``k <= K`` are ever compared, where 64-bit
+words and float64 are fine enough: allowing ``log`` and ``log1p`` errors of 4 units in the last
+place, each is met to a relative ``r = 2^-45``, and every ``P[gap = k] = q (1 - q)^k`` to a relative
+``2 r / q``; a gap behind ``a`` full blocks to ``a r + 2 r / q``. Put one record into the coins of
+all others: each of its coins touches at most three gaps, so that given all other coins its own
+have the ideal probability up to a factor ``exp(3 r (a + 2 / q))`` a step, and ``a >= 20`` has a
+probability below ``exp(-75)``. Hence the actual mechanism has at most the ``epsilon`` of the ideal
+one plus ``n_steps 2^-42 (1 / q + 10)``, at a ``delta`` larger by that factor and by
+``n_steps exp(-75)``: 5e-7 for 10,000 steps at q = 0.005 (twice that between neighbours by
+replacement), far below the discretisation of the accountants. The argument needs
+``2^-30 <= q <= 1 - 2^-16``, or ``q = 1``; other values are refused.
+
+**Sampling without replacement.** Of independent uniform integers, the first *B* distinct values, in
+order of appearance, are a uniform subset of size *B*, exactly. Beyond half of the records the
+complement is drawn instead.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from numbers import Real
+from typing import Protocol, runtime_checkable
+
+import dp_accounting
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.randomness import KeyStream
+
+__all__ = ["FixedSizeSampler", "FullBatchSampler", "PoissonSampler", "Sampler", "make_sampler"]
+
+Batches = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+SAMPLER_NAMES = ("poisson", "fixed_size", "full_batch")
+
+_SMALLEST_PROB = 2.0**-30
+_LARGEST_PROB = 1.0 - 2.0**-16
+_BLOCK_LOG = 8.0
+# Draws are made in pieces that stay in the processor's cache.
+_PIECE = 1 << 13
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """What the mechanism and the accounting want from a sampler."""
+
+    @property
+    def name(self) -> str:
+        """``"poisson"``, ``"fixed_size"`` or ``"full_batch"``."""
+
+    @property
+    def sampling_prob(self) -> float:
+        """The public probability with which one record takes part in one step."""
+
+    def draw(self, stream: KeyStream, num_records: int, n_steps: int) -> Batches:
+        """Draw the batches of `n_steps` steps.
+
+        Parameters
+        ----------
+        stream : KeyStream
+            Where the randomness comes from.
+        num_records : int
+            Number of records. It is not kept, and no error text tells it.
+        n_steps : int
+            Number of steps, 0 or more.
+
+        Returns
+        -------
+        indices : ndarray of int64, shape (total size of the batches,)
+            Record numbers, all different within a batch.
+        offsets : ndarray of int64, shape (n_steps + 1,)
+            Batch t is ``indices[offsets[t]:offsets[t + 1]]``.
+
+        Raises
+        ------
+        ArgumentError
+            If a count is not a whole number, too large, or not the one the sampler was made for.
+        """
+
+    def dp_event(self, noise_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        """Return the event of one step.
+
+        Parameters
+        ----------
+        noise_event : dp_accounting.DpEvent
+            What is released about a batch, such as ``GaussianDpEvent(noise_multiplier)``.
+
+        Returns
+        -------
+        dp_accounting.DpEvent
+            The event of the sampled release.
+        """
+
+
+@dataclass(frozen=True)
+class PoissonSampler:
+    """Every record takes part in every step independently, with the same probability.
+
+    Parameters
+    ----------
+    sampling_prob : float
+        The probability, from ``2^-30`` to ``1 - 2^-16``, or 1 for all records in every step.
+
+    Raises
+    ------
+    ArgumentError
+        If `sampling_prob` is no such number.
+
+    Notes
+    -----
+    Privacy: the event is ``PoissonSampledDpEvent(sampling_prob, noise_event)``. The sizes of the
+    batches are random and private: never divide by them, never publish them.
+
+    Examples
+    --------
+    >>> sampler = PoissonSampler(sampling_prob=0.01)
+    >>> indices, offsets = sampler.draw(KeyStream.from_os(), num_records=1000, n_steps=5)
+    >>> first_batch = indices[offsets[0] : offsets[1]]
+    """
+
+    sampling_prob: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sampling_prob", _probability(self.sampling_prob))
+
+    @property
+    def name(self) -> str:
+        """The sampler's name, ``"poisson"``."""
+        return "poisson"
+
+    def draw(self, stream: KeyStream, num_records: int, n_steps: int) -> Batches:
+        """Draw batches in time proportional to their size; see `Sampler.draw`.
+
+        Records come in ascending order within a batch. Empty batches are normal.
+        """
+        num_records, n_steps = _sizes(num_records, n_steps)
+        if self.sampling_prob == 1.0:
+            return _everything(num_records, n_steps)
+        n_trials = num_records * n_steps
+        successes = _bernoulli_successes(stream, self.sampling_prob, n_trials)
+        first_trials = np.arange(n_steps + 1, dtype=np.int64) * num_records
+        offsets = np.searchsorted(successes, first_trials).astype(np.int64)
+        # The remainder modulo num_records; a subtraction is faster.
+        successes -= np.repeat(first_trials[:-1], np.diff(offsets))
+        return successes, offsets
+
+    def dp_event(self, noise_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        """Return one step's event: `noise_event` under Poisson sampling, or itself for q = 1."""
+        if self.sampling_prob == 1.0:
+            return noise_event
+        return dp_accounting.PoissonSampledDpEvent(self.sampling_prob, noise_event)
+
+
+@dataclass(frozen=True)
+class FixedSizeSampler:
+    """Every step takes a uniformly random subset of one fixed size, without replacement.
+
+    Parameters
+    ----------
+    batch_size : int
+        Size of every batch, from 1 to `num_records`.
+    num_records : int
+        Number of records. With this sampler it is public, and part of the event.
+
+    Raises
+    ------
+    ArgumentError
+        If a size is not a positive whole number, or the batch is larger than the data.
+
+    Notes
+    -----
+    Privacy: the event is ``SampledWithoutReplacementDpEvent(num_records, batch_size, noise_event)``
+    and speaks of neighbours by replacement of one record; the number of records is the same in
+    both, and public.
+    """
+
+    batch_size: int
+    num_records: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_size", _whole("batch_size", self.batch_size, at_least=1))
+        object.__setattr__(self, "num_records", _whole("num_records", self.num_records, at_least=1))
+        if self.batch_size > self.num_records:
+            raise ArgumentError(_BATCH_TOO_LARGE)
+
+    @property
+    def name(self) -> str:
+        """The sampler's name, ``"fixed_size"``."""
+        return "fixed_size"
+
+    @property
+    def sampling_prob(self) -> float:
+        """The probability with which one record takes part in one step."""
+        return self.batch_size / self.num_records
+
+    def draw(self, stream: KeyStream, num_records: int, n_steps: int) -> Batches:
+        """Draw batches in time proportional to their size; see `Sampler.draw`.
+
+        `num_records` must be the declared one. Records come in no particular order.
+        """
+        num_records, n_steps = _sizes(num_records, n_steps)
+        if num_records != self.num_records:
+            raise ArgumentError(
+                "num_records differs from the number of records that this FixedSizeSampler was "
+                "made and accounted for; make one with FixedSizeSampler(batch_size, num_records)."
+            )
+        size = self.batch_size
+        if size == num_records:
+            return _everything(num_records, n_steps)
+        batches = np.empty((n_steps, size), dtype=np.int64)
+        complement = size > num_records // 2
+        subsets = _Subsets(stream, num_records, num_records - size if complement else size)
+        for batch, subset in zip(batches, subsets.iterate(n_steps), strict=True):
+            if complement:
+                kept = np.ones(num_records, dtype=np.bool_)
+                kept[subset] = False
+                batch[:] = np.flatnonzero(kept)
+            else:
+                batch[:] = subset
+        return batches.reshape(-1), np.arange(n_steps + 1, dtype=np.int64) * size
+
+    def dp_event(self, noise_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        """Return one step's event, or `noise_event` itself where the batch is everything."""
+        if self.batch_size == self.num_records:
+            return noise_event
+        return dp_accounting.SampledWithoutReplacementDpEvent(self.num_records, self.batch_size, noise_event)
+
+
+@dataclass(frozen=True)
+class FullBatchSampler:
+    """Every step takes all records.
+
+    Notes
+    -----
+    Privacy: nothing is gained from sampling; the event of a step is the noise event itself.
+    """
+
+    @property
+    def name(self) -> str:
+        """The sampler's name, ``"full_batch"``."""
+        return "full_batch"
+
+    @property
+    def sampling_prob(self) -> float:
+        """The probability with which one record takes part in one step, 1."""
+        return 1.0
+
+    def draw(self, stream: KeyStream, num_records: int, n_steps: int) -> Batches:
+        """Return all records, ``n_steps`` times; see `Sampler.draw`."""
+        return _everything(*_sizes(num_records, n_steps))
+
+    def dp_event(self, noise_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        """Return `noise_event` itself."""
+        return noise_event
+
+
+def make_sampler(
+    name: str,
+    *,
+    sampling_prob: float | None = None,
+    batch_size: int | None = None,
+    num_records: int | None = None,
+) -> Sampler:
+    """Make a sampler from what a user gives.
+
+    Parameters
+    ----------
+    name : {"poisson", "fixed_size", "full_batch"}
+        Which sampler.
+    sampling_prob : float, optional
+        Probability with which one record takes part in one step, in (0, 1]. For ``"fixed_size"``
+        the batch size is ``sampling_prob * num_records``, rounded, and at least 1.
+    batch_size : int, optional
+        Size of a batch, for ``"poisson"`` the expected one: the probability is
+        ``batch_size / num_records``.
+    num_records : int, optional
+        Number of records; needed with `batch_size` and for ``"fixed_size"``.
+
+    Returns
+    -------
+    Sampler
+        The sampler.
+
+    Raises
+    ------
+    ArgumentError
+        If the arguments do not say exactly one thing.
+
+    Notes
+    -----
+    Privacy: a Poisson sampler made from `batch_size` publishes ``batch_size / num_records``, and
+    with it the number of records. With `sampling_prob` that number stays private. No error text
+    tells it.
+
+    Examples
+    --------
+    >>> make_sampler("poisson", sampling_prob=0.01)
+    PoissonSampler(sampling_prob=0.01)
+    >>> make_sampler("fixed_size", batch_size=100, num_records=20_000)
+    FixedSizeSampler(batch_size=100, num_records=20000)
+    """
+    if not isinstance(name, str) or name not in SAMPLER_NAMES:
+        found = repr(name) if isinstance(name, str) else type(name).__name__
+        raise ArgumentError(f"sampler must be one of {', '.join(map(repr, SAMPLER_NAMES))}, found {found}.")
+    if sampling_prob is not None:
+        sampling_prob = _probability(sampling_prob)
+    if batch_size is not None:
+        batch_size = _whole("batch_size", batch_size, at_least=1)
+    if num_records is not None:
+        num_records = _whole("num_records", num_records, at_least=1)
+    if sampling_prob is not None and batch_size is not None:
+        raise ArgumentError("sampling_prob and batch_size say the same thing twice; give one of them.")
+    if batch_size is not None:
+        if num_records is None:
+            raise ArgumentError(
+                "batch_size needs num_records, to know the sampling probability; "
+                "give both, or sampling_prob alone."
+            )
+        if batch_size > num_records:
+            raise ArgumentError(_BATCH_TOO_LARGE)
+
+    if name == "full_batch":
+        if sampling_prob not in (None, 1.0) or batch_size not in (None, num_records):
+            raise ArgumentError(
+                "sampler='full_batch' takes all records in every step; leave out sampling_prob "
+                "and batch_size, or use sampler='poisson'."
+            )
+        return FullBatchSampler()
+    if sampling_prob is None and batch_size is None:
+        raise ArgumentError(
+            f"sampler={name!r} needs sampling_prob (such as 0.01) or batch_size (such as 200)."
+        )
+    if name == "poisson":
+        if sampling_prob is None:
+            assert batch_size is not None and num_records is not None
+            sampling_prob = batch_size / num_records
+        return PoissonSampler(sampling_prob)
+    if num_records is None:
+        raise ArgumentError(
+            "sampler='fixed_size' needs num_records, which becomes public; give it, or use sampler='poisson'."
+        )
+    if batch_size is None:
+        assert sampling_prob is not None
+        batch_size = max(1, round(sampling_prob * num_records))
+    return FixedSizeSampler(batch_size, num_records)
+
+
+_BATCH_TOO_LARGE = (
+    "batch_size is larger than the number of records; give a smaller one, "
+    "or sampler='full_batch' to use all records in every step."
+)
+
+
+def _bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArray[np.int64]:
+    """Return the positions of the successes among `n_trials` Bernoulli trials, ascending."""
+    log_fail = math.log1p(-prob)
+    block = max(1, int(_BLOCK_LOG / -log_fail))
+    pieces = []
+    tested = 0  # trials whose outcome is known
+    while tested < n_trials:
+        expected = (n_trials - tested) * prob
+        n_draws = min(_PIECE, int(expected + 4.0 * math.sqrt(expected)) + 8)
+        gaps = _gaps(stream.uniforms(n_draws), log_fail)
+        success = gaps < block
+        np.minimum(gaps, block, out=gaps)
+        # A draw settles the failures of its gap and, unless the block ended first, one success.
+        settled = gaps.astype(np.int64)
+        settled += success
+        settled[0] += tested
+        ends = np.cumsum(settled)
+        tested = int(ends[-1])
+        ends -= 1
+        pieces.append(ends[success])
+    if not pieces:
+        return np.empty(0, dtype=np.int64)
+    # What was drawn beyond the last trial is forgotten.
+    pieces[-1] = pieces[-1][: np.searchsorted(pieces[-1], n_trials)]
+    return np.concatenate(pieces)
+
+
+def _gaps(u: NDArray[np.float64], log_fail: float) -> NDArray[np.float64]:
+    """Return numbers of failures before a success, by inversion; overwrite `u`."""
+    np.log(u, out=u)
+    u /= log_fail
+    return np.floor(u, out=u)
+
+
+class _Subsets:
+    """Uniform subsets of ``size`` of ``range(population)``, for sizes up to half of it."""
+
+    def __init__(self, stream: KeyStream, population: int, size: int) -> None:
+        self.stream = stream
+        self.population = population
+        self.size = size
+        # Only entries that were just written are read, so that it never needs clearing; and pages
+        # that are never touched cost no memory.
+        self.last_place = np.empty(population, dtype=np.int64)
+
+    def iterate(self, n_steps: int) -> Iterator[NDArray[np.int64]]:
+        """Yield independent subsets for `n_steps` steps."""
+        # Expected number of repeated values before the last new one, and a margin: to draw too
+        # few is no error, only slower.
+        repeats = max(0.0, -self.population * math.log1p(-self.size / self.population) - self.size)
+        n_draws = self.size + int(repeats + 4.0 * math.sqrt(repeats)) + 2
+        rows = max(1, _PIECE // n_draws)
+        for start in range(0, n_steps, rows):
+            n_rows = min(rows, n_steps - start)
+            draws = self.stream.integers(self.population, n_rows * n_draws)
+            for row in draws.reshape(n_rows, n_draws):
+                yield self.first_distinct(row)
+
+    def first_distinct(self, draws: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first ``size`` distinct values of `draws`, prolonged where it is short."""
+        while True:
+            places = np.arange(len(draws))
+            # Backwards, because of several assignments to one entry the last one stays.
+            self.last_place[draws[::-1]] = places[::-1]
+            distinct = draws[self.last_place[draws] == places]
+            if len(distinct) >= self.size:
+                return distinct[: self.size]
+            more = self.stream.integers(self.population, self.size - len(distinct) + 8)
+            draws = np.concatenate([draws, more])
+
+
+def _everything(num_records: int, n_steps: int) -> Batches:
+    indices = np.tile(np.arange(num_records, dtype=np.int64), n_steps)
+    return indices, np.arange(n_steps + 1, dtype=np.int64) * num_records
+
+
+def _sizes(num_records: int, n_steps: int) -> tuple[int, int]:
+    num_records = _whole("num_records", num_records, at_least=1)
+    n_steps = _whole("n_steps", n_steps, at_least=0)
+    # Positions run a piece of draws beyond the last trial, each up to 8 * 2^30 trials long.
+    if num_records * n_steps > 2**61:
+        raise ArgumentError("n_steps is too large for one draw; draw fewer steps at a time.")
+    return num_records, n_steps
+
+
+def _whole(name: str, value: int, *, at_least: int) -> int:
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(
+            f"{name} must be a whole number such as 100, found {type(value).__name__}."
+        ) from None
+    if number < at_least:
+        raise ArgumentError(f"{name} must be at least {at_least}, found {number}.")
+    return number
+
+
+def _probability(value: float) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+        raise ArgumentError(
+            f"sampling_prob must be a number in (0, 1], such as 0.01, found {type(value).__name__}."
+        )
+    prob = float(value)
+    if not 0.0 < prob <= 1.0:  # refuses NaN too
+        raise ArgumentError(f"sampling_prob must be in (0, 1], such as 0.01, found {prob:g}.")
+    if prob < _SMALLEST_PROB:
+        raise ArgumentError(f"sampling_prob must be at least {_SMALLEST_PROB:.2g} (2**-30), found {prob:g}.")
+    if _LARGEST_PROB < prob < 1.0:
+        raise ArgumentError(
+            f"sampling_prob must be at most {_LARGEST_PROB:.7g} (1 - 2**-16), or 1, "
+            f"found {prob!r}; use sampling_prob=1."
+        )
+    return prob

@@ -1,0 +1,241 @@
+r"""Check that one-record log-densities add up to the model's own, and that records are independent.
+
+The privacy of the mechanism does not rest on the first of these: every record array has been replaced by
+one row of it. The check makes sure that what is fitted is the user's model; in-graph centring, for
+example, would give a one-row graph that is another model.
+
+Two facts are tested, both on synthetic records (uniform floats, small integers, draws from the model's
+own likelihood), never on the data, so that the verdict cannot depend on any record:
+
+1. the model's likelihood rebuilt with M records equals, row by row, the one-record log-density of those
+   rows, at several values of z;
+2. in the vectorised gradient, a hostile record (NaN, -1) leaves the rows of all the others as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.logprob.abstract import MeasurableOp
+from pymc.pytensorf import compile as pm_compile
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.errors import NotSeparableError
+from pymc_dpvi.gradients import Latents, aligned_gradients
+from pymc_dpvi.graphs import is_array, walk
+from pymc_dpvi.records import Likelihood, RecordModel, in_values, rebuild_likelihood
+
+__all__ = ["check_separable"]
+
+ROWS = 5
+DRAWS = 3
+
+Rows = list[np.ndarray]
+
+
+def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
+    """Raise unless the one-record log-density is the model's own and records are independent.
+
+    Parameters
+    ----------
+    record : RecordModel
+    latents : Latents
+    start : ndarray, shape (D,)
+        Unconstrained values around which z is drawn.
+
+    Raises
+    ------
+    NotSeparableError
+        Naming the variable whose terms differ, and the first operation that mixes records.
+    """
+    many = _likelihood(record, ROWS)
+    z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
+    values = dict(zip(latents.value_vars, latents.split(z[0]), strict=True))
+    own = [_per_row(t) for t in many.factors.values()]
+    single = [_per_row(t) for t in _over_rows(list(record.factors.values()), record.rows, many.rows)]
+    terms = _compile([*many.rows, z], graph_replace([*own, *single], values, strict=False))
+    grad = _compile([*many.rows, z], [aligned_gradients(record, many.rows, latents, z, 1)])
+    names = list(many.factors)
+    seen = dict.fromkeys(names, False)
+    rng = np.random.default_rng(0)
+    tolerance = 1e-6 if pytensor.config.floatX == "float64" else 1e-3
+    for rows, point in _synthetic(record, many, values, z, start, rng, lambda: all(seen.values())):
+        try:
+            with np.errstate(all="ignore"):
+                out = [np.asarray(o, dtype="float64") for o in terms(*rows, point)]
+        except Exception:
+            continue  # these synthetic integers do not suit the model, e.g. as an index
+        for name, left, right in zip(names, out, out[len(names) :], strict=False):
+            if left.shape != right.shape or not _same(left, right, tolerance):
+                raise NotSeparableError(
+                    f"The likelihood '{name}' is not a product over records: with {ROWS} records its "
+                    "terms differ from those of one record at a time. " + _mixing(record, many, rows)
+                )
+            seen[name] |= bool(np.isfinite(left).any())
+        _check_isolated(grad, rows, point, tolerance)
+    blind = [n for n, s in seen.items() if not s]
+    if blind:
+        raise NotSeparableError(
+            f"The log-density of {blind} is finite for none of the synthetic records tried (values between "
+            "0 and 1, and draws from the likelihood), so it cannot be shown that records are independent. "
+            "Rescale the data to the unit interval, or give pm.CustomDist a random= or dist= function."
+        )
+
+
+def _likelihood(record: RecordModel, rows: int) -> Likelihood:
+    return rebuild_likelihood(record.model, record.num_records, record.record_dims, record.arrays, rows=rows)
+
+
+def _over_rows(
+    graphs: Sequence[Variable], rows: Sequence[Variable], batch: Sequence[TensorVariable]
+) -> list[TensorVariable]:
+    """Vectorise one-row graphs over a batch, and drop their own row axis."""
+    swap: dict[Variable, Variable] = {r: pt.expand_dims(b, 1) for r, b in zip(rows, batch, strict=True)}
+    out = []
+    for graph, many in zip(graphs, vectorize_graph(list(graphs), swap), strict=True):
+        if many.type.ndim > graph.type.ndim:
+            out.append(many[:, 0])
+        else:  # the same for every record
+            out.append(pt.broadcast_to(many, (ROWS, *[many.shape[k] for k in range(1, many.ndim)])))
+    return out
+
+
+def _per_row(term: TensorVariable) -> TensorVariable:
+    return term.sum(axis=tuple(range(1, term.type.ndim))) if term.type.ndim > 1 else term
+
+
+def _compile(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., list[np.ndarray]]:
+    return pm_compile(
+        list(inputs), list(outputs), mode="FAST_COMPILE", on_unused_input="ignore", random_seed=0
+    )
+
+
+def _same(left: np.ndarray, right: np.ndarray, tolerance: float) -> bool:
+    with np.errstate(invalid="ignore"):
+        return bool(np.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True))
+
+
+def _synthetic(
+    record: RecordModel,
+    many: Likelihood,
+    values: dict[TensorVariable, TensorVariable],
+    z: TensorVariable,
+    start: np.ndarray,
+    rng: np.random.Generator,
+    done: Callable[[], bool],
+) -> Iterator[tuple[Rows, np.ndarray]]:
+    """Yield synthetic records and latent values until every term has been seen finite."""
+    kinds = [(r.type.shape, np.dtype(r.type.dtype)) for r in many.rows]
+
+    def point() -> np.ndarray:
+        draw = start + rng.normal(scale=0.5, size=start.shape)
+        return draw[None].astype(pytensor.config.floatX)
+
+    for high, simplex in ((2, False), (1, False), (2, True)):
+        for _ in range(DRAWS):
+            yield [_uniform(rng, *k, high=high, simplex=simplex) for k in kinds], point()
+        if done():
+            return
+    # Draws from the likelihood lie in its support, whatever that is.
+    observed = [record.model.rvs_to_values[rv] for rv in record.model.observed_RVs]
+    roots = [next((v for v in walk([o]) if v in record.arrays), None) for o in observed]
+    draws = in_values(record.model, [many.memo[rv] for rv in record.model.observed_RVs], many.free)
+    try:
+        draw_fn = _compile([*many.rows, z], graph_replace(draws, values, strict=False))
+    except Exception:
+        return
+    for high in (2, 1):
+        for _ in range(DRAWS):
+            rows, at = [_uniform(rng, *k, high=high, simplex=False) for k in kinds], point()
+            try:
+                drawn = draw_fn(*rows, at)
+            except Exception:
+                continue
+            for root, value in zip(roots, drawn, strict=True):
+                if root is not None:
+                    k = record.arrays.index(root)
+                    rows[k] = np.asarray(value).astype(rows[k].dtype).reshape(rows[k].shape)
+            yield rows, at
+        if done():
+            return
+
+
+def _uniform(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, *, high: int, simplex: bool
+) -> np.ndarray:
+    if dtype.kind in "iub":
+        return rng.integers(0, high, size=shape).astype(dtype)
+    draw = rng.uniform(0.05, 0.95, size=shape)
+    if simplex and len(shape) > 1:
+        draw = draw / draw.sum(axis=-1, keepdims=True)
+    return draw.astype(dtype)
+
+
+def _check_isolated(
+    grad: Callable[..., list[np.ndarray]], rows: Rows, point: np.ndarray, tolerance: float
+) -> None:
+    """One hostile record must not change another record's gradient."""
+    hostile = [r.copy() for r in rows]
+    for r in hostile:
+        if r.dtype.kind in "fi":
+            r[0] = np.nan if r.dtype.kind == "f" else -1
+    try:
+        with np.errstate(all="ignore"):
+            (before,), (after,) = grad(*rows, point), grad(*hostile, point)
+    except Exception:
+        return  # an index out of range: the step refuses such data as a whole
+    if not _same(before[1:], after[1:], tolerance):
+        raise NotSeparableError(
+            "The gradient of one record changes with the values of another one in the same batch, so "
+            "clipping it would not bound anybody's influence. Please report this model to pymc_dpvi; "
+            "parameter checks written by hand (pt.all, Assert, ifelse) over all records are the usual "
+            "cause: write them row by row."
+        )
+
+
+def _mixing(record: RecordModel, many: Likelihood, rows: Rows) -> str:
+    """Say which operation of the user's model is the first to differ."""
+    one = _likelihood(record, 1)
+    roots = [*record.model.observed_RVs, *record.model.potentials]
+    order = [
+        v
+        for v in walk(roots, stop=record.model.free_RVs)
+        if v in one.memo
+        and v in many.memo
+        and v.owner is not None
+        and not isinstance(v.owner.op, MeasurableOp)
+        and getattr(many.memo[v].type, "ndim", 0) > 0
+        and not is_array(v)
+    ]
+    free = [*many.free.values()]
+    shapes = record.model.eval_rv_shapes()
+    points = [np.full(shapes[rv.name], 0.5).astype(rv.type.dtype) for rv in many.free]
+    swap = {one.free[k]: many.free[k] for k in many.free}
+    for var in order:
+        try:
+            (single,) = graph_replace([one.memo[var]], swap, strict=False)
+            (wide,) = _over_rows([single], one.rows, many.rows)
+            fn = _compile([*many.rows, *free], [many.memo[var], wide])
+            left, right = fn(*rows, *points)
+            same = left.shape == right.shape and _same(left, right, 1e-4)
+        except Exception:
+            same = False
+        if not same:
+            named = next((v.name for v in (var, *var.owner.inputs) if v.name), None)
+            where = f" (at '{named}')" if named else ""
+            return (
+                f"The first operation that mixes records is {_op_name(var)}{where}. Do it outside the "
+                "model on public numbers (subtract a known constant instead of the mean of the data), or "
+                "along an axis of one record."
+            )
+    return "Write the likelihood so that each record's term uses that record's row and the parameters only."
+
+
+def _op_name(var: Variable) -> str:
+    assert var.owner is not None
+    return str(var.owner.op).split("{")[0] if not hasattr(var.owner.op, "scalar_op") else str(var.owner.op)

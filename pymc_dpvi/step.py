@@ -1,0 +1,196 @@
+r"""The compiled step: one batch, one latent draw, one vector of noise, one update.
+
+.. math::
+
+    z_m &= T(\xi, \varepsilon_m), \qquad m = 1,\dots,M \\
+    \tilde s &= \sum_{i\in B} \operatorname{clip}_C\!\big(g_i\big) + \eta
+              \qquad\text{(}\texttt{PrivateSum}\text{: the only thing that sees records)}\\
+    \nabla_{z_m} &= \tfrac{\sqrt M}{q}\,\tilde s_m + \nabla \log p(z_m) \\
+    \nabla_\xi &= \tfrac1M \sum_m \Big(\frac{\partial z_m}{\partial\xi}\Big)^{\!\top} \nabla_{z_m} + \nabla_\xi H(q_\xi)
+
+The scale is 1/q, a public constant: never the realised batch size. Everything after the noisy sum is
+post-processing. The function also keeps the running average of the iterates,
+:math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pymc.pytensorf import compile as pm_compile
+from pymc.variational.opvi import Group
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.clipping import PrivateSum
+from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
+from pymc_dpvi.gradients import Latents, aligned_gradients, at_draws, vanilla_gradients
+from pymc_dpvi.mechanism import Mechanism
+from pymc_dpvi.records import RecordModel
+
+__all__ = ["Optimizer", "PrivateStep"]
+
+#: ``(gradients, parameters) -> updates``, as PyMC's own (``pm.adam(learning_rate=...)``).
+Optimizer = Callable[[list[Variable], list[SharedVariable]], dict[Variable, Variable]]
+
+
+class PrivateStep:
+    """One private update of the variational parameters, compiled.
+
+    Parameters
+    ----------
+    record : RecordModel
+    latents : Latents
+    group : pymc.variational.opvi.Group
+        The variational family; its shared parameters are updated in place.
+    mechanism : Mechanism
+    n_mc : int
+        Number of latent draws a step.
+    optimizer : Optimizer
+        Gets the noisy gradient of the negative evidence lower bound.
+    max_grad_norm : float, optional
+        Bound on the norm of that gradient (after the noise; costs nothing).
+    compile_kwargs : dict
+        For PyTensor's ``function``, with ``mode``.
+
+    Attributes
+    ----------
+    num_noise : int
+        Length of the noise vector of a step.
+    draw_shape : tuple of int
+        Shape of a step's standard normal draws, ``(n_mc, D)``.
+    """
+
+    def __init__(
+        self,
+        record: RecordModel,
+        latents: Latents,
+        group: Group,
+        mechanism: Mechanism,
+        *,
+        n_mc: int,
+        optimizer: Optimizer,
+        max_grad_norm: float | None,
+        compile_kwargs: dict[str, Any],
+    ) -> None:
+        floatx = pytensor.config.floatX
+        self.params: list[SharedVariable] = list(group.params)
+        self.averages = [pytensor.shared(p.get_value(), name=f"{p.name}_average") for p in self.params]
+        self.draw_shape = (n_mc, latents.size)
+        indices = pt.lvector("indices")
+        noise = pt.dvector("noise")
+        epsilon = pt.matrix("epsilon", dtype=floatx, shape=(n_mc, latents.size))
+        weight = pt.scalar("weight", dtype=floatx)
+
+        data = record.data()
+        whole = mechanism.sampler.name == "full_batch"
+        batch = [d if whole else d[indices] for d in data]
+        batch = [
+            b if b.type.shape[1:] == row.type.shape[1:] else pt.specify_shape(b, (None, *row.type.shape[1:]))
+            for b, row in zip(batch, record.rows, strict=True)
+        ]
+        drawn: dict[Variable, Variable] = {group.symbolic_initial: epsilon}
+        z, logq = graph_replace([group.symbolic_random, group.symbolic_logq_not_scaled], drawn, strict=False)
+        entropy = -logq.mean()
+        if mechanism.gradient == "aligned":
+            per_record = aligned_gradients(record, batch, latents, z, n_mc)
+            self.num_noise = n_mc * latents.size
+            noisy = PrivateSum(mechanism.l2_clip_norm)(per_record, noise)
+            grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, mechanism.sampler.sampling_prob)
+        else:
+            per_record = vanilla_gradients(record, batch, latents, self.params, z, entropy, n_mc)
+            sizes = [p.get_value(borrow=True).size for p in self.params]
+            self.num_noise = sum(sizes)
+            noisy = PrivateSum(mechanism.l2_clip_norm)(per_record, noise)
+            ends = np.cumsum([0, *sizes])
+            grads = [-noisy[a:b] / mechanism.sampler.sampling_prob for a, b in itertools.pairwise(ends)]
+        grads = [
+            g.reshape(p.get_value(borrow=True).shape).astype(p.type.dtype)
+            for g, p in zip(grads, self.params, strict=True)
+        ]
+        if max_grad_norm is not None:
+            grads = pm.updates.total_norm_constraint(grads, max_grad_norm)
+        updates = self._updates(optimizer, grads)
+        for p, average in zip(self.params, self.averages, strict=True):
+            new = updates.get(p, p)
+            updates[average] = (average + weight * (new - average)).astype(average.type.dtype)
+        self._function = pm_compile(
+            [indices, noise, epsilon, weight],
+            [],
+            updates=updates,
+            on_unused_input="ignore",
+            **compile_kwargs,
+        )
+        self._function.trust_input = True
+        self.dtype = np.dtype(floatx)
+
+    def _pull_back(
+        self,
+        record: RecordModel,
+        latents: Latents,
+        noisy: TensorVariable,
+        z: TensorVariable,
+        entropy: TensorVariable,
+        n_mc: int,
+        sampling_prob: float,
+    ) -> list[TensorVariable]:
+        """Gradient of the negative bound with respect to the parameters, from the noisy sum."""
+        prior, blocks = at_draws(record.prior_logp, latents, n_mc)
+        prior_grads = pytensor.grad(prior, blocks, disconnected_inputs="ignore", return_disconnected="zero")
+        values = latents.split(z[0] if n_mc == 1 else z)
+        prior_grads = graph_replace(prior_grads, dict(zip(blocks, values, strict=True)), strict=False)
+        flat = pt.concatenate([g.reshape((n_mc, -1)) for g in prior_grads], axis=-1)
+        scale = np.sqrt(n_mc) / sampling_prob
+        wrt_z = noisy.reshape((n_mc, latents.size)) * scale + flat
+        known: dict[Variable, Variable] = {z: (-wrt_z / n_mc).astype(z.type.dtype)}
+        through_z = pytensor.grad(None, self.params, known_grads=known)
+        return [
+            a + b
+            for a, b in zip(
+                through_z, pytensor.grad(-entropy, self.params, disconnected_inputs="ignore"), strict=True
+            )
+        ]
+
+    def _updates(self, optimizer: Optimizer, grads: Sequence[Variable]) -> dict[Variable, Variable]:
+        try:
+            updates = dict(optimizer(list(grads), list(self.params)))
+        except Exception as error:
+            raise ArgumentError(
+                "obj_optimizer must be a function of (gradients, parameters) that returns updates, such as "
+                f"pm.adam(learning_rate=0.01); calling it raised {type(error).__name__}: {error}"
+            ) from error
+        return updates
+
+    def __call__(self, indices: np.ndarray, noise: np.ndarray, epsilon: np.ndarray, weight: float) -> None:
+        """Make one step.
+
+        Parameters
+        ----------
+        indices : ndarray of int64, shape (batch,)
+        noise : ndarray of float64, shape (num_noise,)
+        epsilon : ndarray of floatX, shape (n_mc, D)
+            Standard normal draws (public randomness).
+        weight : float
+            Weight of the new iterate in the average; 0 leaves the average alone.
+
+        Raises
+        ------
+        ModelEvaluationError
+            If the model's graph raises on the records. The text tells nothing of them.
+        """
+        try:
+            self._function(indices, noise, epsilon, np.asarray(weight, dtype=self.dtype))
+        except Exception as error:
+            raise ModelEvaluationError(
+                f"The model's log-density raised {type(error).__name__} on the records. An index that is "
+                "out of range (a group number beyond the number of groups) is the usual cause. What was "
+                "planned has been charged."
+            ) from None

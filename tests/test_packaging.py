@@ -1,0 +1,233 @@
+"""The package as a whole: import direction, dependencies, version, data, what is shipped."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import pymc_dpvi
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "pymc_dpvi"
+DATA = ROOT / "benchmarks" / "data"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+# From top to bottom. A module may import what stands in a later line, never its own line or above.
+# A new module takes its place here.
+LAYERS = (
+    ("__init__",),
+    ("inference",),
+    ("approximation",),
+    ("step",),
+    ("mechanism",),
+    ("separability",),
+    ("gradients",),
+    ("clipping",),
+    ("records",),
+    ("model_checks",),
+    ("graphs",),
+    ("accounting", "report"),
+    ("noise", "sampling"),
+    ("randomness",),
+    ("arguments", "compat", "progress"),
+    ("errors",),
+)
+DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
+
+# Two parts that must stay usable, and readable, without PyMC.
+ACCOUNTING_MAY_IMPORT = {"dp_accounting", "numpy", "scipy", "errors", "sampling"}
+REPORT_MAY_IMPORT = {"errors"}
+
+
+def imported(source: str, package: tuple[str, ...]) -> set[str]:
+    """Dotted names of all modules that `source` imports, at any depth of nesting.
+
+    `package` is the package that holds the source, which relative imports count from. The names in
+    ``from x import a`` are given as ``x.a``: `a` may be a module.
+    """
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            stem = ".".join([*base, *filter(None, [node.module])])
+            names.update(f"{stem}.{alias.name}" for alias in node.names)
+    return names
+
+
+def unit(path: Path) -> str:
+    """The module or folder directly in the package that `path` belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def own_imports(names: set[str]) -> set[str]:
+    """The units of this package among dotted names; the package itself counts as ``__init__``."""
+    units = set()
+    for name in names:
+        first, *rest = name.split(".")
+        if first == "pymc_dpvi":
+            units.add(rest[0] if rest and rest[0] in DEPTH else "__init__")
+    return units
+
+
+def upward(importer: str, source: str, package: tuple[str, ...] = ("pymc_dpvi",)) -> set[str]:
+    """The units that `importer` imports although they do not stand below it."""
+    units = own_imports(imported(source, package)) - {importer}
+    return {name for name in units if DEPTH[name] <= DEPTH[importer]}
+
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    assert unit(path) in DEPTH, f"give {path.name} its place in LAYERS"
+    package = ("pymc_dpvi", *path.relative_to(PACKAGE).parts[:-1])
+    assert upward(unit(path), path.read_text(encoding="utf-8"), package) == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pymc_dpvi.mechanism",
+        "from pymc_dpvi import mechanism",
+        "from pymc_dpvi.mechanism import Mechanism",
+        "from .mechanism import Mechanism",
+        "from . import mechanism",
+        "from pymc_dpvi import DPADVI",
+        "def f():\n    from pymc_dpvi.mechanism import Mechanism",
+        "if TYPE_CHECKING:\n    from pymc_dpvi.mechanism import Mechanism",
+    ],
+)
+def test_an_upward_import_is_found(source: str) -> None:
+    assert upward("sampling", source) in ({"mechanism"}, {"__init__"})
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["from pymc_dpvi.errors import ArgumentError", "from . import errors", "import numpy as np"],
+)
+def test_a_downward_import_is_allowed(source: str) -> None:
+    assert upward("sampling", source) == set()
+
+
+def test_a_relative_import_counts_from_its_folder() -> None:
+    package = ("pymc_dpvi", "accounting")
+    assert upward("accounting", "from ..mechanism import Mechanism", package) == {"mechanism"}
+    assert upward("accounting", "from ..errors import ArgumentError", package) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [("accounting", ACCOUNTING_MAY_IMPORT), ("report", REPORT_MAY_IMPORT)],
+)
+def test_accounting_and_report_stand_alone(name: str, allowed: set[str]) -> None:
+    paths = [path for path in SOURCES if unit(path) == name]
+    assert paths
+    for path in paths:
+        names = imported(path.read_text("utf-8"), ("pymc_dpvi", *path.relative_to(PACKAGE).parts[:-1]))
+        foreign = {first for full in names if (first := full.split(".")[0]) != "pymc_dpvi"}
+        used = (foreign - set(sys.stdlib_module_names)) | (own_imports(names) - {name})
+        assert used <= allowed, f"{path.name} imports {sorted(used - allowed)}"
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    declared = {
+        re.match(r"[\w-]+", requirement)[0].replace("-", "_").lower()  # type: ignore[index]
+        for requirement in PYPROJECT["project"]["dependencies"]
+    }
+    # Comes with every ArviZ and PyMC, in the version that they need.
+    declared |= {"xarray"}
+    used = {
+        name.split(".")[0]
+        for path in SOURCES
+        for name in imported(path.read_text(encoding="utf-8"), ("pymc_dpvi",))
+    }
+    assert used - set(sys.stdlib_module_names) - {"pymc_dpvi"} <= declared
+
+
+def test_one_version() -> None:
+    version = PYPROJECT["project"]["version"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert pymc_dpvi.__version__ == version
+    assert re.search(r"^version: (.+)$", citation, re.MULTILINE)[1] == version  # type: ignore[index]
+    assert re.search(r"^## \[(.+?)\]", changelog, re.MULTILINE)[1] == version  # type: ignore[index]
+
+
+def test_the_installed_version_is_this_one() -> None:
+    try:
+        installed = importlib.metadata.version("pymc_dpvi")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package is not installed, only on the path")
+    assert installed == pymc_dpvi.__version__
+
+
+def test_the_package_that_is_imported_says_that_it_is_typed() -> None:
+    assert Path(pymc_dpvi.__file__).with_name("py.typed").is_file()
+
+
+def test_public_names_exist() -> None:
+    assert {"DPADVI", "DPFullRankADVI", "PrivacyReport", "fit_dpadvi"} <= set(pymc_dpvi.__all__)
+    assert [name for name in pymc_dpvi.__all__ if not hasattr(pymc_dpvi, name)] == []
+
+
+def test_data_are_the_published_files() -> None:
+    listed = dict(line.split()[::-1] for line in (DATA / "SHA256SUMS").read_text().splitlines())
+    assert set(listed) == {path.name for path in DATA.glob("*.csv.gz")}
+    for name, digest in listed.items():
+        assert hashlib.sha256((DATA / name).read_bytes()).hexdigest() == digest
+        assert name in (DATA / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def datasets():
+    """`benchmarks/datasets.py`, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location("benchmark_datasets", ROOT / "benchmarks" / "datasets.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclass looks for itself
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_changed_data_file_is_refused(datasets, tmp_path, monkeypatch) -> None:
+    content = bytearray((DATA / "abalone.csv.gz").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "abalone.csv.gz").write_bytes(content)
+    (tmp_path / "SHA256SUMS").write_bytes((DATA / "SHA256SUMS").read_bytes())
+    monkeypatch.setattr(datasets, "DATA", tmp_path)
+    with pytest.raises(ValueError, match="not the published file"):
+        datasets.load_abalone()
+    with pytest.raises(ValueError, match="not in"):
+        datasets.read_table("iris.csv.gz")
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "test", "features", "positive"),
+    # Labels as counted in the files with awk: Abalone has 2081 rows with ten rings or more, Adult's
+    # training rows 7841 with more than 50K.
+    [("abalone", 3341, 836, 8, 2081), ("adult", 26048, 6513, 14, 7841)],
+)
+def test_data_are_prepared_as_in_the_papers(datasets, name, train, test, features, positive) -> None:
+    import numpy as np
+
+    data = datasets.LOADERS[name]()
+    assert data.x_train.shape == (train, features)
+    assert data.x_test.shape == (test, features)
+    assert len(data.features) == features
+    assert data.y_train.sum() + data.y_test.sum() == positive
+    x = np.concatenate([data.x_train, data.x_test])
+    np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-10)
+    np.testing.assert_allclose(x.std(axis=0), 1, atol=1e-10)
+    # Codes keep their order: the first row's sex is M (Abalone) and Male (Adult), the largest code.
+    sex = x[:, data.features.index("sex")]
+    assert sex[0] == sex.max()
