@@ -7,17 +7,25 @@ For per-record gradients :math:`g_1,\dots,g_B \in \mathbb{R}^P` and noise :math:
     \tilde s = \sum_{i=1}^{B} g_i \min\!\left(1, \frac{C'}{\lVert g_i\rVert_2}\right) + \eta ,
     \qquad C' = C\,(1 - 2^{-20}),
 
-where a record with a non-finite norm (a NaN, an infinity, or an overflow of the squared norm) counts as
+where a record with a non-finite norm (a NaN, an infinity, or an overflow of a squared norm) counts as
 :math:`g_i = 0`. Adding or removing one record moves the sum by at most :math:`C` in Euclidean norm,
 replacing one by at most :math:`2C`, whatever the record holds. The slack :math:`2^{-20}` covers the rounding
 of the norm, of the scaling and of the float64 sum.
 
-It is one PyTensor operation, so that the unnoised sum is no variable of any graph. Its kernel is
-compiled without fastmath, under which a compiler may assume that NaN does not occur.
+A gradient comes in blocks, :math:`g_i = (g_i^{(1)}, g_i^{(2)}, \dots)`, each either *dense*, a row of a matrix, or
+*outer*, :math:`g_i^{(k)} = a_i \otimes \delta_i`, kept as its two factors: then
+:math:`\lVert g_i^{(k)}\rVert^2 = \lVert a_i\rVert^2 \lVert\delta_i\rVert^2`, and the clipped sum
+:math:`\sum_i c_i\, a_i \otimes \delta_i` is one matrix product. All blocks of a record share one norm.
+
+It is one PyTensor operation, so that the unnoised sum is no variable of any graph. Its kernels are
+compiled without fastmath, under which a compiler may assume that NaN does not occur (the terms of a
+squared norm may be reordered, nothing else).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numba
@@ -27,55 +35,166 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
 from pytensor.tensor.type import dvector
+from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["PrivateSum", "clipped_sum"]
+__all__ = ["Block", "PrivateSum", "private_sum"]
 
 SLACK = 2.0**-20
 
+_kernel = numba.njit(cache=True, fastmath=False)
 
-@numba.njit(cache=True, fastmath=False)
-def clipped_sum(gradients: np.ndarray, l2_clip_norm: float) -> np.ndarray:  # pragma: no cover
-    """Sum of the clipped rows of `gradients`; no noise yet.
 
-    Parameters
+@dataclass(frozen=True)
+class Block:
+    """Some columns of the per-record gradients of a batch.
+
+    Attributes
     ----------
-    gradients : ndarray of float, shape (batch, num_params)
-        One row per record; anything may stand in it.
-    l2_clip_norm : float
-        C, the largest Euclidean norm by which one row can move the result.
-
-    Returns
-    -------
-    ndarray of float64, shape (num_params,)
+    left : TensorVariable, shape (batch, a)
+        The columns themselves, or the first factor.
+    right : TensorVariable, shape (batch, b), optional
+        The second factor; the block then has ``a * b`` columns, in the order of ``left ⊗ right``.
     """
-    batch, num_params = gradients.shape
-    bound = l2_clip_norm * (1.0 - SLACK)
-    total = np.zeros(num_params)
-    whole = num_params - num_params % 4
-    for i in range(batch):
-        row = gradients[i]
-        # Four partial sums: the compiler may not reorder floats without fastmath, so we do.
-        a = b = c = d = 0.0
-        for j in range(0, whole, 4):
-            w, x, y, z = (
-                np.float64(row[j]),
-                np.float64(row[j + 1]),
-                np.float64(row[j + 2]),
-                np.float64(row[j + 3]),
-            )
-            a += w * w
-            b += x * x
-            c += y * y
-            d += z * z
-        for j in range(whole, num_params):
-            w = np.float64(row[j])
-            a += w * w
-        norm = np.sqrt((a + b) + (c + d))
-        if norm < np.inf:  # False for NaN and infinity: such a record contributes nothing
-            factor = 1.0 if norm <= bound else bound / norm
-            for j in range(num_params):
-                total[j] += factor * np.float64(row[j])
+
+    left: TensorVariable
+    right: TensorVariable | None = None
+
+
+@numba.njit(cache=True, fastmath={"reassoc"})
+def _squared_norm(row: np.ndarray) -> float:  # pragma: no cover
+    # The one sum whose terms may be added in any order, for the vector units. NaN and infinity are
+    # honoured as without: of LLVM's flags only `nnan` and `ninf` would say that they do not occur.
+    total = 0.0
+    for j in range(row.size):
+        total += np.float64(row[j]) * np.float64(row[j])
     return total
+
+
+@_kernel
+def _largest(row: np.ndarray) -> float:  # pragma: no cover
+    top = 0.0
+    for j in range(row.size):
+        top = max(top, abs(np.float64(row[j])))
+    return top
+
+
+@_kernel
+def add_squared_norms(rows: np.ndarray, total: np.ndarray) -> None:  # pragma: no cover
+    """Add the squared norm of each row of a dense block to `total`, shape ``(batch,)``."""
+    for i in range(rows.shape[0]):
+        total[i] += _squared_norm(rows[i])
+
+
+@_kernel
+def add_squared_norms_outer(
+    left: np.ndarray, right: np.ndarray, total: np.ndarray
+) -> None:  # pragma: no cover
+    """Add the squared norm of each ``left[i] ⊗ right[i]`` to `total`, shape ``(batch,)``."""
+    for i in range(left.shape[0]):
+        a, b = _squared_norm(left[i]), _squared_norm(right[i])
+        if a < 1e-280 or b < 1e-280:
+            # A square may have underflown while the other factor is huge: scale first.
+            p, q = _largest(left[i]), _largest(right[i])
+            if p > 0.0 and q > 0.0:
+                a, b = _squared_norm(left[i] / p), _squared_norm(right[i] / q)
+                total[i] += (p * q) * (p * q) * a * b
+            elif not (p == 0.0 and b < np.inf) and not (q == 0.0 and a < np.inf):
+                total[i] = np.nan
+        else:
+            total[i] += a * b
+
+
+@_kernel
+def clip_factors(squared_norms: np.ndarray, l2_clip_norm: float) -> np.ndarray:  # pragma: no cover
+    """Factor of each record: 1, C'/norm, or 0 for a non-finite norm; shape ``(batch,)``."""
+    bound = l2_clip_norm * (1.0 - SLACK)
+    factors = np.zeros(squared_norms.size)
+    for i in range(squared_norms.size):
+        norm = np.sqrt(squared_norms[i])
+        if norm < np.inf:  # False for NaN and infinity
+            factors[i] = 1.0 if norm <= bound else bound / norm
+    return factors
+
+
+@_kernel
+def add_weighted_rows(
+    rows: np.ndarray, factors: np.ndarray, out: np.ndarray
+) -> None:  # pragma: no cover
+    """Add ``factors @ rows`` to `out`, leaving out rows of factor zero whatever they hold."""
+    for i in range(rows.shape[0]):
+        weight = factors[i]
+        if weight != 0.0:
+            for j in range(rows.shape[1]):
+                out[j] += weight * np.float64(rows[i, j])
+
+
+@_kernel
+def add_weighted_outer(
+    left: np.ndarray, right: np.ndarray, factors: np.ndarray, out: np.ndarray
+) -> None:  # pragma: no cover
+    """Add the sum of ``factors[i] * left[i] ⊗ right[i]`` to `out`, shape ``(a * b,)``."""
+    if right.shape[1] == 1:
+        weights = np.zeros(factors.size)
+        for i in range(factors.size):
+            if factors[i] != 0.0:
+                weights[i] = factors[i] * np.float64(right[i, 0])
+        add_weighted_rows(left, weights, out)
+        return
+    a = np.zeros(left.shape, dtype=np.float64)
+    b = np.zeros(right.shape, dtype=np.float64)
+    for i in range(factors.size):
+        if factors[i] != 0.0:
+            a[i] = left[i]
+            b[i] = factors[i] * right[i]
+    out += np.dot(a.T, b).ravel()
+
+
+def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
+    """Write the function ``(*factors, noise, l2_clip_norm) -> noisy sum`` for a layout of blocks.
+
+    The blocks have different types, so numba needs one function per layout; for two blocks, the first
+    outer::
+
+        def private_sum(x0, x1, x2, noise, l2_clip_norm):
+            norms = zeros(x0.shape[0])
+            add_squared_norms_outer(x0, x1, norms)
+            add_squared_norms(x2, norms)
+            factors = clip_factors(norms, l2_clip_norm)
+            out, at = zeros(noise.size), 0
+            add_weighted_outer(x0, x1, factors, out[at : at + x0.shape[1] * x1.shape[1]])
+            at += x0.shape[1] * x1.shape[1]
+            add_weighted_rows(x2, factors, out[at : at + x2.shape[1]])
+            at += x2.shape[1]
+            return out + noise
+    """
+    names, norms, sums = [], [], []
+    for is_outer in outer:
+        first = f"x{len(names)}"
+        names.append(first)
+        if is_outer:
+            second = f"x{len(names)}"
+            names.append(second)
+            size = f"{first}.shape[1] * {second}.shape[1]"
+            norms.append(f"add_squared_norms_outer({first}, {second}, norms)")
+            sums.append(f"add_weighted_outer({first}, {second}, factors, out[at : at + {size}])")
+        else:
+            size = f"{first}.shape[1]"
+            norms.append(f"add_squared_norms({first}, norms)")
+            sums.append(f"add_weighted_rows({first}, factors, out[at : at + {size}])")
+        sums.append(f"at += {size}")
+    lines = [
+        f"def private_sum({', '.join(names)}, noise, l2_clip_norm):",
+        "norms = np.zeros(x0.shape[0])",
+        *norms,
+        "factors = clip_factors(norms, l2_clip_norm)",
+        "out, at = np.zeros(noise.size), 0",
+        *sums,
+        "return out + noise",
+    ]
+    scope = dict(globals())
+    exec("\n    ".join(lines), scope)
+    function: Callable[..., np.ndarray] = scope["private_sum"]
+    return function
 
 
 class PrivateSum(Op):
@@ -85,45 +204,71 @@ class PrivateSum(Op):
     ----------
     l2_clip_norm : float
         C, in the units of the gradient.
+    outer : tuple of bool
+        Per block, whether it comes as two factors.
 
     Notes
     -----
-    Inputs: ``gradients``, float matrix (batch, num_params), and ``noise``, float64 vector (num_params,).
-    Output: float64 vector (num_params,). An empty batch is a normal case: the output is the noise.
+    Inputs: the blocks' matrices, one or two each, all with one row per record; then ``noise``, float64
+    vector (num_params,). Output: float64 vector (num_params,). An empty batch is a normal case: the
+    output is the noise.
     """
 
-    __props__ = ("l2_clip_norm",)
+    __props__ = ("l2_clip_norm", "outer")
 
-    def __init__(self, l2_clip_norm: float) -> None:
+    def __init__(self, l2_clip_norm: float, outer: Sequence[bool] = (False,)) -> None:
         self.l2_clip_norm = float(l2_clip_norm)
+        self.outer = tuple(bool(o) for o in outer)
+        self._function = _make_private_sum(self.outer)
 
-    def make_node(self, gradients: Any, noise: Any) -> Apply:
+    def make_node(self, *inputs: Any) -> Apply:
         """Build the node; see the class for shapes."""
-        gradients = pt.as_tensor_variable(gradients)
-        noise = pt.as_tensor_variable(noise)
-        if gradients.type.ndim != 2 or not gradients.type.dtype.startswith("float"):
-            raise TypeError("gradients must be a float matrix with one row per record")
+        *matrices, noise = (pt.as_tensor_variable(i) for i in inputs)
+        if len(matrices) != len(self.outer) + sum(self.outer):
+            raise TypeError("one matrix per dense block and two per outer block are needed")
+        if any(m.type.ndim != 2 or not m.type.dtype.startswith("float") for m in matrices):
+            raise TypeError("the blocks must be float matrices with one row per record")
         if noise.type.ndim != 1 or noise.type.dtype != "float64":
             raise TypeError("noise must be a float64 vector")
-        return Apply(self, [gradients, noise], [dvector()])
+        return Apply(self, [*matrices, noise], [dvector()])
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
-        """Evaluate with the same kernel that the numba backend compiles in."""
-        gradients, noise = inputs
-        output_storage[0][0] = clipped_sum(np.ascontiguousarray(gradients), self.l2_clip_norm) + noise
+        """Evaluate with the same kernels that the numba backend compiles in."""
+        output_storage[0][0] = self._function(*inputs, self.l2_clip_norm)
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""
         shapes = args[-1]  # PyTensor 2 passes (fgraph, node, shapes), PyTensor 3 (node, shapes)
-        return [tuple(shapes[1])]
+        return [tuple(shapes[-1])]
 
 
 @register_funcify_default_op_cache_key(PrivateSum)
 def _numba_private_sum(op: PrivateSum, node: Apply, **kwargs: Any) -> Any:
+    kernel = numba.njit(fastmath=False)(op._function)
     l2_clip_norm = op.l2_clip_norm
+    names = ", ".join(f"x{k}" for k in range(len(node.inputs)))
+    scope = {"kernel": kernel, "l2_clip_norm": l2_clip_norm}
+    exec(f"def private_sum({names}):\n    return kernel({names}, l2_clip_norm)", scope)
+    return numba.njit(fastmath=False)(scope["private_sum"])
 
-    @numba.njit(fastmath=False)
-    def private_sum(gradients: np.ndarray, noise: np.ndarray) -> np.ndarray:  # pragma: no cover
-        return clipped_sum(gradients, l2_clip_norm) + noise
 
-    return private_sum
+def private_sum(blocks: Sequence[Block], noise: TensorVariable, l2_clip_norm: float) -> TensorVariable:
+    """Noisy sum of clipped gradients, as a graph.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        The gradients of a batch.
+    noise : TensorVariable, shape (num_params,)
+        float64.
+    l2_clip_norm : float
+        C.
+
+    Returns
+    -------
+    TensorVariable, shape (num_params,)
+        float64; the blocks' columns in order.
+    """
+    op = PrivateSum(l2_clip_norm, tuple(b.right is not None for b in blocks))
+    matrices = [m for b in blocks for m in (b.left, b.right) if m is not None]
+    return op(*matrices, noise)

@@ -12,6 +12,9 @@ variational parameters :math:`\xi`, of one record's share of the evidence lower 
 .. math:: L_i(\xi) = \frac1M \sum_m \left[\log p(x_i \mid z_m) + \frac1N \log p(z_m)\right]
           + \frac1N H(q_\xi), \qquad z_m = T(\xi, \varepsilon_m).
 
+A parameter that multiplies data or activations, ``x @ w``, has a per-record gradient that is an outer product;
+it is kept as its two factors and never formed (`clipping.Block`).
+
 Either way the one-row graph is differentiated and then vectorised over the batch, so row i of the result
 is a function of record i and of z alone.
 """
@@ -25,13 +28,17 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.math import Dot
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.clipping import Block
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.records import RecordModel
 
-__all__ = ["Latents", "aligned_gradients", "vanilla_gradients"]
+__all__ = ["Latents", "aligned_gradients", "as_matrix", "vanilla_gradients"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,17 @@ def at_draws(
     ]
     swap: dict[Variable, Variable] = dict(zip(latents.value_vars, blocks, strict=True))
     # vectorize_graph remakes the nodes, so the blocks' static shapes are taken up.
-    return vectorize_graph(graph, swap).sum(), blocks
+    return _stable(vectorize_graph(graph, swap).sum()), blocks
+
+
+def _stable(graph: TensorVariable) -> TensorVariable:
+    """Apply PyTensor's numerical stabilisation before differentiation, not only after it.
+
+    The gradient of ``log1p(-sigmoid(x))`` as written is NaN beyond x = 37, and such a record would
+    count as zero; that of ``-softplus(x)`` is -1.
+    """
+    (copy,) = clone_replace([graph])
+    return rewrite_graph(copy, include=("stabilize",), clone=False)
 
 
 def aligned_gradients(
@@ -92,7 +109,7 @@ def aligned_gradients(
     latents: Latents,
     z: TensorVariable,
     n_mc: int,
-) -> TensorVariable:
+) -> list[Block]:
     """Stack the gradients of a batch of records with respect to the latent draws.
 
     Parameters
@@ -108,23 +125,59 @@ def aligned_gradients(
 
     Returns
     -------
-    TensorVariable, shape (batch, n_mc * D)
-        Divided by the square root of `n_mc`; draw by draw, each in the order of the flat vector.
+    list of Block
+        ``n_mc * D`` columns in all, divided by the square root of `n_mc`; draw by draw, each in the
+        order of the flat vector.
     """
-    total, blocks = at_draws(record.row_logp, latents, n_mc)
-    grads = _gradient(total, blocks)
-    columns = _over_batch(record, grads, batch)
+    total, draws = at_draws(record.row_logp, latents, n_mc)
+    grads = _gradient(total, draws)
     values = latents.split(z[0] if n_mc == 1 else z)
-    size = batch[0].shape[0]
-    per_draw = [
-        c.reshape((size, n_mc, int(np.prod(shape, dtype=int))))
-        for c, shape in zip(columns, latents.shapes, strict=True)
+    if n_mc == 1:
+        pairs = [_outer_factors(g) or (g.flatten(), None) for g in grads]
+    else:
+        pairs = [(g.reshape((n_mc, -1)), None) for g in grads]
+    flat = [v for pair in pairs for v in pair if v is not None]
+    many = iter(_over_batch(record, flat, batch))
+    blocks = [Block(next(many), None if right is None else next(many)) for _, right in pairs]
+    if n_mc > 1:  # draw by draw: (batch, n_mc, D), flattened
+        joined = pt.concatenate([b.left for b in blocks], axis=-1)
+        blocks = [Block(joined.reshape((joined.shape[0], n_mc * latents.size)) / np.sqrt(n_mc))]
+    swap = dict(zip(draws, values, strict=True))
+    parts = graph_replace([v for b in blocks for v in (b.left, b.right) if v is not None], swap, strict=False)
+    found = iter(parts)
+    return [Block(next(found), None if b.right is None else next(found)) for b in blocks]
+
+
+def as_matrix(blocks: Sequence[Block]) -> TensorVariable:
+    """Write blocks out as one matrix, shape ``(batch, num_params)``: for checks, never in a step."""
+    columns = [
+        b.left if b.right is None else (b.left[:, :, None] * b.right[:, None, :]).flatten(2) for b in blocks
     ]
-    joined = per_draw[0] if len(per_draw) == 1 else pt.concatenate(per_draw, axis=-1)
-    flat = joined.reshape((size, n_mc * latents.size))
-    if n_mc > 1:
-        flat = flat / np.sqrt(n_mc)
-    return graph_replace([flat], dict(zip(blocks, values, strict=True)), strict=False)[0]
+    return columns[0] if len(columns) == 1 else pt.concatenate(columns, axis=1)
+
+
+def _outer_factors(grad: TensorVariable) -> tuple[TensorVariable, TensorVariable] | None:
+    """Split a one-row gradient that is a product of a column (a, 1) and a row (1, b).
+
+    That is how a parameter that multiplies data or activations, ``x @ w``, gets its gradient:
+    ``x.T @ g``. Exact by the static shapes: an inner length of one makes the matrix product an outer
+    product. Axes of length one may be dropped or added around it, which keeps the order of the entries.
+    """
+    node = grad.owner
+    while node is not None and isinstance(node.op, DimShuffle):
+        kept = [axis for axis in node.op.new_order if axis != "x"]
+        if kept != sorted(kept):
+            return None
+        node = node.inputs[0].owner
+    core = getattr(node.op, "core_op", node.op) if node is not None else None
+    if node is None or not isinstance(core, Dot) or len(node.inputs) != 2:
+        return None
+    left, right = node.inputs
+    if not (left.type.ndim == right.type.ndim == 2 and left.type.shape[1] == right.type.shape[0] == 1):
+        return None
+    if 1 in (left.type.shape[0], right.type.shape[1]) and left.type.shape[0] == right.type.shape[1]:
+        return None  # a single number
+    return left[:, 0], right[0]
 
 
 def vanilla_gradients(
@@ -135,7 +188,7 @@ def vanilla_gradients(
     z: TensorVariable,
     entropy: TensorVariable,
     n_mc: int,
-) -> TensorVariable:
+) -> list[Block]:
     """Stack the gradients of a batch of records with respect to all variational parameters.
 
     Parameters
@@ -151,16 +204,16 @@ def vanilla_gradients(
 
     Returns
     -------
-    TensorVariable, shape (batch, number of parameters)
+    list of Block
+        As many columns as variational parameters.
     """
     share = record.row_logp + record.prior_logp / record.num_records
     total, blocks = at_draws(share, latents, n_mc)
     values = latents.split(z[0] if n_mc == 1 else z)
     (total,) = graph_replace([total], dict(zip(blocks, values, strict=True)), strict=False)
     objective = total / n_mc + entropy / record.num_records
-    size = batch[0].shape[0]
-    columns = _over_batch(record, _gradient(objective, params), batch)
-    return pt.concatenate([c.reshape((size, -1)) for c in columns], axis=-1)
+    grads = [g.flatten() for g in _gradient(objective, params)]
+    return [Block(columns) for columns in _over_batch(record, grads, batch)]
 
 
 def _gradient(cost: TensorVariable, wrt: Sequence[TensorVariable]) -> list[TensorVariable]:

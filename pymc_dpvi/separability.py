@@ -26,7 +26,7 @@ from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError
-from pymc_dpvi.gradients import Latents, aligned_gradients
+from pymc_dpvi.gradients import Latents, aligned_gradients, as_matrix
 from pymc_dpvi.graphs import is_array, walk
 from pymc_dpvi.records import Likelihood, RecordModel, in_values, rebuild_likelihood
 
@@ -59,7 +59,7 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
     own = [_per_row(t) for t in many.factors.values()]
     single = [_per_row(t) for t in _over_rows(list(record.factors.values()), record.rows, many.rows)]
     terms = _compile([*many.rows, z], graph_replace([*own, *single], values, strict=False))
-    grad = _compile([*many.rows, z], [aligned_gradients(record, many.rows, latents, z, 1)])
+    grad = _compile([*many.rows, z], [as_matrix(aligned_gradients(record, many.rows, latents, z, 1))])
     names = list(many.factors)
     seen = dict.fromkeys(names, False)
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_dpvi.clipping import PrivateSum
+from pymc_dpvi.clipping import private_sum
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
 from pymc_dpvi.gradients import Latents, aligned_gradients, at_draws, vanilla_gradients
 from pymc_dpvi.mechanism import Mechanism
@@ -103,13 +103,13 @@ class PrivateStep:
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
             self.num_noise = n_mc * latents.size
-            noisy = PrivateSum(mechanism.l2_clip_norm)(per_record, noise)
+            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, mechanism.sampler.sampling_prob)
         else:
             per_record = vanilla_gradients(record, batch, latents, self.params, z, entropy, n_mc)
             sizes = [p.get_value(borrow=True).size for p in self.params]
             self.num_noise = sum(sizes)
-            noisy = PrivateSum(mechanism.l2_clip_norm)(per_record, noise)
+            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm)
             ends = np.cumsum([0, *sizes])
             grads = [-noisy[a:b] / mechanism.sampler.sampling_prob for a, b in itertools.pairwise(ends)]
         grads = [

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 
 __all__ = ["REFUSALS", "SENTINEL", "Refusal", "leaks", "missing_texts"]
@@ -315,6 +316,34 @@ def group_mean_in_graph() -> pm.Model:
         means = (one_hot.T @ x_data) / (one_hot.sum(axis=0) + 1)
         b = pm.Normal("b", 0, 1, shape=2)
         pm.Normal("y", b[0] * x_data + b[1] * means[idx], 1.0, observed=y)
+    return model
+
+
+@refusal("reinforcement_learning_scan", "NotSeparableError", "action", "Scan")
+def reinforcement_learning_scan() -> pm.Model:
+    # Q-learning: a Scan runs along each person's own trials; persons are columns of its state. It does
+    # separate, but a Scan cannot be remade for one record, so nobody can show that it does.
+    rng = np.random.default_rng(124)
+    actions = rng.integers(0, 2, (21, 5))
+    rewards = rng.integers(0, 2, (21, 5)).astype(float)
+
+    def update(action, reward, q, lr):
+        chosen = pt.eye(2)[action]
+        return q + lr * chosen * (reward[:, None] - q)
+
+    with pm.Model() as model:
+        lr = pm.Beta("lr", 1, 1)
+        temperature = pm.HalfNormal("temperature", 1)
+        values = pytensor.scan(
+            update,
+            sequences=[pt.as_tensor(actions).T, pt.as_tensor(rewards).T],
+            outputs_info=[pt.as_tensor(np.full((21, 2), 0.5))],
+            non_sequences=[lr],
+            return_updates=False,
+        )
+        q = pt.concatenate([0.5 * pt.ones_like(values[:1]), values[:-1]], axis=0)
+        logit = temperature * (q[..., 1] - q[..., 0]).T
+        pm.Bernoulli("action", logit_p=logit, observed=actions)
     return model
 
 

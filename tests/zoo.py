@@ -16,9 +16,8 @@ of records differs from every other length of its model, except under the tag ``
 Tags: ``data`` (pm.Data), ``constants`` (arrays closed over), ``dims``, ``pt``, ``pm.math`` (style);
 ``hierarchical``, ``mixture``, ``survival``, ``counts``, ``multivariate``, ``ordinal``, ``basis``,
 ``nn``, ``custom``, ``potential``, ``panel`` (a row is a short series), ``multi`` (several
-outcomes); ``quick``: a handful that together touch most of the machinery; ``slow``: needs a long
-compile (a Scan over the length of a row); ``literal_length``: N stands as a number inside the graph
-(``pt.zeros((N, 1))``), where no array shows it.
+outcomes); ``quick``: a handful that together touch most of the machinery; ``literal_length``: N
+stands as a number inside the graph (``pt.zeros((N, 1))``), where no array shows it.
 """
 
 from __future__ import annotations
@@ -1605,31 +1604,4 @@ def public_table_of_length_n() -> pm.Model:
         where = pm.Data("cell_idx", rng.integers(0, 22, 22), dims="person")
         slope = pm.Normal("slope", 0, 1)
         pm.Normal("y", slope * table[where], 1.0, observed=rng.normal(size=22), dims="person")
-    return model
-
-
-@zoo("reinforcement_learning_scan", n=21, tags="constants panel slow")
-def reinforcement_learning_scan() -> pm.Model:
-    # Q-learning: a Scan runs along each person's own trials; persons are columns of its state.
-    rng = np.random.default_rng(124)
-    actions = rng.integers(0, 2, (21, 5))
-    rewards = rng.integers(0, 2, (21, 5)).astype(float)
-
-    def update(action, reward, q, lr):
-        chosen = pt.eye(2)[action]
-        return q + lr * chosen * (reward[:, None] - q)
-
-    with pm.Model() as model:
-        lr = pm.Beta("lr", 1, 1)
-        temperature = pm.HalfNormal("temperature", 1)
-        values = pytensor.scan(
-            update,
-            sequences=[pt.as_tensor(actions).T, pt.as_tensor(rewards).T],
-            outputs_info=[pt.as_tensor(np.full((21, 2), 0.5))],
-            non_sequences=[lr],
-            return_updates=False,
-        )
-        q = pt.concatenate([0.5 * pt.ones_like(values[:1]), values[:-1]], axis=0)
-        logit = temperature * (q[..., 1] - q[..., 0]).T
-        pm.Bernoulli("action", logit_p=logit, observed=actions)
     return model

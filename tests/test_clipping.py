@@ -1,0 +1,442 @@
+"""The privacy kernel against a slow and obvious one, on rows that somebody hostile wrote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from pymc_dpvi import clipping
+from pymc_dpvi.clipping import SLACK, PrivateSum
+
+HOSTILE = [
+    0.0,
+    -0.0,
+    5e-324,
+    -1e-310,
+    1e-200,
+    1e150,
+    -1e153,
+    1e154,
+    1e155,
+    1.7e308,
+    np.nan,
+    np.inf,
+    -np.inf,
+]
+
+entries = st.one_of(
+    st.sampled_from(HOSTILE), st.floats(-10, 10), st.floats(allow_nan=True, allow_infinity=True)
+)
+clip_norms = st.sampled_from([1e-3, 0.1, 1.0, 3.7, 1e4, 1e100])
+
+
+@st.composite
+def matrices(draw: Callable, dtype: type = np.float64) -> np.ndarray:
+    # Up to nine columns: both the unrolled loop (by four) and its remainder.
+    shape = draw(st.tuples(st.integers(0, 6), st.integers(1, 9)))
+    with np.errstate(over="ignore"):
+        return draw(arrays(np.float64, shape, elements=entries)).astype(dtype)
+
+
+def release(matrices: list[np.ndarray], outer: tuple[bool, ...], c: float, noise: np.ndarray) -> np.ndarray:
+    storage: list[list[np.ndarray]] = [[None]]
+    PrivateSum(c, outer).perform(None, [*matrices, noise], storage)
+    return storage[0][0]
+
+
+def clipped_sum(gradients: np.ndarray, c: float) -> np.ndarray:
+    """What the kernel makes of one dense block, without noise."""
+    return release([gradients], (False,), c, np.zeros(gradients.shape[1]))
+
+
+def norm(row: np.ndarray) -> float:
+    """Euclidean norm as the module's text defines it: by the squared norm, in float64."""
+    with np.errstate(all="ignore"):
+        return float(np.sqrt(np.sum(np.asarray(row, dtype="float64") ** 2)))
+
+
+def clipped_row(row: np.ndarray, c: float) -> np.ndarray:
+    """One record's share: slow and obvious."""
+    size = norm(row)
+    if not math.isfinite(size):
+        return np.zeros(len(row))
+    return np.asarray(row, dtype="float64") * min(1.0, c * (1 - SLACK) / size if size > 0 else 1.0)
+
+
+def exact_norm(vector: np.ndarray) -> float:
+    """Euclidean norm without a rounding error that matters (and without overflow)."""
+    total = sum((Fraction(float(v)) ** 2 for v in vector), Fraction(0))
+    if total == 0:
+        return 0.0
+    scale = Fraction(2) ** ((total.numerator.bit_length() - total.denominator.bit_length()) // 2)
+    return math.sqrt(total / scale**2) * float(scale)
+
+
+def slow_sum(gradients: np.ndarray, c: float) -> np.ndarray:
+    total = np.zeros(gradients.shape[1])
+    for row in gradients:
+        total += clipped_row(row, c)
+    return total
+
+
+def borderline(gradients: np.ndarray) -> bool:
+    """Whether a squared norm is so near to overflow that the order of summation decides."""
+    with np.errstate(all="ignore"):
+        squares = np.sum((np.asarray(gradients, dtype="float64") / 1e154) ** 2, axis=1)
+    return bool(np.any(np.abs(squares - np.finfo(float).max / 1e308) < 1e-6))
+
+
+deep = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@deep
+@given(matrices(), clip_norms)
+def test_kernel_is_the_obvious_sum(gradients: np.ndarray, c: float):
+    if borderline(gradients):
+        return
+    expected = slow_sum(gradients, c)
+    got = clipped_sum(gradients, c)
+    assert got.dtype == np.float64 and got.shape == (gradients.shape[1],)
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-13 * c * len(gradients))
+
+
+@deep
+@given(matrices(np.float32), clip_norms)
+def test_kernel_takes_float32_without_losing_it(gradients: np.ndarray, c: float):
+    got = clipped_sum(gradients, c)
+    assert got.dtype == np.float64
+    np.testing.assert_array_equal(got, clipped_sum(gradients.astype("float64"), c))
+
+
+@deep
+@given(matrices(), clip_norms)
+def test_one_record_is_bounded_whatever_it_holds(gradients: np.ndarray, c: float):
+    for row in gradients:
+        alone = clipped_sum(row[None], c)
+        assert exact_norm(alone) <= c
+        if not math.isfinite(norm(row)):
+            assert (alone == 0).all()
+
+
+@deep
+@given(matrices(), clip_norms, st.data())
+def test_one_more_record_moves_the_sum_by_at_most_c(gradients: np.ndarray, c: float, data: st.DataObject):
+    row = data.draw(arrays(np.float64, (1, gradients.shape[1]), elements=entries))
+    before = clipped_sum(gradients, c)
+    at = data.draw(st.integers(0, len(gradients)))
+    after = clipped_sum(np.concatenate([gradients[:at], row, gradients[at:]]), c)
+    assert exact_norm(after - before) <= c
+
+
+@deep
+@given(matrices(), clip_norms, st.data())
+def test_replacing_a_record_moves_the_sum_by_at_most_2c(gradients: np.ndarray, c: float, data: st.DataObject):
+    if not len(gradients):
+        return
+    neighbour = gradients.copy()
+    at = data.draw(st.integers(0, len(gradients) - 1))
+    neighbour[at] = data.draw(arrays(np.float64, gradients.shape[1], elements=entries))
+    assert exact_norm(clipped_sum(neighbour, c) - clipped_sum(gradients, c)) <= 2 * c
+
+
+def test_sensitivity_is_attained():
+    # The bound is no looser than the slack says.
+    row = np.array([[3.0, 4.0, 0.0]])
+    moved = np.linalg.norm(clipped_sum(row, 2.0))
+    assert 2.0 * (1 - 2 * SLACK) < moved <= 2.0
+    opposite = np.linalg.norm(clipped_sum(row, 2.0) - clipped_sum(-row, 2.0))
+    assert 4.0 * (1 - 2 * SLACK) < opposite <= 4.0
+
+
+def test_short_rows_are_left_as_they_are():
+    rows = np.array([[0.3, -0.4], [0.0, 1e-300]])
+    np.testing.assert_array_equal(clipped_sum(rows, 1.0), rows.sum(axis=0))
+
+
+@pytest.mark.parametrize("num_params", [1, 2, 3, 4, 5, 7, 8, 11])
+def test_every_column_is_in_the_norm(num_params: int):
+    # One large entry anywhere clips the row, whether or not the loop over columns is unrolled there.
+    for j in range(num_params):
+        row = np.zeros((1, num_params))
+        row[0, j] = 100.0
+        assert np.linalg.norm(clipped_sum(row, 1.0)) <= 1.0
+        row[0, j] = np.nan
+        assert (clipped_sum(row, 1.0) == 0).all()
+
+
+def test_many_records_stay_within_the_bound_in_spite_of_rounding():
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(size=(20_000, 7)) * 10.0 ** rng.integers(-5, 5, size=(20_000, 1))
+    base = clipped_sum(gradients, 1.0)
+    for i in (0, 7, 19_999):
+        without = clipped_sum(np.delete(gradients, i, axis=0), 1.0)
+        assert exact_norm(base - without) <= 1.0
+
+
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "C": np.ascontiguousarray,
+    "Fortran": np.asfortranarray,
+    "every second column": lambda g: np.repeat(g, 2, axis=1)[:, ::2],
+    "reversed": lambda g: np.ascontiguousarray(g[::-1, ::-1])[::-1, ::-1],
+}
+
+E = pt.matrix("g", dtype="float64")
+ETA = pt.vector("eta", dtype="float64")
+
+
+@pytest.fixture(scope="module", params=["FAST_COMPILE", "CVM", "NUMBA"])
+def compiled(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
+    return pytensor.function([E, ETA], PrivateSum(1.5)(E, ETA), mode=request.param)
+
+
+@pytest.fixture(scope="module", params=["FAST_COMPILE", "CVM", "NUMBA"])
+def compiled32(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
+    g = pt.matrix("g", dtype="float32")
+    return pytensor.function([g, ETA], PrivateSum(1.5)(g, ETA), mode=request.param)
+
+
+ROWS = np.array(
+    [
+        [0.1, 0.2, -0.3, 0.4, 0.5],
+        [1e150, -1e150, 1.0, 0.0, 0.0],
+        [np.nan, 1.0, 1.0, 1.0, 1.0],
+        [np.inf, -np.inf, 0.0, 0.0, 0.0],
+        [1e200, 0.0, 0.0, 0.0, 0.0],
+        [5e-324, 1e-310, 0.0, -0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0],
+        [3.0, -4.0, 5.0, 6.0, -7.0],
+    ]
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compiled_in_a_graph(compiled: Callable[..., np.ndarray], layout: str):
+    eta = np.linspace(-1, 1, 5)
+    got = compiled(LAYOUTS[layout](ROWS), eta)
+    np.testing.assert_array_equal(got, clipped_sum(ROWS, 1.5) + eta)
+    np.testing.assert_allclose(got - eta, slow_sum(ROWS, 1.5), rtol=1e-12)
+
+
+def test_compiled_float32(compiled32: Callable[..., np.ndarray]):
+    with np.errstate(over="ignore"):
+        rows = ROWS.astype("float32")
+    eta = np.linspace(-1, 1, 5)
+    got = compiled32(rows, eta)
+    assert got.dtype == np.float64
+    np.testing.assert_array_equal(got, clipped_sum(rows.astype("float64"), 1.5) + eta)
+
+
+def test_empty_batch_is_the_noise(compiled: Callable[..., np.ndarray]):
+    eta = np.array([1.0, -2.0, 1e-8, 4.0, 5.0])
+    np.testing.assert_array_equal(compiled(np.empty((0, 5)), eta), eta)
+
+
+@deep
+@given(matrices(), st.integers(0, 2**32 - 1))
+def test_noise_enters_exactly_once(gradients: np.ndarray, seed: int):
+    op = PrivateSum(2.0)
+    eta = np.random.default_rng(seed).normal(scale=5.0, size=gradients.shape[1])
+    storage: list[list[np.ndarray]] = [[None]]
+    op.perform(op.make_node(gradients, eta), [gradients, eta], storage)
+    np.testing.assert_array_equal(storage[0][0], clipped_sum(gradients, 2.0) + eta)
+
+
+def test_inputs_are_not_written_to(compiled: Callable[..., np.ndarray]):
+    rows, eta = ROWS.copy(), np.ones(5)
+    out = compiled(rows, eta)
+    np.testing.assert_array_equal(rows, ROWS)
+    np.testing.assert_array_equal(eta, 1.0)
+    assert not np.shares_memory(out, eta)
+
+
+def test_no_rewrite_takes_the_noise_away_or_merges_it():
+    other = pt.vector("other", dtype="float64")
+    op = PrivateSum(1.0)
+    fn = pytensor.function([E, ETA, other], [op(E, ETA), op(E, other)], mode="FAST_RUN")
+    a, b = fn(ROWS, np.zeros(5), np.ones(5))
+    np.testing.assert_array_equal(b - a, np.ones(5))
+
+
+def test_the_sum_has_no_gradient_and_no_name_for_the_unnoised():
+    out = PrivateSum(1.0)(E, ETA)
+    assert out.owner.inputs == [E, ETA] and len(out.owner.outputs) == 1
+    with pytest.raises(NotImplementedError):
+        pytensor.grad(out.sum(), E)
+
+
+def test_clip_norm_is_part_of_the_identity_of_the_op():
+    assert PrivateSum(1.0) == PrivateSum(1) != PrivateSum(2.0)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "noise"),
+    [
+        (np.zeros(3), np.zeros(3)),
+        (np.zeros((2, 3), dtype="int64"), np.zeros(3)),
+        (np.zeros((2, 3)), np.zeros((1, 3))),
+        (np.zeros((2, 3)), np.zeros(3, dtype="float32")),
+    ],
+)
+def test_wrong_inputs(gradients: np.ndarray, noise: np.ndarray):
+    with pytest.raises(TypeError):
+        PrivateSum(1.0).make_node(gradients, noise)
+
+
+@pytest.mark.parametrize("length", [1, 4, 6])
+def test_noise_of_another_length_is_refused(compiled: Callable[..., np.ndarray], length: int):
+    # Broadcast, one deviate would stand in every coordinate; too short, the sum would be written past it.
+    # (No rows, so that a kernel that does write past the end does not do it here.)
+    with pytest.raises((ValueError, AssertionError)):
+        compiled(ROWS[:0], np.ones(length))
+
+
+def test_kernels_are_compiled_without_fastmath():
+    kernels = [k for k in vars(clipping).values() if hasattr(k, "targetoptions")]
+    assert len(kernels) >= 3
+    assert not any(k.targetoptions.get("fastmath", False) for k in kernels)
+
+
+# ------------------------------------------------------------------------------------------------
+# Outer blocks: left ⊗ right, never formed
+# ------------------------------------------------------------------------------------------------
+
+moderate = st.one_of(st.just(0.0), st.floats(-10, 10), st.sampled_from([1e-90, -1e70, 1e-140, 3e60]))
+
+
+@st.composite
+def layouts(draw: Callable, elements: st.SearchStrategy = entries) -> tuple[list[np.ndarray], tuple[bool, ...]]:
+    """Some blocks, dense and outer, for the same records."""
+    batch = draw(st.integers(0, 5))
+    outer = tuple(draw(st.lists(st.booleans(), min_size=1, max_size=3)))
+    widths = [draw(st.integers(1, 5)) for _ in range(len(outer) + sum(outer))]
+    return [draw(arrays(np.float64, (batch, w), elements=elements)) for w in widths], outer
+
+
+def columns(matrices: list[np.ndarray], outer: tuple[bool, ...]) -> np.ndarray:
+    """The blocks written out."""
+    rest = iter(matrices)
+    out = []
+    for is_outer in outer:
+        left = next(rest)
+        with np.errstate(all="ignore"):
+            block = left[:, :, None] * next(rest)[:, None, :] if is_outer else left
+        out.append(block.reshape((len(left), int(np.prod(block.shape[1:])))))
+    return np.concatenate(out, axis=1)
+
+
+@deep
+@given(layouts(moderate), clip_norms)
+def test_outer_blocks_are_the_obvious_sum(blocks: tuple[list[np.ndarray], tuple[bool, ...]], c: float):
+    matrices, outer = blocks
+    dense = columns(matrices, outer)
+    got = release(matrices, outer, c, np.zeros(dense.shape[1]))
+    np.testing.assert_allclose(got, slow_sum(dense, c), rtol=1e-9, atol=1e-12 * c * len(dense))
+
+
+@deep
+@given(layouts(), clip_norms)
+def test_one_record_is_bounded_in_any_layout(blocks: tuple[list[np.ndarray], tuple[bool, ...]], c: float):
+    matrices, outer = blocks
+    size = columns(matrices, outer).shape[1]
+    for i in range(len(matrices[0])):
+        alone = release([m[i : i + 1] for m in matrices], outer, c, np.zeros(size))
+        assert np.isfinite(alone).all()
+        assert exact_norm(alone) <= c
+
+
+@deep
+@given(layouts(), clip_norms, st.data())
+def test_sensitivity_in_any_layout(
+    blocks: tuple[list[np.ndarray], tuple[bool, ...]], c: float, data: st.DataObject
+):
+    matrices, outer = blocks
+    size = columns(matrices, outer).shape[1]
+    if not len(matrices[0]):
+        return
+    at = data.draw(st.integers(0, len(matrices[0]) - 1))
+    other = [m.copy() for m in matrices]
+    for m in other:
+        m[at] = data.draw(arrays(np.float64, m.shape[1], elements=entries))
+    eta = np.zeros(size)
+    full, replaced = release(matrices, outer, c, eta), release(other, outer, c, eta)
+    removed = release([np.delete(m, at, axis=0) for m in matrices], outer, c, eta)
+    assert exact_norm(full - removed) <= c
+    assert exact_norm(full - replaced) <= 2 * c
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("zero_side", ["left", "right"])
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_zero_times_non_finite_contributes_nothing(bad: float, zero_side: str, width: int):
+    # 0 · NaN and 0 · ∞ are NaN: a record must not get it past the norm.
+    for place in range(2):
+        row = np.zeros((1, 2))
+        row[0, place] = bad
+        zeros = np.zeros((1, width))
+        left, right = (zeros, row) if zero_side == "left" else (row, zeros)
+        got = release([left, right], (True,), 1.0, np.zeros(2 * width))
+        np.testing.assert_array_equal(got, 0.0)
+        narrow = release([zeros, row[:, place : place + 1]], (True,), 1.0, np.zeros(width))
+        np.testing.assert_array_equal(narrow, 0.0)
+
+
+@pytest.mark.parametrize(("left", "right"), [(1e200, 1e-200), (1e-170, 1e150), (1e-200, 1e300), (3e-160, 1e160)])
+def test_a_norm_does_not_underflow_in_one_factor(left: float, right: float):
+    # ‖a‖² underflows to 0, but a ⊗ δ is long.
+    got = release([np.full((1, 2), left), np.full((1, 3), right)], (True,), 0.1, np.zeros(6))
+    assert exact_norm(got) <= 0.1
+
+
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "CVM", "NUMBA"])
+def test_layouts_compiled_in_a_graph(mode: str):
+    rng = np.random.default_rng(1)
+    shapes = [(6, 3), (6, 2), (6, 4), (6, 5), (6, 1)]
+    matrices = [rng.normal(size=s) * 3 for s in shapes]
+    matrices[0][1] = np.nan
+    matrices[2][2] = np.inf
+    matrices[4][3] = 1e300
+    matrices[1][4] = 0.0
+    outer = (True, False, True)
+    size = 3 * 2 + 4 + 5 * 1
+    variables = [pt.matrix(dtype="float64") for _ in shapes]
+    fn = pytensor.function([*variables, ETA], PrivateSum(0.7, outer)(*variables, ETA), mode=mode)
+    eta = np.linspace(-1, 1, size)
+    expected = slow_sum(columns(matrices, outer), 0.7)
+    np.testing.assert_allclose(fn(*matrices, eta) - eta, expected, rtol=1e-9, atol=1e-14)
+    np.testing.assert_array_equal(fn(*[np.empty((0, s[1])) for s in shapes], eta), eta)
+    strided = [np.asfortranarray(m) for m in matrices]
+    np.testing.assert_allclose(fn(*strided, eta) - eta, expected, rtol=1e-9, atol=1e-14)
+
+
+def test_outer_float32():
+    rng = np.random.default_rng(2)
+    left, right = rng.normal(size=(4, 3)).astype("float32"), rng.normal(size=(4, 2)).astype("float32")
+    got = release([left, right], (True,), 1.0, np.zeros(6))
+    wide = release([left.astype("float64"), right.astype("float64")], (True,), 1.0, np.zeros(6))
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, wide, rtol=1e-6)
+    huge = np.full((1, 3), 3e38, dtype="float32")  # the product overflows float32, not float64
+    assert exact_norm(release([huge, huge], (True,), 1.0, np.zeros(9))) <= 1.0
+
+
+@deep
+@given(layouts(), st.integers(0, 2**32 - 1))
+def test_noise_enters_exactly_once_in_any_layout(
+    blocks: tuple[list[np.ndarray], tuple[bool, ...]], seed: int
+):
+    matrices, outer = blocks
+    size = columns(matrices, outer).shape[1]
+    eta = np.random.default_rng(seed).normal(scale=5.0, size=size)
+    np.testing.assert_array_equal(
+        release(matrices, outer, 2.0, eta), release(matrices, outer, 2.0, np.zeros(size)) + eta
+    )

@@ -1,0 +1,155 @@
+"""Every model of the zoo, through the analysis, the gradients, the release and (some) a whole fit.
+
+On every push all models run in PyTensor's mode without compilation, and the ``quick`` ones on both
+backends; the rest of the backends is marked slow.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from oracle import compare, latents_of
+from zoo import ZOO, Entry, select
+
+from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyReport
+from pymc_dpvi.approximation import DPMeanField
+from pymc_dpvi.records import RecordModel, build_record_model
+from pymc_dpvi.separability import check_separable
+
+BACKENDS = ("numba", "c")
+QUICK = [e.name for e in select(["quick"])]
+REST = [name for name in ZOO if name not in QUICK]
+
+# The zoo is what the issue asks for; a model that falls out of it must be missed.
+MINIMUM = 100
+
+REPORT = PrivacyReport(
+    neighboring_relation="add_or_remove_one",
+    unit="one row",
+    sampler="poisson",
+    gradient="aligned",
+    accountant="pld",
+    guarantee="proven",
+    secure_randomness=True,
+    num_records_public=False,
+)
+
+
+def analysed(entry: Entry) -> RecordModel:
+    return build_record_model(entry.build(), record_dim=entry.record_dim, public_data=entry.public_data)
+
+
+def check_against_model(entry: Entry, record: RecordModel, backend: str) -> None:
+    tolerance = 1e-3 if entry.float32 else 1e-8
+    worst = compare(record, backend)
+    assert worst["rows"] <= tolerance, worst
+    assert worst["gradient"] <= tolerance, worst
+
+
+def test_zoo_is_complete():
+    assert len(ZOO) >= MINIMUM
+    assert len(QUICK) >= 10
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_records_gradients_and_release(name: str, monkeypatch: pytest.MonkeyPatch):
+    entry = ZOO[name]
+    with entry.flags():
+        record = analysed(entry)
+        assert record.num_records == entry.num_records
+        latents, start = latents_of(record.model)
+        check_separable(record, latents, start)
+        check_against_model(entry, record, "FAST_COMPILE")
+        approx = DPMeanField(record, random_seed=1)
+        assert set(approx.withheld) == set(entry.withheld)
+        monkeypatch.setattr(DPMeanField, "privacy", REPORT)
+        check_release(entry, record, approx.sample(3, random_seed=1))
+
+
+def check_release(entry: Entry, record: RecordModel, idata: object) -> None:
+    """Free variables and data-free Deterministics, in their own shapes, and nothing over records."""
+    model = record.model
+    groups = groups_of(idata)
+    assert set(groups) == {"posterior"}
+    posterior = groups["posterior"]
+    deterministics = {d.name for d in model.deterministics}
+    assert set(entry.withheld) <= deterministics
+    expected = {rv.name for rv in model.free_RVs} | (deterministics - set(entry.withheld))
+    assert set(posterior.data_vars) == expected
+    assert not set(posterior.dims) & record.record_dims
+    assert not set(posterior.coords) & record.record_dims
+    shapes = model.eval_rv_shapes()
+    for rv in model.free_RVs:
+        values = posterior[rv.name].to_numpy()
+        assert values.shape[0] == 1 and values.shape[2:] == tuple(shapes[rv.name])
+    for name in expected:
+        assert np.isfinite(posterior[name].to_numpy()).all(), name
+
+
+def groups_of(idata: object) -> MappingProxyType:
+    """Group name to dataset, for InferenceData and DataTree."""
+    if hasattr(idata, "children"):
+        assert not idata.data_vars
+        return MappingProxyType({k: v.to_dataset() for k, v in idata.children.items()})
+    return MappingProxyType({g: idata[g] for g in idata.groups()})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_ones_on_the_backends(name: str, backend: str):
+    entry = ZOO[name]
+    with entry.flags():
+        check_against_model(entry, analysed(entry), backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", REST)
+def test_all_the_others_on_the_backends(name: str, backend: str):
+    entry = ZOO[name]
+    with entry.flags():
+        check_against_model(entry, analysed(entry), backend)
+
+
+def tiny_fit(entry: Entry, method: type[DPADVI], backend: str, gradient: str) -> None:
+    with entry.flags():
+        inference = method(
+            noise_multiplier=2.0,
+            delta=1e-5,
+            sampling_prob=0.3,
+            accountant="rdp",
+            gradient=gradient,
+            record_dim=entry.record_dim,
+            public_data=entry.public_data,
+            random_seed=1,
+            model=entry.build(),
+        )
+        before = [p.get_value() for p in inference.approx.params]
+        approx = inference.fit(4, progressbar=False, backend=backend)
+        for old, new in zip(before, approx.params, strict=True):
+            assert np.isfinite(new.get_value()).all()
+            assert (old != new.get_value()).all()
+        assert approx.privacy.runs[-1].steps_run == 4
+        check_release(entry, inference._record, approx.sample(5))
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_whole_fit(name: str):
+    tiny_fit(ZOO[name], DPADVI, "numba", "aligned")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("gradient", ["aligned", "vanilla"])
+@pytest.mark.parametrize("method", [DPADVI, DPFullRankADVI])
+@pytest.mark.parametrize("name", QUICK)
+def test_whole_fit_in_every_way(name: str, method: type[DPADVI], gradient: str, backend: str):
+    tiny_fit(ZOO[name], method, backend, gradient)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REST)
+def test_whole_fit_of_all_the_others(name: str):
+    tiny_fit(ZOO[name], DPADVI, "numba", "aligned")
