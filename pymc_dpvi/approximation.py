@@ -1,10 +1,10 @@
 r"""The variational family, and what is released of it.
 
-:meth:`DPApproximation.sample` returns draws of the global variables and of those deterministics that no record
-stands behind, with the privacy report in the attributes. Nothing else that depends on records leaves: no
-``observed_data``, no ``constant_data``, no log-likelihood, no coordinates of the record axis. The draws
-are a function of the variational parameters, which are a function of the noisy sums alone; so the
-release is post-processing and costs nothing more.
+:meth:`DPApproximation.sample` returns draws of the global variables and of those deterministics that no
+record stands behind, with the privacy report in the attributes. Nothing else that depends on records
+leaves: no ``observed_data``, no ``constant_data``, no log-likelihood, no coordinates of the record axis.
+The draws are a function of the variational parameters, which are a function of the noisy sums alone; so
+the release is post-processing and costs nothing more.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self._record = record
         self._report: PrivacyReport | None = None
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
-        self.hist = np.asarray(())
+        self.hist: np.ndarray = np.asarray(())
         self.withheld = tuple(
             d.name for d in record.model.deterministics if not _is_free_of_records(record, d)
         )

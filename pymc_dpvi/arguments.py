@@ -1,60 +1,94 @@
 """Checks of what a user types, before anything is spent.
 
-Each names the argument, what was found, and what to type instead.
+Each returns the value in its plain Python type, or raises :class:`ArgumentError` with the name of the
+argument, what was found, and what to type instead. Booleans and strings are refused although Python
+would convert them: ``epsilon=True`` is a mistake, not a budget of one.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from pymc_dpvi.errors import ArgumentError
 
-__all__ = ["check_choice", "check_count", "check_number", "check_seed", "refuse_unknown"]
+__all__ = ["check_choice", "check_integer", "check_number", "check_seed", "refuse_unknown"]
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raise unless `value` is one of the strings in `choices`."""
     if not isinstance(value, str) or value not in choices:
-        raise ArgumentError(f"{name} must be one of {list(choices)}; found {value!r}.")
+        found = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+        raise ArgumentError(f"{name} must be one of {list(choices)}; found {found}.")
 
 
-def check_number(name: str, value: Any, *, low: float, high: float = math.inf, example: float = 1.0) -> float:
-    """Return `value` as a float strictly between `low` and `high`, or raise."""
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+    closed_low: bool = False,
+    closed_high: bool = False,
+    example: float | None = None,
+) -> float:
+    """Return `value` as a finite float between `low` and `high`, or raise.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument, for the message.
+    value : object
+        What the caller gave.
+    low, high : float
+        Open bounds.
+    closed_low, closed_high : bool
+        Whether a bound itself is allowed.
+    example : float, optional
+        A value to type instead.
+    """
+    brackets = ("[" if closed_low else "(", "]" if closed_high else ")")
+    wanted = f"a finite number in {brackets[0]}{low:g}, {high:g}{brackets[1]}"
+    if example is not None:
+        wanted += f", such as {example:g}"
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        raise ArgumentError(f"{name} must be a number, such as {example:g}; found {value!r}.")
-    number = float(value)
-    if not math.isfinite(number) or not low < number < high:
-        bound = f"above {low:g}" + (f" and below {high:g}" if math.isfinite(high) else ", finite")
-        raise ArgumentError(f"{name} must be {bound}, such as {example:g}; found {value!r}.")
+        raise ArgumentError(f"{name} must be {wanted}; found a {type(value).__name__}.")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    inside = low < number < high or (closed_low and number == low) or (closed_high and number == high)
+    if not math.isfinite(number) or not inside:
+        raise ArgumentError(f"{name} must be {wanted}; found {number!r}.")
     return number
 
 
-def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
-    """Return `value` as a whole number of at least `at_least`, or raise."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
-        raise ArgumentError(f"{name} must be a whole number; found {value!r}.")
-    if value < at_least:
-        raise ArgumentError(f"{name} must be at least {at_least}; found {value!r}.")
-    return int(value)
+def check_integer(name: str, value: Any, *, low: int = 1, high: int | None = None) -> int:
+    """Return `value` as an int between `low` and `high`, or raise; 10.0 is no integer here."""
+    wanted = f"an integer of at least {low}" if high is None else f"an integer between {low} and {high:,}"
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name} must be {wanted}; found a {type(value).__name__}.") from None
+    if number < low or (high is not None and number > high):
+        raise ArgumentError(f"{name} must be {wanted}; found {number}.")
+    return number
 
 
 def check_seed(name: str, value: Any) -> int:
-    """Return `value` as a non-negative whole number below 2**63, or raise."""
-    seed = check_count(name, value, at_least=0)
-    if seed >= 2**63:
-        raise ArgumentError(f"{name} must be below 2**63.")
-    return seed
+    """Return `value` as an integer from 0 to 2**63 - 1, or raise."""
+    return check_integer(name, value, low=0, high=2**63 - 1)
 
 
 def refuse_unknown(kwargs: Mapping[str, Any], refused: Mapping[str, str], where: str) -> None:
     """Raise for keyword arguments that are not taken, with the reason where there is one."""
     for name in kwargs:
         reason = refused.get(name)
-        if reason is None:
-            raise ArgumentError(f"{where} does not take {name}=.")
-        raise ArgumentError(f"{where} does not take {name}=: {reason}.")
+        raise ArgumentError(f"{where} does not take {name}=" + (f": {reason}." if reason else "."))

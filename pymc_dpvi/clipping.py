@@ -12,8 +12,8 @@ where a record with a non-finite norm (a NaN, an infinity, or an overflow of a s
 replacing one by at most :math:`2C`, whatever the record holds. The slack :math:`2^{-20}` covers the rounding
 of the norm, of the scaling and of the float64 sum.
 
-A gradient comes in blocks, :math:`g_i = (g_i^{(1)}, g_i^{(2)}, \dots)`, each either *dense*, a row of a matrix, or
-*outer*, :math:`g_i^{(k)} = a_i \otimes \delta_i`, kept as its two factors: then
+A gradient comes in blocks, :math:`g_i = (g_i^{(1)}, g_i^{(2)}, \dots)`, each either *dense*, a row of a
+matrix, or *outer*, :math:`g_i^{(k)} = a_i \otimes \delta_i`, kept as its two factors: then
 :math:`\lVert g_i^{(k)}\rVert^2 = \lVert a_i\rVert^2 \lVert\delta_i\rVert^2`, and the clipped sum
 :math:`\sum_i c_i\, a_i \otimes \delta_i` is one matrix product. All blocks of a record share one norm.
 
@@ -117,9 +117,7 @@ def clip_factors(squared_norms: np.ndarray, l2_clip_norm: float) -> np.ndarray: 
 
 
 @_kernel
-def add_weighted_rows(
-    rows: np.ndarray, factors: np.ndarray, out: np.ndarray
-) -> None:  # pragma: no cover
+def add_weighted_rows(rows: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover
     """Add ``factors @ rows`` to `out`, leaving out rows of factor zero whatever they hold."""
     for i in range(rows.shape[0]):
         weight = factors[i]
@@ -167,7 +165,9 @@ def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
             at += x2.shape[1]
             return out + noise
     """
-    names, norms, sums = [], [], []
+    names: list[str] = []
+    norms: list[str] = []
+    sums: list[str] = []
     for is_outer in outer:
         first = f"x{len(names)}"
         names.append(first)

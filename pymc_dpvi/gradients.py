@@ -12,8 +12,8 @@ variational parameters :math:`\xi`, of one record's share of the evidence lower 
 .. math:: L_i(\xi) = \frac1M \sum_m \left[\log p(x_i \mid z_m) + \frac1N \log p(z_m)\right]
           + \frac1N H(q_\xi), \qquad z_m = T(\xi, \varepsilon_m).
 
-A parameter that multiplies data or activations, ``x @ w``, has a per-record gradient that is an outer product;
-it is kept as its two factors and never formed (`clipping.Block`).
+A parameter that multiplies data or activations, ``x @ w``, has a per-record gradient that is an outer
+product; it is kept as its two factors and never formed (`clipping.Block`).
 
 Either way the one-row graph is differentiated and then vectorised over the batch, so row i of the result
 is a function of record i and of z alone.

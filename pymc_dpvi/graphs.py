@@ -153,7 +153,7 @@ def resize_records(
             continue
         changed = any(i in memo for i in node.inputs)
         random = isinstance(node.op, MeasurableOp) and isinstance(node.op, RandomVariable | OpFromGraph)
-        static = getattr(var.type, "shape", ())
+        static: tuple[int | None, ...] = getattr(var.type, "shape", ())
         leading = bool(static) and static[0] == num_records
         made = leading and (random or isinstance(node.op, Alloc))
         check = isinstance(node.op, CheckAndRaise)
@@ -212,7 +212,7 @@ def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int) ->
         )
         return outputs
     if isinstance(op, CheckAndRaise):
-        value, *conditions = inputs
+        value, conditions = inputs[0], inputs[1:]
         if not isinstance(op, CheckParameterValue):
             return [value]
         valid = (

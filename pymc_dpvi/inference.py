@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -29,7 +29,7 @@ from pymc_dpvi import accounting
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.arguments import (
     check_choice,
-    check_count,
+    check_integer,
     check_number,
     check_seed,
     refuse_unknown,
@@ -42,6 +42,7 @@ from pymc_dpvi.errors import (
     PrivacyWarning,
     UnsupportedModelError,
 )
+from pymc_dpvi.loop import averages_from, iterate
 from pymc_dpvi.mechanism import Mechanism, Streams
 from pymc_dpvi.model_checks import depends_on
 from pymc_dpvi.progress import StepProgress
@@ -54,9 +55,6 @@ from pymc_dpvi.step import Optimizer, PrivateStep
 __all__ = ["DPADVI", "DPFullRankADVI", "fit_dpadvi"]
 
 _logger = logging.getLogger(__name__)
-
-#: Numbers drawn ahead in one go (noise, latent draws, indices): some megabytes.
-_CHUNK_NUMBERS = 500_000
 
 Callback = Callable[[DPApproximation, None, int], Any]
 
@@ -179,7 +177,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             check_number("epsilon", epsilon, low=0.0)
         if noise_multiplier is not None:
             check_number("noise_multiplier", noise_multiplier, low=0.0)
-        check_number("l2_clip_norm", l2_clip_norm, low=1e-100, high=1e100)
+        check_number("l2_clip_norm", l2_clip_norm, low=1e-100, high=1e100, example=1.0)
         if insecure_noise_seed is not None:
             check_seed("insecure_noise_seed", insecure_noise_seed)
         check_choice("sampler", sampler, ("poisson", "fixed_size", "full_batch"))
@@ -216,7 +214,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         check_separable(record, self._approx.latents, self._approx.start)
         if (sampler == "poisson" and sampling_prob is not None) or batch_size is not None:
             self._make_sampler(n=1)  # so that a bad one is refused now
-        self.hist = np.asarray(())
+        self.hist: np.ndarray = np.asarray(())
         self.state = None
 
     approx = property(lambda self: self._approx, doc="The approximation; fitted by `fit`.")
@@ -320,14 +318,14 @@ class DPADVI(Inference):  # type: ignore[misc]
         Privacy: costs the (ε, δ) given to the method, once per call. A keyboard interrupt returns the
         approximation so far, at the planned cost.
         """
-        n = check_count("n", n)
+        n = check_integer("n", n)
         if score:
             raise ArgumentError(
                 "score=True is refused: the loss is computed on the records, and releasing it would need "
                 "noise and budget of its own. Look at the iterates with pm.callbacks.Tracker instead."
             )
         refuse_unknown(kwargs, _REFUSED, "DPADVI.fit")
-        n_mc = check_count("obj_n_mc", obj_n_mc)
+        n_mc = check_integer("obj_n_mc", obj_n_mc)
         if total_grad_norm_constraint is not None:
             check_number("total_grad_norm_constraint", total_grad_norm_constraint, low=0.0)
         callbacks = [] if callbacks is None else list(callbacks)
@@ -376,7 +374,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         if self._step is None:
             raise TypeError("Need to call `.fit` first")
         assert self._mechanism is not None
-        n = check_count("n", n)
+        n = check_integer("n", n)
         epsilon = self._cost(self._mechanism, n)
         self._restore_iterate()
         self._run(n, epsilon, progressbar, progressbar_theme)
@@ -415,7 +413,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         """Choose sampler and noise for `n` steps. Touches no data."""
         sampler = self._make_sampler(n)
         multiplier = self._noise_multiplier
-        if multiplier is None:
+        if self._epsilon is not None:
             multiplier = accounting.noise_multiplier(
                 epsilon=self._epsilon,
                 delta=self._delta,
@@ -424,6 +422,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 neighboring_relation=self._relation,
                 accountant=self._accountant,
             )
+        assert multiplier is not None
         return Mechanism(
             sampler=sampler,
             l2_clip_norm=self._l2_clip_norm,
@@ -510,10 +509,22 @@ class DPADVI(Inference):  # type: ignore[misc]
         report = self._approx.privacy
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
         done = 0
+        steps = iterate(
+            self._step,
+            self._mechanism,
+            self._streams,
+            self._rng,
+            self._record.num_records,
+            n,
+            every_step=bool(self._callbacks),
+        )
         try:
             with StepProgress(n, cost, progressbar, theme) as progress:
-                for done in self._steps(n, progress):  # noqa: B007 (read after an interrupt)
-                    pass
+                for count in steps:
+                    progress.advance(count - done)
+                    done = count
+                    for callback in self._callbacks:
+                        callback(self._approx, None, self._steps_run + done)
         except StopIteration as stop:
             _logger.info(str(stop))
         except KeyboardInterrupt:
@@ -521,47 +532,11 @@ class DPADVI(Inference):  # type: ignore[misc]
         finally:
             self._steps_run += done
             self._approx._report = report.with_steps_run(done)
-            average_from = n // 2
-            if done > average_from:
+            if done > averages_from(n):
                 self._iterate = [p.get_value() for p in self._approx.params]
                 for param, average in zip(self._approx.params, self._step.averages, strict=True):
                     param.set_value(average.get_value())
         self._approx.hist = self.hist
-
-    def _steps(self, n: int, progress: StepProgress) -> Iterator[int]:
-        """Run `n` steps; yield the number done after each chunk, and after each step with callbacks."""
-        assert self._step is not None and self._mechanism is not None and self._streams is not None
-        step, mechanism = self._step, self._mechanism
-        num_records = self._record.num_records
-        expected = mechanism.sampler.sampling_prob * num_records
-        size = int(np.clip(_CHUNK_NUMBERS / (step.num_noise + np.prod(step.draw_shape) + expected), 1, 200))
-        average_from = n // 2
-        for begin in range(0, n, size):
-            k = min(size, n - begin)
-            draws = mechanism.draw(self._streams, num_records, k, step.num_noise)
-            epsilon = self._rng.standard_normal((k, *step.draw_shape)).astype(step.dtype)
-            for t in range(k):
-                i = begin + t + 1
-                weight = 1.0 / (i - average_from) if i > average_from else 0.0
-                batch = draws.indices[draws.offsets[t] : draws.offsets[t + 1]]
-                step(batch, draws.noise[t], epsilon[t], weight)
-                if self._callbacks:
-                    yield i
-                    for callback in self._callbacks:
-                        callback(self._approx, None, self._steps_run + i)
-            progress.advance(k)
-            self._check_finite(begin + k)
-            yield begin + k
-
-    def _check_finite(self, i: int) -> None:
-        for param in self._approx.params:
-            if not np.isfinite(param.get_value(borrow=True)).all():
-                raise FloatingPointError(
-                    f"The variational parameters '{param.name}' became non-finite by step {i}: the noisy "
-                    "gradient steps are too large for this model. Use a smaller learning rate "
-                    "(obj_optimizer=pm.adam(learning_rate=...)), a smaller start_sigma, or a larger "
-                    "epsilon. What was planned has been charged."
-                )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled or copied."""
@@ -638,6 +613,6 @@ def fit_dpadvi(
     """
     if not (isinstance(method, type) and issubclass(method, DPADVI)):
         raise ArgumentError("method must be DPADVI or DPFullRankADVI (the class, not an instance).")
-    check_count("draws", draws)
+    check_integer("draws", draws)
     approx = method(**kwargs).fit(n, progressbar=progressbar, **dict(fit_kwargs or {}))
     return approx.sample(draws)

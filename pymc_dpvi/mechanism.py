@@ -1,8 +1,11 @@
 r"""The mechanism: sampler × clipping × noise × DpEvent, in one frozen object.
 
-One step releases :math:`\tilde s = \sum_{i\in B} \operatorname{clip}_C(g_i) + \mathcal N(0, \sigma^2C^2 I)` for a random
-batch B. What is run and what is accounted for come from the same fields here, so that they cannot
-drift apart: :meth:`Mechanism.draw` makes the batches and the noise, :meth:`Mechanism.epsilon` says
+One step releases
+
+.. math:: \tilde s = \sum_{i\in B} \operatorname{clip}_C(g_i) + \mathcal N(0, \sigma^2 C^2 I)
+
+for a random batch B. What is run and what is accounted for come from the same fields here, so that they
+cannot drift apart: :meth:`Mechanism.draw` makes the batches and the noise, :meth:`Mechanism.epsilon` says
 what they cost.
 """
 

@@ -16,14 +16,12 @@ An integer lattice noise closes this gap behind the same interface.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.arguments import check_number
 from pymc_dpvi.randomness import KeyStream
 
 __all__ = ["GaussianNoise"]
@@ -62,20 +60,14 @@ class GaussianNoise:
     stddev: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.stddev, (bool, np.bool_)) or not isinstance(self.stddev, Real):
-            raise ArgumentError(
-                f"stddev must be a number, found {type(self.stddev).__name__}; "
-                "pass noise_multiplier * l2_clip_norm."
-            )
-        try:
-            stddev = float(self.stddev)
-        except OverflowError:
-            stddev = math.inf
-        if not _SMALLEST_STDDEV <= stddev <= _LARGEST_STDDEV:  # refuses NaN too
-            raise ArgumentError(
-                f"stddev must be finite and positive, between {_SMALLEST_STDDEV:g} and "
-                f"{_LARGEST_STDDEV:g}, found {stddev:g}; pass noise_multiplier * l2_clip_norm."
-            )
+        stddev = check_number(
+            "stddev",
+            self.stddev,
+            low=_SMALLEST_STDDEV,
+            high=_LARGEST_STDDEV,
+            closed_low=True,
+            closed_high=True,
+        )
         object.__setattr__(self, "stddev", stddev)
 
     def draw(self, stream: KeyStream, shape: int | tuple[int, ...]) -> NDArray[np.float64]:

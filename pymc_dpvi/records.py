@@ -324,7 +324,7 @@ def _public_variables(model: pm.Model, public_data: Iterable[str | Variable]) ->
 
 
 def _record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, frozenset[str]]:
-    """Number of records, and the names of all dims that run over them."""
+    """Return the number of records, and the names of the dims that run over them."""
     lengths: dict[str, int] = {}
     leading_dims: set[str] = set()
     for rv in model.observed_RVs:

@@ -39,16 +39,15 @@ complement is drawn instead.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Real
 from typing import Protocol, runtime_checkable
 
 import dp_accounting
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_dpvi.arguments import check_integer, check_number
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.randomness import KeyStream
 
@@ -203,8 +202,8 @@ class FixedSizeSampler:
     num_records: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_size", _whole("batch_size", self.batch_size, at_least=1))
-        object.__setattr__(self, "num_records", _whole("num_records", self.num_records, at_least=1))
+        object.__setattr__(self, "batch_size", check_integer("batch_size", self.batch_size, low=1))
+        object.__setattr__(self, "num_records", check_integer("num_records", self.num_records, low=1))
         if self.batch_size > self.num_records:
             raise ArgumentError(_BATCH_TOO_LARGE)
 
@@ -330,9 +329,9 @@ def make_sampler(
     if sampling_prob is not None:
         sampling_prob = _probability(sampling_prob)
     if batch_size is not None:
-        batch_size = _whole("batch_size", batch_size, at_least=1)
+        batch_size = check_integer("batch_size", batch_size, low=1)
     if num_records is not None:
-        num_records = _whole("num_records", num_records, at_least=1)
+        num_records = check_integer("num_records", num_records, low=1)
     if sampling_prob is not None and batch_size is not None:
         raise ArgumentError("sampling_prob and batch_size say the same thing twice; give one of them.")
     if batch_size is not None:
@@ -453,36 +452,16 @@ def _everything(num_records: int, n_steps: int) -> Batches:
 
 
 def _sizes(num_records: int, n_steps: int) -> tuple[int, int]:
-    num_records = _whole("num_records", num_records, at_least=1)
-    n_steps = _whole("n_steps", n_steps, at_least=0)
+    num_records = check_integer("num_records", num_records, low=1)
+    n_steps = check_integer("n_steps", n_steps, low=0)
     # Positions run a piece of draws beyond the last trial, each up to 8 * 2^30 trials long.
     if num_records * n_steps > 2**61:
         raise ArgumentError("n_steps is too large for one draw; draw fewer steps at a time.")
     return num_records, n_steps
 
 
-def _whole(name: str, value: int, *, at_least: int) -> int:
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise ArgumentError(
-            f"{name} must be a whole number such as 100, found {type(value).__name__}."
-        ) from None
-    if number < at_least:
-        raise ArgumentError(f"{name} must be at least {at_least}, found {number}.")
-    return number
-
-
 def _probability(value: float) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-        raise ArgumentError(
-            f"sampling_prob must be a number in (0, 1], such as 0.01, found {type(value).__name__}."
-        )
-    prob = float(value)
-    if not 0.0 < prob <= 1.0:  # refuses NaN too
-        raise ArgumentError(f"sampling_prob must be in (0, 1], such as 0.01, found {prob:g}.")
+    prob = check_number("sampling_prob", value, high=1.0, closed_high=True, example=0.01)
     if prob < _SMALLEST_PROB:
         raise ArgumentError(f"sampling_prob must be at least {_SMALLEST_PROB:.2g} (2**-30), found {prob:g}.")
     if _LARGEST_PROB < prob < 1.0:

@@ -6,7 +6,8 @@ r"""The compiled step: one batch, one latent draw, one vector of noise, one upda
     \tilde s &= \sum_{i\in B} \operatorname{clip}_C\!\big(g_i\big) + \eta
               \qquad\text{(}\texttt{PrivateSum}\text{: the only thing that sees records)}\\
     \nabla_{z_m} &= \tfrac{\sqrt M}{q}\,\tilde s_m + \nabla \log p(z_m) \\
-    \nabla_\xi &= \tfrac1M \sum_m \Big(\frac{\partial z_m}{\partial\xi}\Big)^{\!\top} \nabla_{z_m} + \nabla_\xi H(q_\xi)
+    \nabla_\xi &= \tfrac1M \sum_m \Big(\frac{\partial z_m}{\partial\xi}\Big)^{\!\top} \nabla_{z_m}
+                   + \nabla_\xi H(q_\xi)
 
 The scale is 1/q, a public constant: never the realised batch size. Everything after the noisy sum is
 post-processing. The function also keeps the running average of the iterates,

@@ -314,7 +314,9 @@ moderate = st.one_of(st.just(0.0), st.floats(-10, 10), st.sampled_from([1e-90, -
 
 
 @st.composite
-def layouts(draw: Callable, elements: st.SearchStrategy = entries) -> tuple[list[np.ndarray], tuple[bool, ...]]:
+def layouts(
+    draw: Callable, elements: st.SearchStrategy = entries
+) -> tuple[list[np.ndarray], tuple[bool, ...]]:
     """Some blocks, dense and outer, for the same records."""
     batch = draw(st.integers(0, 5))
     outer = tuple(draw(st.lists(st.booleans(), min_size=1, max_size=3)))
@@ -390,7 +392,9 @@ def test_zero_times_non_finite_contributes_nothing(bad: float, zero_side: str, w
         np.testing.assert_array_equal(narrow, 0.0)
 
 
-@pytest.mark.parametrize(("left", "right"), [(1e200, 1e-200), (1e-170, 1e150), (1e-200, 1e300), (3e-160, 1e160)])
+@pytest.mark.parametrize(
+    ("left", "right"), [(1e200, 1e-200), (1e-170, 1e150), (1e-200, 1e300), (3e-160, 1e160)]
+)
 def test_a_norm_does_not_underflow_in_one_factor(left: float, right: float):
     # ‖a‖² underflows to 0, but a ⊗ δ is long.
     got = release([np.full((1, 2), left), np.full((1, 3), right)], (True,), 0.1, np.zeros(6))

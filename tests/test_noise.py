@@ -57,11 +57,11 @@ def test_stddev_is_a_frozen_float() -> None:
 
 @pytest.mark.parametrize("stddev", [0.0, -0.0, -1.0, float("nan"), float("inf"), 5e-324, 1e300, 10**400, 0])
 def test_stddev_must_be_finite_and_positive(stddev: float) -> None:
-    with pytest.raises(ArgumentError, match="stddev must be finite and positive"):
+    with pytest.raises(ArgumentError, match="stddev must be a finite number in"):
         GaussianNoise(stddev)
 
 
 @pytest.mark.parametrize("stddev", [True, np.True_, "1.0", None, 1j, [1.0], np.array([1.0])])
 def test_stddev_must_be_a_number(stddev: object) -> None:
-    with pytest.raises(ArgumentError, match=r"stddev must be a number.*l2_clip_norm"):
+    with pytest.raises(ArgumentError, match=r"stddev must be a finite number"):
         GaussianNoise(stddev)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ LAYERS = (
     ("__init__",),
     ("inference",),
     ("approximation",),
+    ("loop",),
     ("step",),
     ("mechanism",),
     ("separability",),
@@ -37,13 +38,14 @@ LAYERS = (
     ("accounting", "report"),
     ("noise", "sampling"),
     ("randomness",),
-    ("arguments", "compat", "progress"),
+    ("compat", "progress"),
+    ("arguments",),
     ("errors",),
 )
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Two parts that must stay usable, and readable, without PyMC.
-ACCOUNTING_MAY_IMPORT = {"dp_accounting", "numpy", "scipy", "errors", "sampling"}
+ACCOUNTING_MAY_IMPORT = {"dp_accounting", "numpy", "scipy", "arguments", "errors", "sampling"}
 REPORT_MAY_IMPORT = {"errors"}
 
 

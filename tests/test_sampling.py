@@ -493,26 +493,30 @@ NAN, INF = float("nan"), float("inf")
         ("poisson", {"batch_size": 7920, "num_records": 7919}, "batch_size is larger"),
         ("fixed_size", {"batch_size": 7920, "num_records": 7919}, "batch_size is larger"),
         *[
-            ("poisson", {"sampling_prob": q}, r"sampling_prob must be in \(0, 1\]")
+            ("poisson", {"sampling_prob": q}, r"sampling_prob must be a finite number in \(0, 1\]")
             for q in (0, 0.0, -0.1, 1.0000001, 2, NAN, INF, -INF)
         ],
         *[
-            ("poisson", {"sampling_prob": q}, "sampling_prob must be a number")
+            ("poisson", {"sampling_prob": q}, "sampling_prob must be a finite number")
             for q in (True, np.True_, "0.1", b"1", 1j, [0.1], np.array([0.1]))
         ],
         ("poisson", {"sampling_prob": 1e-12}, "at least 9.3e-10"),
         ("poisson", {"sampling_prob": 1 - 1e-9}, "use sampling_prob=1"),
         *[
-            ("fixed_size", {"batch_size": b, "num_records": 9}, "batch_size must be a whole number")
+            ("fixed_size", {"batch_size": b, "num_records": 9}, "batch_size must be an integer")
             for b in (True, 2.0, "2", NAN, [2])
         ],
         *[
-            ("fixed_size", {"batch_size": 2, "num_records": n}, "num_records must be a whole")
+            ("fixed_size", {"batch_size": 2, "num_records": n}, "num_records must be an integer")
             for n in (True, 9.0, "9", NAN)
         ],
-        ("poisson", {"batch_size": 0, "num_records": 9}, "batch_size must be at least 1, found 0"),
-        ("poisson", {"batch_size": -2, "num_records": 9}, "batch_size must be at least 1"),
-        ("poisson", {"batch_size": 1, "num_records": 0}, "num_records must be at least 1"),
+        (
+            "poisson",
+            {"batch_size": 0, "num_records": 9},
+            "batch_size must be an integer of at least 1; found 0",
+        ),
+        ("poisson", {"batch_size": -2, "num_records": 9}, "batch_size must be an integer of at least 1"),
+        ("poisson", {"batch_size": 1, "num_records": 0}, "num_records must be an integer of at least 1"),
     ],
 )
 def test_make_sampler_refuses(name: str, arguments: dict, message: str) -> None:

@@ -7,7 +7,7 @@ The cost of a run is a sequence of `dp_accounting.DpEvent`, one for each step, h
 ``events``          sampler x neighboring relation x accountant -> `DpEvent`; the one place
 ``accountants``     the accountants by name, what each guarantees, and guards on their numerics
 ``calibration``     `epsilon`, `noise_multiplier`, `default_sampling_prob`
-``validation``      checks of the arguments that they share
+``relations``       the neighboring relations by name
 ==================  =============================================================================
 
 Throughout, ``noise_multiplier`` is the standard deviation of the noise divided by

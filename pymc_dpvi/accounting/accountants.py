@@ -44,7 +44,7 @@ from dp_accounting import NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from pymc_dpvi.accounting.validation import check_relation
+from pymc_dpvi.accounting.relations import check_relation
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = [

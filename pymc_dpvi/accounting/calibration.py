@@ -40,7 +40,8 @@ from pymc_dpvi.accounting.accountants import (
     accountant_info,
 )
 from pymc_dpvi.accounting.events import EventSampler, step_event
-from pymc_dpvi.accounting.validation import check_integer, check_number, check_relation
+from pymc_dpvi.accounting.relations import check_relation
+from pymc_dpvi.arguments import check_integer, check_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 from pymc_dpvi.sampling import FullBatchSampler, PoissonSampler
 

@@ -1,0 +1,62 @@
+"""What every test file shares: PyTensor's warning about BLAS, and two tiny models."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytest
+
+with warnings.catch_warnings():
+    # PyTensor installed from PyPI links no BLAS and says so once, when the C backend first asks. Asking here
+    # keeps the warning out of the tests, where it would be an error.
+    warnings.simplefilter("ignore", UserWarning)
+    _ = pytensor.config.blas__ldflags
+
+NUM_RECORDS = 61
+
+
+@pytest.fixture(scope="session")
+def table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return X of shape (61, 2), a binary label and a real outcome."""
+    rng = np.random.default_rng(2017)
+    x = rng.normal(size=(NUM_RECORDS, 2))
+    label = (x @ [1.0, -0.5] + rng.logistic(size=NUM_RECORDS) > 0).astype("int64")
+    outcome = x @ [1.0, -0.5] + rng.normal(size=NUM_RECORDS)
+    return x, label, outcome
+
+
+@pytest.fixture(scope="session")
+def logistic(table: tuple[np.ndarray, ...]) -> Callable[[], pm.Model]:
+    """Return a function that builds a logistic regression with two coefficients."""
+    x, label, _ = table
+
+    def build() -> pm.Model:
+        with pm.Model(coords={"feature": ["age", "weight"]}) as model:
+            beta = pm.Normal("beta", 0, 1, dims="feature")
+            pm.Bernoulli("income", logit_p=x @ beta, observed=label)
+        return model
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def linear(table: tuple[np.ndarray, ...]) -> Callable[[], pm.Model]:
+    """Return a function that builds a linear regression on pm.Data, with record dims and Deterministics."""
+    x, _, outcome = table
+
+    def build() -> pm.Model:
+        coords = {"person": [f"p{i}" for i in range(NUM_RECORDS)], "feature": ["age", "weight"]}
+        with pm.Model(coords=coords) as model:
+            data = pm.Data("x", x, dims=("person", "feature"))
+            beta = pm.Normal("beta", 0, 1, dims="feature")
+            sigma = pm.HalfNormal("sigma", 1)
+            mean = pm.Deterministic("mean", data @ beta, dims="person")
+            pm.Deterministic("twice", 2 * beta, dims="feature")
+            pm.Normal("outcome", mean, sigma, observed=outcome, dims="person")
+        return model
+
+    return build

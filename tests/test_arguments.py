@@ -1,0 +1,106 @@
+"""Checks of what a user types."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pymc_dpvi.arguments import check_choice, check_count, check_number, check_seed, refuse_unknown
+from pymc_dpvi.errors import ArgumentError
+
+
+def test_choice() -> None:
+    check_choice("colour", "red", ("red", "blue"))
+    for wrong in ("green", "Red", 1, None, ["red"]):
+        with pytest.raises(ArgumentError, match=r"colour must be one of \['red', 'blue'\]"):
+            check_choice("colour", wrong, ("red", "blue"))
+
+
+@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), np.int64(1), np.float64(0.5), Fraction(1, 2)])
+def test_number(value: Any) -> None:
+    found = check_number("epsilon", value, low=0.0)
+    assert type(found) is float
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    "value", [True, np.True_, "1", None, 1j, [1.0], np.ones(1), np.ones(3), Decimal(1), b"1"]
+)
+def test_not_a_number(value: Any) -> None:
+    with pytest.raises(ArgumentError, match="epsilon must be a number, such as 1"):
+        check_number("epsilon", value, low=0.0)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf, -np.inf, 2.0, 3.0])
+def test_number_out_of_range(value: float) -> None:
+    with pytest.raises(ArgumentError, match=r"delta must be above 0 and below 2, such as 0\.1"):
+        check_number("delta", value, low=0.0, high=2.0, example=0.1)
+    if value < 2.0 or not np.isfinite(value):
+        with pytest.raises(ArgumentError, match="above 0, finite"):
+            check_number("epsilon", value, low=0.0)
+
+
+@pytest.mark.parametrize("value", [1, 7, np.int64(3), np.uint8(2), 10**30])
+def test_count(value: Any) -> None:
+    found = check_count("n", value)
+    assert type(found) is int
+    assert found == value
+
+
+@pytest.mark.parametrize("value", [1.0, True, np.False_, "3", None, np.nan, np.arange(2)])
+def test_not_a_count(value: Any) -> None:
+    with pytest.raises(ArgumentError, match="n must be a whole number"):
+        check_count("n", value)
+
+
+def test_count_too_small() -> None:
+    with pytest.raises(ArgumentError, match="n must be at least 1; found 0"):
+        check_count("n", 0)
+    with pytest.raises(ArgumentError, match="at least 5"):
+        check_count("n", 4, at_least=5)
+    assert check_count("n", 0, at_least=0) == 0
+
+
+def test_seed() -> None:
+    assert check_seed("seed", 0) == 0
+    assert check_seed("seed", 2**63 - 1) == 2**63 - 1
+    for wrong in (-1, 2**63, 1.0, "1", True):
+        with pytest.raises(ArgumentError, match="seed must be"):
+            check_seed("seed", wrong)
+
+
+def test_refuse_unknown() -> None:
+    refuse_unknown({}, {"a": "reason"}, "f")
+    with pytest.raises(ArgumentError, match=r"^f does not take a=: reason\.$"):
+        refuse_unknown({"a": 1}, {"a": "reason"}, "f")
+    with pytest.raises(ArgumentError, match=r"^f does not take b=\.$"):
+        refuse_unknown({"b": 1}, {"a": "reason"}, "f")
+
+
+@pytest.mark.parametrize("check", [check_number, check_count, check_seed, check_choice])
+def test_arrays_are_not_written_out(check: Any) -> None:
+    """Somebody who passes the data in place of a number must not find them in the log."""
+    options: dict[str, Any] = {"low": 0.0} if check is check_number else {}
+    options |= {"choices": ("a",)} if check is check_choice else {}
+    for secret in (np.array([7231.4159]), [7231.4159], (7231.4159,), {"a": 7231.4159}):
+        with pytest.raises(ArgumentError) as caught:
+            check("epsilon", secret, **options)
+        assert "7231" not in str(caught.value)
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_every_float_is_taken_or_refused(value: float) -> None:
+    try:
+        found = check_number("epsilon", value, low=0.0, high=1.0)
+    except ArgumentError as error:
+        assert not 0.0 < value < 1.0
+        assert re.match(r"epsilon must be above 0 and below 1", str(error))
+    else:
+        assert found == value and 0.0 < value < 1.0

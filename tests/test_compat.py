@@ -1,0 +1,123 @@
+"""The two generations of PyMC and ArviZ."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import arviz as az
+import numpy as np
+import pytest
+from pytensor.compile.mode import Mode
+
+from pymc_dpvi import compat
+from pymc_dpvi.compat import compile_mode, posterior_data, versions
+from pymc_dpvi.errors import ArgumentError
+
+DATA_TREE = int(az.__version__.split(".")[0]) >= 1
+
+
+def example(**kwargs: Any) -> Any:
+    rng = np.random.default_rng(0)
+    return posterior_data(
+        {"a": rng.normal(size=(1, 5)), "b": rng.normal(size=(1, 5, 2))},
+        coords={"feature": ["x", "y"]},
+        dims={"b": ["feature"]},
+        attrs={"privacy_epsilon": 0.5, "privacy_report": '{"epsilon": 0.5}'},
+        **kwargs,
+    )
+
+
+def groups(data: Any) -> list[str]:
+    return list(data.children) if DATA_TREE else list(data.groups())
+
+
+def test_posterior_data() -> None:
+    data = example()
+    assert type(data).__name__ == ("DataTree" if DATA_TREE else "InferenceData")
+    assert groups(data) == ["posterior"]
+    posterior = data["posterior"]
+    assert posterior["a"].dims == ("chain", "draw")
+    assert posterior["b"].dims == ("chain", "draw", "feature")
+    assert list(posterior["feature"].values) == ["x", "y"]
+    assert set(posterior.coords) == {"chain", "draw", "feature"}
+    for attrs in (data.attrs, posterior.attrs):
+        assert attrs["privacy_epsilon"] == 0.5
+
+
+def test_transformed_values_have_a_group() -> None:
+    data = example(transformed={"a_log__": np.zeros((1, 5))})
+    assert groups(data) == ["posterior", "unconstrained_posterior"]
+    assert set(data["unconstrained_posterior"].data_vars) == {"a_log__"}
+    assert groups(example(transformed={})) == ["posterior"]
+
+
+def test_netcdf_round_trip(tmp_path: Any) -> None:
+    data = example()
+    path = str(tmp_path / "a.nc")
+    data.to_netcdf(path)
+    back = az.from_netcdf(path)
+    assert groups(back) == ["posterior"]
+    for name in ("a", "b"):
+        np.testing.assert_array_equal(back["posterior"][name].values, data["posterior"][name].values)
+    assert back["posterior"].attrs["privacy_report"] == back.attrs["privacy_report"] == '{"epsilon": 0.5}'
+
+
+@pytest.mark.parametrize(
+    ("backend", "kwargs", "linker"),
+    [
+        (None, None, "Numba"),
+        ("numba", {}, "Numba"),
+        ("c", {"name": "step"}, "VM"),
+        ("cvm", None, "VM"),
+        (None, {"mode": "NUMBA"}, "Numba"),
+        (None, {"mode": "CVM"}, "VM"),
+    ],
+)
+def test_compile_mode(backend: str | None, kwargs: dict[str, Any] | None, linker: str) -> None:
+    before = None if kwargs is None else dict(kwargs)
+    found = compile_mode(backend, kwargs)
+    assert isinstance(found["mode"], Mode)
+    assert type(found["mode"].linker).__name__.startswith(linker)
+    assert kwargs == before  # the caller's dict is left alone
+    assert set(found) == {"mode", *(kwargs or {})}
+
+
+@pytest.mark.parametrize("backend", ["jax", "JAX", "pytorch", "mlx", "fortran", "", 3, ["c"]])
+def test_backend_that_is_not_there(backend: Any) -> None:
+    with pytest.raises(ArgumentError, match="is not available: a private step needs the noise kernel"):
+        compile_mode(backend, None)
+
+
+@pytest.mark.parametrize("mode", ["JAX", "PYTORCH", "MLX", "NanGuardMode", "DebugMode", "nonsense", 3])
+def test_mode_that_is_not_there(mode: Any) -> None:
+    """NanGuardMode and DebugMode stop on data values, or write them out."""
+    with pytest.raises(ArgumentError, match="mode"):
+        compile_mode(None, {"mode": mode})
+
+
+def test_backend_and_mode() -> None:
+    with pytest.raises(ArgumentError, match="not both"):
+        compile_mode("c", {"mode": "CVM"})
+
+
+def test_versions() -> None:
+    found = versions()
+    assert found["pymc"] == metadata.version("pymc")
+    assert list(found) == [
+        "pymc-dpvi",
+        "pymc",
+        "pytensor",
+        "arviz",
+        "numpy",
+        "dp-accounting",
+        "cryptography",
+    ]
+
+
+def test_version_of_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(compat.metadata, "version", missing)
+    assert set(versions().values()) == {"unknown"}
