@@ -56,9 +56,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self._report: PrivacyReport | None = None
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
         self.hist: np.ndarray = np.asarray(())
-        self.withheld = tuple(
-            d.name for d in record.model.deterministics if not _is_free_of_records(record, d)
-        )
+        self.withheld = tuple(d.name for d in record.model.deterministics if not record.may_be_released(d))
 
     @property
     def latents(self) -> Latents:
@@ -185,10 +183,11 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             If `node` depends on record data.
         """
         for var in node if isinstance(node, list | tuple) else [node]:
-            if self._record.depends_on_records(var):
+            if not self._record.may_be_released(var):
                 raise UnsupportedModelError(
-                    f"'{var.name or 'The expression'}' depends on the records; a sample of it would not "
-                    "be private. Use expressions of the free variables and of public data."
+                    f"'{var.name or 'The expression'}' depends on the records, or on an array that was not "
+                    "declared public, so a sample of it may not be private. Use expressions of the free "
+                    "variables, and name public pm.Data in public_data=[...]."
                 )
         return super().sample_node(node, *args, **kwargs)
 
@@ -230,14 +229,6 @@ class DPFullRank(DPApproximation):
         diagonal = np.diag_indices(mu.size)
         chol[diagonal] = np.logaddexp(0, chol[diagonal])
         return mu + rng.standard_normal((draws, mu.size)).astype(mu.dtype) @ chol.T
-
-
-def _is_free_of_records(record: RecordModel, var: Variable) -> bool:
-    """Whether a deterministic may be released: no record behind it, no axis over records."""
-    dims = record.model.named_vars_to_dims.get(var.name) or (None,) * var.type.ndim  # type: ignore[attr-defined]
-    along = any(d in record.record_dims for d in dims if d is not None)
-    unnamed = [n for d, n in zip(dims, var.type.shape, strict=True) if d is None]  # type: ignore[attr-defined]
-    return not (along or record.num_records in unnamed or record.depends_on_records(var))
 
 
 def _evaluate(

@@ -79,6 +79,21 @@ def _largest(row: np.ndarray) -> float:  # pragma: no cover
 
 
 @_kernel
+def _squared_norm_outer(left: np.ndarray, right: np.ndarray) -> float:  # pragma: no cover
+    """Squared norm of ``left ⊗ right``; NaN if an entry of either is not finite or too large."""
+    a, b = _squared_norm(left), _squared_norm(right)
+    if not (a < np.inf and b < np.inf):  # also for NaN
+        return np.nan
+    if a < 1e-280 or b < 1e-280:
+        # The square of one factor may have underflowed while the other is huge: scale first.
+        p, q = _largest(left), _largest(right)
+        if p == 0.0 or q == 0.0:
+            return 0.0
+        return (p * q) * (p * q) * _squared_norm(left / p) * _squared_norm(right / q)
+    return a * b
+
+
+@_kernel
 def add_squared_norms(rows: np.ndarray, total: np.ndarray) -> None:  # pragma: no cover
     """Add the squared norm of each row of a dense block to `total`, shape ``(batch,)``."""
     for i in range(rows.shape[0]):
@@ -91,17 +106,7 @@ def add_squared_norms_outer(
 ) -> None:  # pragma: no cover
     """Add the squared norm of each ``left[i] ⊗ right[i]`` to `total`, shape ``(batch,)``."""
     for i in range(left.shape[0]):
-        a, b = _squared_norm(left[i]), _squared_norm(right[i])
-        if a < 1e-280 or b < 1e-280:
-            # A square may have underflown while the other factor is huge: scale first.
-            p, q = _largest(left[i]), _largest(right[i])
-            if p > 0.0 and q > 0.0:
-                a, b = _squared_norm(left[i] / p), _squared_norm(right[i] / q)
-                total[i] += (p * q) * (p * q) * a * b
-            elif not (p == 0.0 and b < np.inf) and not (q == 0.0 and a < np.inf):
-                total[i] = np.nan
-        else:
-            total[i] += a * b
+        total[i] += _squared_norm_outer(left[i], right[i])
 
 
 @_kernel

@@ -91,7 +91,7 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
             "for backend='numba' (default) and backend='c'."
         )
     mode = get_mode(kwargs.get("mode", _BACKENDS[backend or "numba"]))
-    if not isinstance(mode, Mode) or type(mode.linker).__name__ in {
+    if type(mode) is not Mode or type(mode.linker).__name__ in {
         "JAXLinker",
         "PytorchLinker",
         "MLXLinker",

@@ -217,13 +217,15 @@ def vanilla_gradients(
 
 
 def _gradient(cost: TensorVariable, wrt: Sequence[TensorVariable]) -> list[TensorVariable]:
+    failure = ""
     try:
         return list(pytensor.grad(cost, list(wrt), disconnected_inputs="ignore", return_disconnected="zero"))
     except Exception as error:  # each operation has its own way of saying that it has none
-        raise UnsupportedModelError(
-            "The model's log-density has no gradient with respect to its free variables "
-            f"({type(error).__name__}). Replace the operation that has none, or marginalise it."
-        ) from None
+        failure = type(error).__name__
+    raise UnsupportedModelError(
+        "The model's log-density has no gradient with respect to its free variables "
+        f"({failure}). Replace the operation that has none, or marginalise it."
+    )
 
 
 def _over_batch(

@@ -34,12 +34,13 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT
 
 from pymc_dpvi.errors import NotSeparableError
 
-__all__ = ["array_shape", "array_value", "is_array", "resize_records", "walk"]
+__all__ = ["array_shape", "array_value", "inner_constants", "is_array", "resize_records", "walk"]
 
 
 def walk(
@@ -60,12 +61,12 @@ def walk(
     into_size : bool
         Whether to follow the ``size`` and generator inputs of random variables too.
     through_shape : bool
-        Whether to follow what only the shape is taken of.
+        Whether to follow what only the number of columns is taken of.
 
     Returns
     -------
     list of Variable
-        In topological order, each once.
+        In topological order, each once; with the arrays that are captured in inner graphs.
     """
     stopped = set(stop)
     order: list[Variable] = []
@@ -81,12 +82,49 @@ def walk(
             continue
         stack.append((var, True))
         inputs = var.owner.inputs
-        if isinstance(var.owner.op, Shape | Shape_i) and not through_shape:
+        if not through_shape and _reads_columns(var):
             inputs = []
         elif isinstance(var.owner.op, RandomVariable) and not into_size:
             inputs = var.owner.op.dist_params(var.owner)
-        stack.extend((i, False) for i in reversed(inputs) if i not in done)
+        stack.extend((i, False) for i in reversed([*inner_constants(var.owner.op), *inputs]) if i not in done)
     return order
+
+
+def inner_constants(op: Any) -> list[Variable]:
+    """Return the arrays that are captured in the inner graph of an op, such as that of a `Scan`."""
+    found: list[Variable] = []
+    for inner in (op, getattr(op, "core_op", None)):
+        graph = getattr(inner, "fgraph", None)
+        for node in getattr(graph, "apply_nodes", ()):
+            found += [i for i in node.inputs if isinstance(i, Constant) and is_array(i)]
+            found += inner_constants(node.op)
+    return found
+
+
+def _reads_columns(var: Variable) -> bool:
+    """Whether `var` is the length of a trailing axis of an array as it was given: ``X.shape[1]``.
+
+    Such lengths are part of the schema. The leading one is the number of records, and the shape of
+    something computed, ``pt.nonzero(x)[0].shape``, may depend on any value.
+    """
+    node = var.owner
+    if node is None:
+        return False
+    if isinstance(node.op, Shape_i):
+        return node.op.i > 0 and node.inputs[0].owner is None
+    if isinstance(node.op, Subtensor) and len(node.inputs) in (1, 2):
+        shape = node.inputs[0].owner
+        entries = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+        if shape is None or not isinstance(shape.op, Shape) or len(entries) != 1:
+            return False
+        (entry,) = entries
+        index = getattr(entry, "data", entry)
+        return (
+            isinstance(index, int | np.integer | np.ndarray)
+            and int(index) > 0
+            and (shape.inputs[0].owner is None)
+        )
+    return False
 
 
 def is_array(var: Variable) -> bool:
@@ -159,6 +197,7 @@ def resize_records(
         check = isinstance(node.op, CheckAndRaise)
         if not (changed or made or check or everything or var in observed):
             continue
+        failure = ""
         try:
             if random:
                 new = [_resize_random(var, memo, num_records, rows, leading or var in observed)]
@@ -169,14 +208,16 @@ def resize_records(
                 olds = node.outputs
         except NotSeparableError:
             raise
-        except Exception as error:
+        except Exception as error:  # raised below, so that nothing of this one is chained to it
+            failure = type(error).__name__
+        if failure:
             raise NotSeparableError(
                 f"{describe(var)} cannot be written for one record at a time: the operation "
                 f"{type(node.op).__name__} does not work on fewer records than it was built with "
-                f"({type(error).__name__}). It probably mixes records, or uses an array whose leading "
+                f"({failure}). It probably mixes records, or uses an array whose leading "
                 "length equals the number of records by chance; if so, put that array into "
                 "pm.Data(name, ..., dims=...) with its own dim, or name it in public_data=[...]."
-            ) from None
+            )
         for old, fresh in zip(olds, new, strict=True):
             if fresh.name is None:
                 fresh.name = old.name

@@ -39,6 +39,7 @@ from pymc_dpvi.errors import (
     ArgumentError,
     CalibrationError,
     InsecureNoiseWarning,
+    PrivacyError,
     PrivacyWarning,
     UnsupportedModelError,
 )
@@ -177,7 +178,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             check_number("epsilon", epsilon, low=0.0)
         if noise_multiplier is not None:
             check_number("noise_multiplier", noise_multiplier, low=0.0)
-        check_number("l2_clip_norm", l2_clip_norm, low=1e-100, high=1e100, example=1.0)
+        check_number("l2_clip_norm", l2_clip_norm, low=1e-6, high=1e12, example=1.0)
         if insecure_noise_seed is not None:
             check_seed("insecure_noise_seed", insecure_noise_seed)
         check_choice("sampler", sampler, ("poisson", "fixed_size", "full_batch"))
@@ -208,6 +209,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._iterate: list[np.ndarray] | None = None
         self._callbacks: list[Callback] = []
         self._steps_run = 0
+        self._running = False
         self._approx = self._family(
             record, random_seed=random_seed, **self._start(record.model, start, start_sigma)
         )
@@ -318,6 +320,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         Privacy: costs the (ε, δ) given to the method, once per call. A keyboard interrupt returns the
         approximation so far, at the planned cost.
         """
+        self._check_idle()
         n = check_integer("n", n)
         if score:
             raise ArgumentError(
@@ -374,6 +377,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         if self._step is None:
             raise TypeError("Need to call `.fit` first")
         assert self._mechanism is not None
+        self._check_idle()
         n = check_integer("n", n)
         epsilon = self._cost(self._mechanism, n)
         self._restore_iterate()
@@ -390,6 +394,12 @@ class DPADVI(Inference):  # type: ignore[misc]
             "run_profiling is refused: its steps would look at the records unaccounted. Use "
             "fit(..., compile_kwargs={'profile': True}), or profile on synthetic data."
         )
+
+    def _check_idle(self) -> None:
+        if self._running:
+            raise PrivacyError(
+                "This fit is still running: fit and refine cannot be called from one of its callbacks."
+            )
 
     def _make_sampler(self, n: int) -> Any:
         name, sampling_prob, batch_size = self._sampling
@@ -508,7 +518,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._charge(n, epsilon)
         report = self._approx.privacy
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
-        done = 0
+        before = self._step.calls
+        shown = 0
         steps = iterate(
             self._step,
             self._mechanism,
@@ -518,11 +529,12 @@ class DPADVI(Inference):  # type: ignore[misc]
             n,
             every_step=bool(self._callbacks),
         )
+        self._running = True
         try:
             with StepProgress(n, cost, progressbar, theme) as progress:
-                for count in steps:
-                    progress.advance(count - done)
-                    done = count
+                for done in steps:
+                    progress.advance(done - shown)
+                    shown = done
                     for callback in self._callbacks:
                         callback(self._approx, None, self._steps_run + done)
         except StopIteration as stop:
@@ -530,6 +542,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         except KeyboardInterrupt:
             _logger.info("Interrupted; the planned cost is reported.")
         finally:
+            self._running = False
+            done = self._step.calls - before
             self._steps_run += done
             self._approx._report = report.with_steps_run(done)
             if done > averages_from(n):

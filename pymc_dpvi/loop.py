@@ -8,11 +8,13 @@ which takes out most of the noise of the last steps (Polyak and Juditsky 1992).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.mechanism import Mechanism, Streams
 from pymc_dpvi.step import PrivateStep
 
@@ -65,23 +67,32 @@ def iterate(
     FloatingPointError
         If the variational parameters become non-finite.
     """
-    expected = mechanism.sampler.sampling_prob * num_records
-    numbers = step.num_noise + int(np.prod(step.draw_shape)) + expected
+    # What can be seen from outside (the step at which an error is found, say) must not depend on the
+    # number of records: they only decide in how many pieces the batches of a chunk are drawn.
+    numbers = step.num_noise + int(np.prod(step.draw_shape))
     longest = int(np.clip(_CHUNK_NUMBERS / numbers, 1, _CHUNK_STEPS))
+    expected = mechanism.sampler.sampling_prob * num_records
+    piece = int(np.clip(_CHUNK_NUMBERS / max(1.0, expected), 1, longest))
+    process = os.getpid()
     for begin in range(0, n_steps, longest):
-        size = min(longest, n_steps - begin)
-        draws = mechanism.draw(streams, num_records, size, step.num_noise)
-        epsilon = rng.standard_normal((size, *step.draw_shape)).astype(step.dtype)
-        for t in range(size):
-            i = begin + t + 1
-            late = i - averages_from(n_steps)
-            batch = draws.indices[draws.offsets[t] : draws.offsets[t + 1]]
-            step(batch, draws.noise[t], epsilon[t], 1.0 / late if late > 0 else 0.0)
-            if every_step:
-                yield i
-        _check_finite(step.params, begin + size)
+        end = min(begin + longest, n_steps)
+        epsilon = rng.standard_normal((end - begin, *step.draw_shape)).astype(step.dtype)
+        for first in range(begin, end, piece):
+            size = min(piece, end - first)
+            draws = mechanism.draw(streams, num_records, size, step.num_noise)
+            for t in range(size):
+                if os.getpid() != process:
+                    raise PrivacyError("A private fit cannot go on in a forked process.")
+                done = first + t + 1
+                late = done - averages_from(n_steps)
+                batch = draws.indices[draws.offsets[t] : draws.offsets[t + 1]]
+                weight = 1.0 / late if late > 0 else 0.0
+                step(batch, draws.noise[t], epsilon[first + t - begin], weight)
+                if every_step:
+                    yield done
+        _check_finite(step.params, end)
         if not every_step:
-            yield begin + size
+            yield end
 
 
 def _check_finite(params: Sequence[Any], i: int) -> None:

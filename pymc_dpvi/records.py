@@ -17,7 +17,8 @@ What is *not* a record array counts as public, and the privacy report lists it b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import pymc as pm
 import pytensor
@@ -31,6 +32,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, walk
+from pymc_dpvi.guards import effectively_scalar, guard_records
 from pymc_dpvi.model_checks import (
     array_name,
     check_against_records,
@@ -96,9 +98,23 @@ class RecordModel:
         """Scalar log-density of the record in `rows`."""
         return pt.add(*[f.sum() for f in self.factors.values()])
 
-    def depends_on_records(self, var: Variable) -> bool:
-        """Whether `var`, a variable of the model, has a record array or an observed one behind it."""
-        return depends_on([var], [*self.arrays, *self.model.observed_RVs])
+    def may_be_released(self, var: Variable) -> bool:
+        """Whether a function of the free variables has no private number in it.
+
+        Behind it may stand free variables, single numbers and arrays that were declared public, and
+        nothing else: an array that is in the model, in whatever form, may be data.
+        """
+        model = self.model
+        dims = model.named_vars_to_dims.get(var.name) or (None,) * var.type.ndim  # type: ignore[attr-defined]
+        if any(d in self.record_dims for d in dims if d is not None):
+            return False
+        held = {*self.arrays, *model.observed_RVs, *(model.dim_lengths[d] for d in self.record_dims)}
+        for v in walk([var], stop=model.free_RVs, into_size=True, through_shape=False):
+            if v in held:
+                return False
+            if is_array(v) and v not in self.public and not effectively_scalar(array_value(v)):
+                return False
+        return True
 
     def data(self) -> list[SharedVariable]:
         """Return the record arrays as new shared variables on the model's own memory (no copy).
@@ -157,7 +173,14 @@ def build_record_model(
         unit=_unit(model, observed_dims),
     )
     assert_no_record_array(record)
-    return record
+    factors = guard_records(
+        list(one.factors.values()),
+        record.rows,
+        record.value_vars,
+        public,
+        lambda v: f"'{v.name}'" if v.name else f"The likelihood of {', '.join(map(repr, one.factors))}",
+    )
+    return replace(record, factors=dict(zip(one.factors, factors, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -223,13 +246,14 @@ def rebuild_likelihood(
     new_potentials = new[len(observed) : len(observed) + len(potentials)]
     new_values = new[len(observed) + len(potentials) :]
     rv_values = dict(zip(new_observed, new_values, strict=True))
-    try:
+    logps: dict[Variable, TensorVariable] = {}
+    with suppress(NotImplementedError):
         logps = conditional_logp(dict(rv_values), warn_rvs=False)
-    except NotImplementedError as error:
+    if len(logps) < len(rv_values):
         raise UnsupportedModelError(
-            f"PyMC cannot derive the log-density of the observed variables {sorted(names.values())} "
-            f"({type(error).__name__}). Use a distribution that has one, or pm.CustomDist(..., logp=...)."
-        ) from None
+            f"PyMC cannot derive the log-density of the observed variables {sorted(names.values())}. Use a "
+            "distribution that has one, or pm.CustomDist(..., logp=...)."
+        )
     terms = [logps[value] for value in rv_values.values()]
     if new_potentials:
         terms += graph_replace(new_potentials, rv_values, strict=False)
@@ -257,34 +281,58 @@ def in_values(
 
 
 def assert_no_record_array(record: RecordModel) -> None:
-    """Check that nothing in the one-row graph or in the prior still holds the records.
+    """Check that nothing in the one-row graph or in the prior still holds records.
 
-    Only shapes of record arrays may be read (a matrix's number of columns, say).
+    Only lengths of trailing axes of record arrays may be read (a matrix's number of columns, say). Arrays
+    in inner graphs count. ``pm.Data`` that are not indexed by records must be declared public: they are
+    data, and nothing in the graph says whose.
 
     Raises
     ------
-    NotSeparableError
-        If a record array, or any other array with an axis of length N, is an ancestor.
+    UnsupportedModelError
+        If an array is left that may hold private data; `NotSeparableError` in the likelihood.
     """
     model = record.model
-    held = set(record.arrays)
-    for var in walk(record.factors.values(), into_size=True, through_shape=False):
-        if var in held:
-            raise NotSeparableError(
-                f"{array_name(model, var)} enters the likelihood in a way that does not follow the "
-                "records. Write the likelihood with one row of it per observation."
-            )
-        if is_array(var) and not _may_stay(record, var):
-            raise NotSeparableError(
-                f"{array_name(model, var)} has an axis as long as the number of records, and it does "
-                "not follow them as a leading axis would. " + _AXIS_ADVICE
-            )
-    for var in walk([record.prior_logp], into_size=True, through_shape=False):
-        if var in held:
-            raise UnsupportedModelError(
-                f"The prior depends on {array_name(model, var)}, which holds the records. A prior must "
-                "not look at private data: use a fixed number."
-            )
+    held = {*record.arrays, *(model.dim_lengths[d] for d in record.record_dims)}
+    containers = set(model.data_vars)
+    data_free = [p for p in model.potentials if p.name not in record.factors]
+    for graphs, where in (
+        (list(record.factors.values()), "likelihood"),
+        ([record.prior_logp, *data_free], "prior"),
+    ):
+        for var in walk(graphs, into_size=True, through_shape=False):
+            if var in held and where == "likelihood":
+                raise NotSeparableError(
+                    f"{array_name(model, var)} enters the likelihood in a way that does not follow the "
+                    "records. Write the likelihood with one row of it per observation."
+                )
+            if var in held:
+                raise UnsupportedModelError(
+                    f"The prior depends on {array_name(model, var)}, which holds the records (or on their "
+                    "number). A prior must not look at private data: use a fixed number."
+                )
+            if not is_array(var) or var in record.public or effectively_scalar(array_value(var)):
+                continue
+            if not _may_stay(record, var):
+                raise NotSeparableError(
+                    f"{array_name(model, var)} has an axis as long as the number of records, and it does "
+                    f"not follow them as a leading axis of the likelihood would (in the {where}). "
+                    + _AXIS_ADVICE
+                )
+            if var in containers:
+                raise UnsupportedModelError(
+                    f"The pm.Data '{var.name}' enters the {where} but is not indexed by records, so nothing "
+                    f"protects it. If everybody may know it, say public_data=['{var.name}']; if it holds "
+                    "personal data, expand it to one row per record."
+                )
+    for pot in data_free:
+        for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
+            if is_array(var) and var not in record.public and not effectively_scalar(array_value(var)):
+                raise UnsupportedModelError(
+                    f"The Potential '{pot.name}' has an array of numbers in it but no axis over records, so "
+                    "nothing protects the array. If everybody may know it, put it into pm.Data('name', ...) "
+                    "and say public_data=['name']; a Potential on records needs one entry per record."
+                )
 
 
 _AXIS_ADVICE = (
@@ -295,9 +343,7 @@ _AXIS_ADVICE = (
 
 
 def _may_stay(record: RecordModel, var: Variable) -> bool:
-    """Whether a remaining array may be in the one-row graph."""
-    if var in record.public:
-        return True
+    """Whether a remaining array has no axis over records."""
     axes = [k for k, n in enumerate(array_shape(var)) if n == record.num_records]
     return all(_is_global_axis(record.model, var, k) for k in axes)
 
@@ -335,8 +381,14 @@ def _record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, frozense
                 f"The observed variable '{rv.name}' is a single number (a scalar), so there are no "
                 "records along a leading axis. Observe an array with one row per record."
             )
-        shape = value.type.shape
-        lengths[rv.name] = shape[0] if shape[0] is not None else array_shape(roots[0])[0]
+        length = value.type.shape[0]
+        lengths[rv.name] = _length(value.shape[0]) if length is None else length
+        if all(array_shape(v)[0] != lengths[rv.name] for v in roots):
+            raise UnsupportedModelError(
+                f"The observed values of '{rv.name}' are only a part of the array that holds them (a slice "
+                "of pm.Data, for example), so it is not clear which rows are the records. Give the model "
+                "the rows to be fitted and no others."
+            )
         dims = model.named_vars_to_dims.get(rv.name)
         if dims and dims[0] is not None:
             leading_dims.add(dims[0])

@@ -264,7 +264,7 @@ class PrivacyReport:
             said.append("The number of records is public.")
         if self.public_arrays:
             names = ", ".join(self.public_arrays)
-            said.append(f"Declared public, and not protected: {names}.")
+            said.append(f"Taken as public, and not protected: {names}.")
         if self.guarantee != "proven":
             said.append(f"The accountant's bound is {self.guarantee}; epsilon is no better than it.")
         return tuple(said)

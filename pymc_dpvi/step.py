@@ -66,6 +66,8 @@ class PrivateStep:
     ----------
     num_noise : int
         Length of the noise vector of a step.
+    calls : int
+        Steps made so far.
     draw_shape : tuple of int
         Shape of a step's standard normal draws, ``(n_mc, D)``.
     """
@@ -131,6 +133,7 @@ class PrivateStep:
             **compile_kwargs,
         )
         self._function.trust_input = True
+        self.calls = 0
         self.dtype = np.dtype(floatx)
 
     def _pull_back(
@@ -187,11 +190,14 @@ class PrivateStep:
         ModelEvaluationError
             If the model's graph raises on the records. The text tells nothing of them.
         """
+        failure = ""
         try:
             self._function(indices, noise, epsilon, np.asarray(weight, dtype=self.dtype))
-        except Exception as error:
+        except Exception as error:  # its text may hold data; raised below, so that it is not chained
+            failure = type(error).__name__
+        if failure:
             raise ModelEvaluationError(
-                f"The model's log-density raised {type(error).__name__} on the records. An index that is "
-                "out of range (a group number beyond the number of groups) is the usual cause. What was "
-                "planned has been charged."
-            ) from None
+                f"The model's log-density raised {failure} on the records. No operation should that passed "
+                "the checks: please report the model to pymc_dpvi. What was planned has been charged."
+            )
+        self.calls += 1

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pymc_dpvi.arguments import check_choice, check_count, check_number, check_seed, refuse_unknown
+from pymc_dpvi.arguments import check_choice, check_integer, check_number, check_seed, refuse_unknown
 from pymc_dpvi.errors import ArgumentError
 
 
@@ -34,38 +34,52 @@ def test_number(value: Any) -> None:
     "value", [True, np.True_, "1", None, 1j, [1.0], np.ones(1), np.ones(3), Decimal(1), b"1"]
 )
 def test_not_a_number(value: Any) -> None:
-    with pytest.raises(ArgumentError, match="epsilon must be a number, such as 1"):
-        check_number("epsilon", value, low=0.0)
+    with pytest.raises(
+        ArgumentError, match=r"epsilon must be a finite number in \(0, inf\), such as 1; found a \w+\."
+    ):
+        check_number("epsilon", value, low=0.0, example=1.0)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf, -np.inf, 2.0, 3.0])
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf, -np.inf, 2.0, 3.0, 10**400])
 def test_number_out_of_range(value: float) -> None:
-    with pytest.raises(ArgumentError, match=r"delta must be above 0 and below 2, such as 0\.1"):
+    with pytest.raises(ArgumentError, match=r"delta must be a finite number in \(0, 2\), such as 0\.1"):
         check_number("delta", value, low=0.0, high=2.0, example=0.1)
-    if value < 2.0 or not np.isfinite(value):
-        with pytest.raises(ArgumentError, match="above 0, finite"):
+    if not 0.0 < value < np.inf:
+        with pytest.raises(ArgumentError, match=r"epsilon must be a finite number in \(0, inf\); found"):
             check_number("epsilon", value, low=0.0)
 
 
+def test_closed_bounds() -> None:
+    assert check_number("q", 0, low=0.0, high=1.0, closed_low=True) == 0.0
+    assert check_number("q", 1, low=0.0, high=1.0, closed_high=True) == 1.0
+    with pytest.raises(ArgumentError, match=r"in \[0, 1\)"):
+        check_number("q", 1.0, low=0.0, high=1.0, closed_low=True)
+    with pytest.raises(ArgumentError, match=r"in \(0, 1\]"):
+        check_number("q", 0.0, low=0.0, high=1.0, closed_high=True)
+
+
 @pytest.mark.parametrize("value", [1, 7, np.int64(3), np.uint8(2), 10**30])
-def test_count(value: Any) -> None:
-    found = check_count("n", value)
+def test_integer(value: Any) -> None:
+    found = check_integer("n", value)
     assert type(found) is int
     assert found == value
 
 
 @pytest.mark.parametrize("value", [1.0, True, np.False_, "3", None, np.nan, np.arange(2)])
-def test_not_a_count(value: Any) -> None:
-    with pytest.raises(ArgumentError, match="n must be a whole number"):
-        check_count("n", value)
+def test_not_an_integer(value: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"n must be an integer of at least 1; found a \w+\."):
+        check_integer("n", value)
 
 
-def test_count_too_small() -> None:
-    with pytest.raises(ArgumentError, match="n must be at least 1; found 0"):
-        check_count("n", 0)
+def test_integer_out_of_range() -> None:
+    with pytest.raises(ArgumentError, match="n must be an integer of at least 1; found 0"):
+        check_integer("n", 0)
     with pytest.raises(ArgumentError, match="at least 5"):
-        check_count("n", 4, at_least=5)
-    assert check_count("n", 0, at_least=0) == 0
+        check_integer("n", 4, low=5)
+    with pytest.raises(ArgumentError, match="between 1 and 1,000; found 1001"):
+        check_integer("n", 1001, high=1000)
+    assert check_integer("n", 0, low=0) == 0
+    assert check_integer("n", 1000, high=1000) == 1000
 
 
 def test_seed() -> None:
@@ -84,7 +98,7 @@ def test_refuse_unknown() -> None:
         refuse_unknown({"b": 1}, {"a": "reason"}, "f")
 
 
-@pytest.mark.parametrize("check", [check_number, check_count, check_seed, check_choice])
+@pytest.mark.parametrize("check", [check_number, check_integer, check_seed, check_choice])
 def test_arrays_are_not_written_out(check: Any) -> None:
     """Somebody who passes the data in place of a number must not find them in the log."""
     options: dict[str, Any] = {"low": 0.0} if check is check_number else {}
@@ -101,6 +115,6 @@ def test_every_float_is_taken_or_refused(value: float) -> None:
         found = check_number("epsilon", value, low=0.0, high=1.0)
     except ArgumentError as error:
         assert not 0.0 < value < 1.0
-        assert re.match(r"epsilon must be above 0 and below 1", str(error))
+        assert re.match(r"epsilon must be a finite number in \(0, 1\); found", str(error))
     else:
         assert found == value and 0.0 < value < 1.0

@@ -82,6 +82,18 @@ def fitted(logistic: Build) -> Any:
         return pm.fit(20, method=DPADVI(**SEEDED), progressbar=False)
 
 
+_UNSPENT: list[DPADVI] = []
+
+
+@pytest.fixture
+def unspent(logistic: Build) -> DPADVI:
+    """Return a method that has spent nothing; the same one until some test spends it by mistake."""
+    if not _UNSPENT or _UNSPENT[0].approx._report is not None:
+        with logistic():
+            _UNSPENT[:] = [DPADVI(**CHEAP)]
+    return _UNSPENT[0]
+
+
 @pytest.fixture
 def nothing_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail as soon as a mechanism draws a batch or noise."""
@@ -308,17 +320,17 @@ def test_callback_that_raises(logistic: Build) -> None:
     assert (run.n_steps, run.steps_run) == (10, 3)
     assert 0.99 < run.epsilon <= 1.0
     assert method.approx.sample(2)["posterior"]["beta"].shape == (1, 2, 2)
-    method.refine(4, progressbar=False)  # and it can be gone on with, until the callback raises again or not
+    method.refine(4, progressbar=False)
     assert len(method.approx.privacy.runs) == 2
 
 
 # -------------------------------------------------------------------------------- progress bar
 
 
-@pytest.mark.parametrize("theme", [None, Theme({"bar.complete": "red"})])
 def test_progressbar(
-    logistic: Build, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, theme: Any
+    logistic: Build, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    theme = Theme({"bar.complete": "red"})
     monkeypatch.setenv("COLUMNS", "160")
     with logistic():
         method = DPADVI(**SEEDED)
@@ -392,10 +404,13 @@ def test_start_from_the_records_is_refused(linear: Build, nothing_spent: None) -
 # -------------------------------------------------------------------------------- optimisers
 
 
-OPTIMIZERS = ["sgd", "momentum", "nesterov_momentum", "adagrad", "rmsprop", "adadelta", "adam", "adamax"]
+OPTIMIZERS = ["sgd", "adagrad_window", "adam", "adadelta"]
+MORE_OPTIMIZERS = ["momentum", "nesterov_momentum", "adagrad", "rmsprop", "adamax"]
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "adagrad_window"])
+@pytest.mark.parametrize(
+    "name", [*OPTIMIZERS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_OPTIMIZERS)]
+)
 def test_optimizers(logistic: Build, name: str) -> None:
     rate = {"adadelta": 1.0}.get(name, 0.01)
     seen = Iterates()
@@ -465,8 +480,8 @@ BAD_FITS: dict[str, tuple[dict[str, Any], str]] = {
     "compile_kwargs type": ({"compile_kwargs": 5}, "compile_kwargs"),
     "compile_kwargs updates": ({"compile_kwargs": {"updates": {}}}, "updates"),
     "compile_kwargs givens": ({"compile_kwargs": {"givens": {}}}, "givens"),
-    "obj_n_mc zero": ({"obj_n_mc": 0}, "obj_n_mc must be at least 1"),
-    "obj_n_mc float": ({"obj_n_mc": 1.5}, "obj_n_mc must be a whole number"),
+    "obj_n_mc zero": ({"obj_n_mc": 0}, "obj_n_mc must be an integer of at least 1"),
+    "obj_n_mc float": ({"obj_n_mc": 1.5}, "obj_n_mc must be an integer"),
     "optimizer": ({"obj_optimizer": 3}, "obj_optimizer must be a function"),
     "optimizer result": ({"obj_optimizer": lambda grads, params: 3}, "obj_optimizer must be a function"),
     "callback": ({"callbacks": ["print"]}, "callbacks must be functions"),
@@ -483,30 +498,26 @@ BAD_FITS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_FITS)
-def test_refused_by_pm_fit(logistic: Build, case: str, nothing_spent: None) -> None:
+def test_refused_by_pm_fit(unspent: DPADVI, case: str, nothing_spent: None) -> None:
     kwargs, message = BAD_FITS[case]
-    with logistic():
-        method = DPADVI(**CHEAP)
-        with pytest.raises(ArgumentError, match=message):
-            pm.fit(5, method=method, progressbar=False, **kwargs)
+    with unspent.approx.model, pytest.raises(ArgumentError, match=message):
+        pm.fit(5, method=unspent, progressbar=False, **kwargs)
     with pytest.raises(PrivacyError, match="Nothing was spent"):
-        _ = method.approx.privacy
+        _ = unspent.approx.privacy
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, "10", True, None])
-def test_refused_number_of_steps(logistic: Build, n: Any, nothing_spent: None) -> None:
-    with logistic():
-        method = DPADVI(**CHEAP)
-        with pytest.raises(ArgumentError, match="n must be"):
-            method.fit(n, progressbar=False)
+def test_refused_number_of_steps(unspent: DPADVI, n: Any, nothing_spent: None) -> None:
+    with pytest.raises(ArgumentError, match="n must be"):
+        unspent.fit(n, progressbar=False)
     with pytest.raises(PrivacyError):
-        _ = method.approx.privacy
+        _ = unspent.approx.privacy
 
 
 @pytest.mark.parametrize("name", ["start", "start_sigma", "random_seed"])
-def test_refused_by_fit_with_the_way_out(logistic: Build, name: str, nothing_spent: None) -> None:
-    with logistic(), pytest.raises(ArgumentError, match=f"give {name}= to DPADVI itself"):
-        DPADVI(**CHEAP).fit(5, **{name: 1})
+def test_refused_by_fit_with_the_way_out(unspent: DPADVI, name: str, nothing_spent: None) -> None:
+    with pytest.raises(ArgumentError, match=f"give {name}= to DPADVI itself"):
+        unspent.fit(5, **{name: 1})
 
 
 def test_score_false_is_fine(logistic: Build) -> None:
@@ -514,9 +525,9 @@ def test_score_false_is_fine(logistic: Build) -> None:
         assert quiet(DPADVI(**CHEAP), 2, score=False).privacy.n_steps == 2
 
 
-def test_run_profiling_is_refused(logistic: Build, nothing_spent: None) -> None:
-    with logistic(), pytest.raises(ArgumentError, match="unaccounted"):
-        DPADVI(**CHEAP).run_profiling()
+def test_run_profiling_is_refused(unspent: DPADVI, nothing_spent: None) -> None:
+    with pytest.raises(ArgumentError, match="unaccounted"):
+        unspent.run_profiling()
 
 
 # -------------------------------------------------------------------------------- arguments of the method
@@ -587,7 +598,7 @@ def test_refused_plans(logistic: Build, case: str, nothing_spent: None) -> None:
 def test_impossible_target_says_what_is_possible(logistic: Build, nothing_spent: None) -> None:
     with logistic():
         method = DPADVI(epsilon=1e-9, delta=1e-8, sampler="full_batch")
-        with pytest.raises(CalibrationError, match=r"epsilon >= \S+ or") as caught:
+        with pytest.raises(CalibrationError, match=r"Try epsilon >= \S+") as caught:
             pm.fit(1_000_000, method=method, progressbar=False)
         possible = float(str(caught.value).split("epsilon >= ")[1].split()[0])
         assert 1e-9 < possible < 1.0
@@ -719,13 +730,15 @@ def test_keyboard_interrupt_by_signal(
 
     monkeypatch.setattr(StepProgress, "__enter__", enter)
     with logistic():
-        approx = quiet(DPADVI(**CHEAP), 90_000)
+        approx = quiet(DPADVI(**CHEAP, accountant="rdp"), 90_000)  # PLD would take seconds
     timer.join()
     run = approx.privacy.runs[0]
     assert run.n_steps == 90_000
     assert 0 < len(steps_seen) < 90_000
     assert abs(run.steps_run - len(steps_seen)) <= 1
-    planned = accounting.epsilon(delta=1e-6, noise_multiplier=2.0, n_steps=90_000, sampling_prob=0.3)
+    planned = accounting.epsilon(
+        delta=1e-6, noise_multiplier=2.0, n_steps=90_000, sampling_prob=0.3, accountant="rdp"
+    )
     assert approx.privacy.epsilon == planned
     assert np.isfinite(approx.sample(2)["posterior"]["beta"].values).all()
 
@@ -773,19 +786,19 @@ def test_refine_composes_and_goes_on_from_the_last_iterate(logistic: Build) -> N
     assert approx.sample(2).attrs["privacy_epsilon"] == report.epsilon
 
 
-def test_refine_before_fit(logistic: Build) -> None:
-    with logistic(), pytest.raises(TypeError, match="fit"):
-        DPADVI(**CHEAP).refine(3)
+def test_refine_before_fit(unspent: DPADVI) -> None:
+    with pytest.raises(TypeError, match="fit"):
+        unspent.refine(3)
 
 
-@pytest.mark.parametrize("n", [0, -3, 1.5, "3"])
-def test_bad_refine_spends_nothing(logistic: Build, n: Any) -> None:
+def test_bad_refine_spends_nothing(logistic: Build) -> None:
     with logistic():
         method = DPADVI(**CHEAP)
         approx = quiet(method, 4)
         report, values = approx.privacy, params(approx)
-        with pytest.raises(ArgumentError):
-            method.refine(n)
+        for n in (0, -3, 1.5, "3"):
+            with pytest.raises(ArgumentError):
+                method.refine(n)
     assert approx.privacy is report
     np.testing.assert_array_equal(params(approx), values)
 
@@ -842,8 +855,14 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("given", ["epsilon", "noise_multiplier"])
-@pytest.mark.parametrize("case", MECHANISMS)
+@pytest.mark.parametrize(
+    ("case", "given"),
+    [
+        *((case, "epsilon") for case in MECHANISMS),
+        ("fixed size", "noise_multiplier"),
+        ("vanilla", "noise_multiplier"),
+    ],
+)
 def test_mechanisms(logistic: Build, case: str, given: str, steps_seen: list[tuple[np.ndarray, ...]]) -> None:
     options = MECHANISMS[case]
     target = {given: {"epsilon": 1.0, "noise_multiplier": 3.0}[given]}
@@ -900,7 +919,7 @@ def test_divergence_is_said(logistic: Build) -> None:
     with logistic():
         method = DPADVI(**CHEAP)
         with pytest.raises(FloatingPointError, match="learning rate"):
-            quiet(method, 20, obj_optimizer=pm.sgd(learning_rate=1e308))
+            quiet(method, 20, obj_optimizer=pm.sgd(learning_rate=pytensor.shared(1e308)))
     assert method.approx.privacy.runs[0].n_steps == 20
 
 
@@ -954,10 +973,8 @@ def copies() -> dict[str, Callable[[Any], Any]]:
 
 
 @pytest.mark.parametrize("how", ["pickle", "cloudpickle", "copy", "deepcopy"])
-def test_pickling_and_copying_are_refused(logistic: Build, fitted: Any, how: str) -> None:
-    with logistic():
-        method = DPADVI(**CHEAP)
-    for thing in (fitted, method, {"inside": fitted}, {"inside": [method]}):
+def test_pickling_and_copying_are_refused(unspent: DPADVI, fitted: Any, how: str) -> None:
+    for thing in (fitted, unspent, {"inside": fitted}, {"inside": [unspent]}):
         if how == "copy" and isinstance(thing, dict):
             continue  # a shallow copy of a dict copies no value
         with pytest.raises(TypeError, match="to_netcdf"):
@@ -969,7 +986,6 @@ def test_the_report_can_be_copied(fitted: Any) -> None:
     assert pickle.loads(pickle.dumps(report)) == copy.deepcopy(report) == report
 
 
-def test_reprs(logistic: Build, fitted: Any) -> None:
+def test_reprs(unspent: DPADVI, fitted: Any) -> None:
     assert repr(fitted) == str(fitted) == "DPMeanField(2 latent values)"
-    with logistic():
-        assert "DPADVI" in repr(DPADVI(**CHEAP))
+    assert "DPADVI" in repr(unspent)

@@ -64,7 +64,7 @@ def factors_without_guard(squared_norms: np.ndarray, l2_clip_norm: float) -> np.
 def per_coordinate(blocks: Any, noise: Any, c: float) -> Any:
     """Clips coordinates instead of the vector: the norm is then up to C·√D."""
     rows = as_matrix(blocks)
-    rows = pt.where(pt.isfinite(rows), rows, 0.0)
+    rows = pt.where(pt.isnan(rows), 0.0, rows)
     return pt.clip(rows, -c, c).sum(axis=0) + noise
 
 

@@ -58,7 +58,7 @@ def regression(prior: float | None = None) -> pm.Model:
     y[10::2] = 40.0
     with pm.Model() as model:
         beta = pm.Flat("beta", shape=D) if prior is None else pm.Normal("beta", 2.0, prior, shape=D)
-        pm.Normal("y", pm.Data("x", x) @ beta, 1.0, observed=y)
+        pm.Normal("y", x @ beta, 1.0, observed=y)  # pm.Data would not take NaN; a constant does
     return model
 
 
@@ -100,6 +100,9 @@ class Harness:
         )
         self.n_mc = n_mc
         self.names = [p.name for p in self.step.params]
+        # Away from the prior mean, so that the prior has a gradient.
+        mu = next(p for p in self.step.params if p.name.endswith("mu"))
+        mu.set_value(np.linspace(-0.5, 1.0, mu.get_value().size))
 
     def __call__(
         self, batch: list[int], noise: np.ndarray | None = None, epsilon: np.ndarray | None = None
@@ -125,9 +128,8 @@ class Harness:
 
 def row_gradient(harness: Harness, i: int) -> np.ndarray:
     """One record's gradient with respect to β at the mean, by hand."""
-    data = {a.name: np.asarray(a.get_value()) for a in harness.record.data()}
-    x = data["x"][i]
-    y = next(v for k, v in data.items() if k != "x")[i]
+    data = {a.type.ndim: np.asarray(a.get_value()) for a in harness.record.data()}
+    x, y = data[2][i], data[1][i]
     with np.errstate(all="ignore"):
         return (y - x @ harness.approx.start) * x
 
@@ -230,7 +232,9 @@ def check_hostile(harness: Harness) -> None:
         for i in (10 + 2 * k, 11 + 2 * k):
             released = harness([0, i, 1], eta)
             assert np.isfinite(released).all(), value
-            if not np.isfinite(row_gradient(harness, i) ** 2).all():
+            if not np.isfinite(np.abs(row_gradient(harness, i)).max() / 1e150):
+                np.testing.assert_array_equal(released, without)
+            elif np.abs(row_gradient(harness, i)).max() > 1e155:  # finite, but its square is not
                 np.testing.assert_array_equal(released, without)
 
 
@@ -258,7 +262,9 @@ def test_noise_of_a_whole_fit(method: type[DPADVI], gradient: str):
     check_noise_of_a_fit(method, gradient=gradient)
 
 
-@pytest.mark.parametrize(("sampler", "relation"), [("full_batch", "add_or_remove_one"), ("fixed_size", "replace_one")])
+@pytest.mark.parametrize(
+    ("sampler", "relation"), [("full_batch", "add_or_remove_one"), ("fixed_size", "replace_one")]
+)
 def test_noise_with_other_samplers(sampler: str, relation: str):
     scale = 1.0 if sampler == "full_batch" else PROB
     recorder, rows = Recorder(), []
@@ -474,7 +480,9 @@ def strict_numpy() -> Any:
         yield
 
 
-def test_numpy_set_to_raise_does_not_turn_a_record_into_an_exception(aligned: Harness, strict_numpy: Callable):
+def test_numpy_set_to_raise_does_not_turn_a_record_into_an_exception(
+    aligned: Harness, strict_numpy: Callable
+):
     # Whether a step raises must not depend on a record's values.
     for i in range(26):
         aligned([0, i])

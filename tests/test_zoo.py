@@ -19,7 +19,9 @@ from pymc_dpvi.records import RecordModel, build_record_model
 from pymc_dpvi.separability import check_separable
 
 BACKENDS = ("numba", "c")
-QUICK = [e.name for e in select(["quick"])]
+# Half a minute and more of compilation each (minutes for the first, on PyTensor 2): in the deep profile.
+HEAVY = {"dpvi_gaussian_mixture", "categorical_softmax", "normal_mixture", "lkj_mvnormal", "several_outcomes"}
+QUICK = [e.name for e in select(["quick"]) if e.name not in HEAVY]
 REST = [name for name in ZOO if name not in QUICK]
 
 # The zoo is what the issue asks for; a model that falls out of it must be missed.
@@ -50,10 +52,13 @@ def check_against_model(entry: Entry, record: RecordModel, backend: str) -> None
 
 def test_zoo_is_complete():
     assert len(ZOO) >= MINIMUM
-    assert len(QUICK) >= 10
+    assert len(QUICK) >= 6 and HEAVY <= set(ZOO)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "dpvi_gaussian_mixture" else n for n in ZOO],
+)
 def test_records_gradients_and_release(name: str, monkeypatch: pytest.MonkeyPatch):
     entry = ZOO[name]
     with entry.flags():

@@ -1,0 +1,248 @@
+r"""Make the one-row log-density a total function: no record can make it raise, or read another row.
+
+A compiled batch may not check bounds: an index that is out of range for one record then reads, or in a
+gradient writes, the memory of others, before anything is clipped. An operation that raises tells
+everybody that such a record is there. So on the one-row graph, before it is differentiated and
+vectorised:
+
+* every index that depends on the record is put into range, and a record for which that changed
+  anything has log-density :math:`-\infty` and gradient zero;
+* every other operation that sees the record must be known to be harmless for all values (`_TOTAL`);
+  anything else, such as a `Scan`, a shape that depends on values, or a matrix inverse, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.scalar.basic import IntDiv, Mod, ScalarType
+from pytensor.tensor.subtensor import indices_from_subtensor
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.type_other import NoneTypeT
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graphs import array_value, is_array, walk
+
+__all__ = ["effectively_scalar", "guard_records"]
+
+#: Operations that neither raise nor mix entries that a batch axis separates, whatever their input holds.
+_TOTAL = {
+    "All",
+    "AllocDiag",
+    "Any",
+    "Argmax",
+    "ArgSortOp",
+    "CAReduce",
+    "CumOp",
+    "DimShuffle",
+    "Dot",
+    "Elemwise",
+    "ExtractDiag",
+    "Join",
+    "KroneckerProduct",
+    "LogAddExp",
+    "LogSoftmax",
+    "LogSumExp",
+    "MakeVector",
+    "Max",
+    "Mean",
+    "Min",
+    "Prod",
+    "ScalarFromTensor",
+    "Softmax",
+    "SoftmaxGrad",
+    "SortOp",
+    "Sum",
+    "TensorFromScalar",
+    "XLog1PY",
+    "XLogY",
+}
+#: The same, of matrices, and as core operations of `Blockwise`. Their errors are NaN.
+_TOTAL_MATRIX = {
+    "BlockDiagonal",
+    "Cholesky",
+    "Det",
+    "Dot",
+    "ExtractDiag",
+    "SLogDet",
+    "SolveTriangular",
+    "SortOp",
+}
+#: Operations in which only the first input may depend on a record: the others are shapes.
+_SHAPED = {"Alloc", "BroadcastTo", "Reshape", "SpecifyShape", "Split", "Unbroadcast"}
+_INDEXING = {
+    "AdvancedIncSubtensor",
+    "AdvancedIncSubtensor1",
+    "AdvancedSubtensor",
+    "AdvancedSubtensor1",
+    "IncSubtensor",
+    "Subtensor",
+}
+
+
+def guard_records(
+    terms: Sequence[TensorVariable],
+    rows: Sequence[Variable],
+    latent: Iterable[Variable],
+    public: Iterable[Variable],
+    name: Callable[[Variable], str],
+) -> list[TensorVariable]:
+    """Return the terms of one record, safe for every value that the record may hold.
+
+    Parameters
+    ----------
+    terms : sequence of TensorVariable
+        Log-densities as functions of `rows` and `latent`.
+    rows : sequence of Variable
+        The record's placeholders.
+    latent : iterable of Variable
+        The model's unconstrained values.
+    public : iterable of Variable
+        Arrays that the user declared public.
+    name : callable
+        Names a variable in an error.
+
+    Returns
+    -------
+    list of TensorVariable
+
+    Raises
+    ------
+    NotSeparableError
+        If an operation that sees the record is not known to be harmless.
+    UnsupportedModelError
+        If a record looks up a constant table that was not declared public.
+    """
+    seen = set(rows)
+    free = set(latent)
+    declared = set(public)
+    memo: dict[Variable, Variable] = {}
+    valid: list[Variable] = []
+    for var in walk(terms, into_size=True):
+        node = var.owner
+        if var in memo or node is None:
+            continue
+        if any(i in free for i in node.inputs):
+            free.update(node.outputs)
+        inputs = [memo.get(i, i) for i in node.inputs]
+        marked = [k for k, i in enumerate(node.inputs) if i in seen]
+        if marked and type(node.op).__name__ not in ("Shape", "Shape_i"):
+            seen.update(node.outputs)
+
+            def where(var: Variable = var) -> str:
+                return name(var)
+
+            if type(node.op).__name__ in _INDEXING:
+                table = node.inputs[0]
+                indices = _checked_indices(node, marked, where)
+                if indices and table not in seen | free:
+                    _refuse_table(table, declared, where)
+                for position, axis in indices:
+                    inputs[position], ok = _in_range(inputs[position], inputs[0].shape[axis])
+                    valid.append(ok)
+            else:
+                _check_total(node, marked, where)
+        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
+            memo.update(zip(node.outputs, node.op.make_node(*inputs).outputs, strict=True))
+    new = [memo.get(t, t) for t in terms]
+    if valid:
+        whole = pt.all(pt.stack([pt.all(v) for v in valid]))
+        new = [pt.switch(whole, t, np.asarray(-np.inf, dtype=t.dtype)) for t in new]
+    return new
+
+
+def effectively_scalar(array: np.ndarray) -> bool:
+    """Whether all entries are the same number, as in ``np.zeros(3)``."""
+    return array.size <= 1 or bool(np.all(array == array.flat[0]))
+
+
+def _in_range(index: Variable, length: Variable) -> tuple[Variable, Variable]:
+    """Replace an index that is out of range by 0, and say whether it was in range."""
+    scalar = isinstance(index.type, ScalarType)
+    tensor = pt.tensor_from_scalar(index) if scalar else index
+    ok = pt.and_(pt.ge(tensor, -length), pt.lt(tensor, length))
+    safe = pt.switch(ok, tensor, pt.zeros_like(tensor))
+    return (pt.scalar_from_tensor(safe) if scalar else safe), ok
+
+
+def _checked_indices(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> list[tuple[int, int]]:
+    """Positions of the record's own indices among the node's inputs, each with its axis."""
+    axes = dict(_index_axes(node))
+    first = 2 if "Inc" in type(node.op).__name__ else 1
+    found = []
+    for position in marked:
+        if position < first:
+            continue
+        if position not in axes or node.inputs[position].type.dtype == "bool":
+            raise NotSeparableError(
+                f"{where()} takes a part whose size depends on the record's values (a mask, or a slice with "
+                "a bound from the data). Use pt.switch with a condition instead."
+            )
+        found.append((position, axes[position]))
+    return found
+
+
+def _index_axes(node: Apply) -> list[tuple[int, int]]:
+    """Input position and axis of every index variable of an indexing node, in PyTensor 2 and 3."""
+    name = type(node.op).__name__
+    first = 2 if "Inc" in name else 1
+    indices = list(node.inputs[first:])
+    if name.endswith("1"):
+        return [(first, 0)]
+    idx_list = getattr(node.op, "idx_list", None)
+    entries: Sequence[Any] = indices if idx_list is None else indices_from_subtensor(indices, idx_list)
+    axes: list[tuple[int, int]] = []
+    axis, used = 0, set()
+    for entry in entries:
+        if isinstance(entry, Variable) and isinstance(entry.type, NoneTypeT):
+            continue
+        if isinstance(entry, Variable) and isinstance(entry.type, ScalarType | TensorType):
+            position = next(k for k, i in enumerate(indices) if i is entry and k not in used)
+            used.add(position)
+            axes.append((first + position, axis))
+            axis += entry.type.ndim if getattr(entry.type, "dtype", "") == "bool" else 1
+        else:
+            axis += 1
+    return axes
+
+
+def _check_total(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> None:
+    """Raise unless the operation is harmless whatever the record holds."""
+    op = node.op
+    kind = type(op).__name__
+    core = getattr(op, "core_op", None)
+    allowed = kind in _TOTAL or (kind in _SHAPED and marked == [0])
+    if core is not None:
+        kind = type(core).__name__
+        allowed = kind in _TOTAL_MATRIX
+    elif kind in _TOTAL_MATRIX:
+        allowed = True
+    scalar_op = getattr(op, "scalar_op", None)
+    if isinstance(scalar_op, IntDiv | Mod) and node.outputs[0].type.dtype[:3] in ("int", "uin"):
+        allowed = allowed and 1 not in marked  # a zero divisor
+        kind = type(scalar_op).__name__
+    if not allowed:
+        raise NotSeparableError(
+            f"{where()} puts the record through the operation {kind}, of which it is not known that it can "
+            "neither mix records nor fail for some value of a record. Write it with elementwise "
+            "operations, indexing, sums and matrix products, or do it outside the model, record by record."
+        )
+
+
+def _refuse_table(table: Variable, declared: set[Variable], where: Callable[[], str]) -> None:
+    """Raise if a record looks up an array of numbers that nobody declared public."""
+    for var in walk([table], into_size=True):
+        if not is_array(var) or var in declared or effectively_scalar(array_value(var)):
+            continue
+        if isinstance(var, Constant) and var.owner is None:
+            raise UnsupportedModelError(
+                f"{where()} looks up a record's entry in a constant table"
+                f"{f' ({var.name!r})' if var.name else ''} that has no gradient and so no noise. If "
+                "everybody may know the table, put it into pm.Data('name', table) and say public_data=['name']; if it "
+                "holds personal data, expand it to one row per record."
+            )
