@@ -159,6 +159,7 @@ def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
     outer::
 
         def private_sum(x0, x1, x2, noise, l2_clip_norm):
+            check(noise.size == x0.shape[1] * x1.shape[1] + x2.shape[1])
             norms = zeros(x0.shape[0])
             add_squared_norms_outer(x0, x1, norms)
             add_squared_norms(x2, norms)
@@ -173,6 +174,7 @@ def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
     names: list[str] = []
     norms: list[str] = []
     sums: list[str] = []
+    sizes: list[str] = []
     for is_outer in outer:
         first = f"x{len(names)}"
         names.append(first)
@@ -187,8 +189,11 @@ def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
             norms.append(f"add_squared_norms({first}, norms)")
             sums.append(f"add_weighted_rows({first}, factors, out[at : at + {size}])")
         sums.append(f"at += {size}")
+        sizes.append(size)
     lines = [
         f"def private_sum({', '.join(names)}, noise, l2_clip_norm):",
+        f"if noise.size != {' + '.join(sizes)}:",
+        "    raise ValueError('one noise entry per column is needed')",
         "norms = np.zeros(x0.shape[0])",
         *norms,
         "factors = clip_factors(norms, l2_clip_norm)",

@@ -36,9 +36,18 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.clipping import Block
 from pymc_dpvi.errors import UnsupportedModelError
+from pymc_dpvi.graphs import fold_shapes
 from pymc_dpvi.records import RecordModel
 
-__all__ = ["Latents", "aligned_gradients", "as_matrix", "vanilla_gradients"]
+__all__ = [
+    "Latents",
+    "aligned_gradients",
+    "as_matrix",
+    "in_draws",
+    "prior_gradients",
+    "put",
+    "vanilla_gradients",
+]
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Latents:
         return sum(int(np.prod(s, dtype=int)) for s in self.shapes)
 
     def split(self, z: TensorVariable) -> list[TensorVariable]:
-        """Cut latent vectors of shape ``(..., D)`` into the free variables' values."""
+        """Cut latent vectors, shape ``(D,)`` or ``(..., D)``, into the free variables' values."""
         lead = tuple(z.shape[k] for k in range(z.type.ndim - 1))
         return [
             z[..., s].reshape((*lead, *shape)).astype(v.type.dtype)
@@ -71,26 +80,38 @@ class Latents:
         ]
 
 
-def at_draws(
-    graph: TensorVariable, latents: Latents, n_mc: int
-) -> tuple[TensorVariable, list[TensorVariable]]:
-    """Evaluate a scalar graph at `n_mc` latent draws and add up.
+def in_draws(
+    graphs: Sequence[TensorVariable], latents: Latents
+) -> tuple[list[TensorVariable], list[TensorVariable]]:
+    """Write graphs in placeholders of the free variables' values, whose shapes are known.
 
     Returns
     -------
-    total : TensorVariable
-        Scalar, the sum over draws.
-    blocks : list of TensorVariable
-        Placeholders of the free variables' values, shape ``(n_mc, *shape)``, or ``shape`` for one draw.
+    graphs : list of TensorVariable
+    draw : list of TensorVariable
+        The placeholders, to be replaced by :func:`put`.
     """
-    lead = () if n_mc == 1 else (n_mc,)
-    blocks = [
-        pt.tensor(name=f"{v.name}_draws", dtype=v.type.dtype, shape=(*lead, *shape))
+    draw = [
+        pt.tensor(name=f"{v.name}_draw", dtype=v.type.dtype, shape=shape)
         for v, shape in zip(latents.value_vars, latents.shapes, strict=True)
     ]
-    swap: dict[Variable, Variable] = dict(zip(latents.value_vars, blocks, strict=True))
-    # vectorize_graph remakes the nodes, so the blocks' static shapes are taken up.
-    return _stable(vectorize_graph(graph, swap).sum()), blocks
+    swap: dict[Variable, Variable] = dict(zip(latents.value_vars, draw, strict=True))
+    # vectorize_graph remakes the nodes, so the static shapes are taken up.
+    return fold_shapes(vectorize_graph(list(graphs), swap)), draw
+
+
+def put(
+    graphs: Sequence[TensorVariable], draw: Sequence[TensorVariable], values: Sequence[TensorVariable]
+) -> list[TensorVariable]:
+    """Put values in place of the placeholders of :func:`in_draws`."""
+    return list(graph_replace(list(graphs), dict(zip(draw, values, strict=True)), strict=False))
+
+
+def prior_gradients(record: RecordModel, latents: Latents, z: TensorVariable, n_mc: int) -> TensorVariable:
+    """Gradient of the log prior at each latent draw, shape ``(n_mc, D)``."""
+    (prior,), blocks = in_draws([record.prior_logp], latents)
+    flat = pt.concatenate([g.flatten() for g in _gradient(_stable(prior), blocks)])
+    return pt.stack([put([flat], blocks, latents.split(z[m]))[0] for m in range(n_mc)])
 
 
 def _stable(graph: TensorVariable) -> TensorVariable:
@@ -129,23 +150,17 @@ def aligned_gradients(
         ``n_mc * D`` columns in all, divided by the square root of `n_mc`; draw by draw, each in the
         order of the flat vector.
     """
-    total, draws = at_draws(record.row_logp, latents, n_mc)
-    grads = _gradient(total, draws)
-    values = latents.split(z[0] if n_mc == 1 else z)
-    if n_mc == 1:
-        pairs = [_outer_factors(g) or (g.flatten(), None) for g in grads]
-    else:
-        pairs = [(g.reshape((n_mc, -1)), None) for g in grads]
-    flat = [v for pair in pairs for v in pair if v is not None]
-    many = iter(_over_batch(record, flat, batch))
+    (logp,), draw = in_draws([record.row_logp], latents)
+    pairs = [_outer_factors(g) or (g.flatten(), None) for g in _gradient(_stable(logp), draw)]
+    many = iter(_over_batch(record, [v for pair in pairs for v in pair if v is not None], batch))
     blocks = [Block(next(many), None if right is None else next(many)) for _, right in pairs]
-    if n_mc > 1:  # draw by draw: (batch, n_mc, D), flattened
-        joined = pt.concatenate([b.left for b in blocks], axis=-1)
-        blocks = [Block(joined.reshape((joined.shape[0], n_mc * latents.size)) / np.sqrt(n_mc))]
-    swap = dict(zip(draws, values, strict=True))
-    parts = graph_replace([v for b in blocks for v in (b.left, b.right) if v is not None], swap, strict=False)
-    found = iter(parts)
-    return [Block(next(found), None if b.right is None else next(found)) for b in blocks]
+    out = []
+    for m in range(n_mc):
+        for b in blocks:
+            parts = [b.left] if b.right is None else [b.left, b.right]
+            left, *right = put(parts, draw, latents.split(z[m]))
+            out.append(Block(left / np.sqrt(n_mc) if n_mc > 1 else left, *right))
+    return out
 
 
 def as_matrix(blocks: Sequence[Block]) -> TensorVariable:
@@ -208,9 +223,8 @@ def vanilla_gradients(
         As many columns as variational parameters.
     """
     share = record.row_logp + record.prior_logp / record.num_records
-    total, blocks = at_draws(share, latents, n_mc)
-    values = latents.split(z[0] if n_mc == 1 else z)
-    (total,) = graph_replace([total], dict(zip(blocks, values, strict=True)), strict=False)
+    (graph,), blocks = in_draws([share], latents)
+    total = pt.add(*[put([_stable(graph)], blocks, latents.split(z[m]))[0] for m in range(n_mc)])
     objective = total / n_mc + entropy / record.num_records
     grads = [g.flatten() for g in _gradient(objective, params)]
     return [Block(columns) for columns in _over_batch(record, grads, batch)]
@@ -235,11 +249,13 @@ def _over_batch(
     swap: Mapping[Variable, Variable] = {
         row: pt.expand_dims(b, 1) for row, b in zip(record.rows, batch, strict=True)
     }
-    vectorised = vectorize_graph(list(grads), dict(swap))
+    known = fold_shapes(list(grads))
+    vectorised = vectorize_graph(known, dict(swap))
     size = batch[0].shape[0]
     out = []
-    for grad, many in zip(grads, vectorised, strict=True):
+    for grad, many in zip(known, vectorised, strict=True):
         if many.type.ndim == grad.type.ndim:  # the same for every record
-            many = pt.broadcast_to(many, (size, *[grad.shape[k] for k in range(grad.type.ndim)]))
+            shape = [grad.shape[k] if n is None else n for k, n in enumerate(grad.type.shape)]
+            many = pt.broadcast_to(many, (size, *shape))
         out.append(many)
     return out

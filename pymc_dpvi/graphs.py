@@ -40,7 +40,15 @@ from pytensor.tensor.type_other import NoneTypeT
 
 from pymc_dpvi.errors import NotSeparableError
 
-__all__ = ["array_shape", "array_value", "inner_constants", "is_array", "resize_records", "walk"]
+__all__ = [
+    "array_shape",
+    "array_value",
+    "fold_shapes",
+    "inner_constants",
+    "is_array",
+    "resize_records",
+    "walk",
+]
 
 
 def walk(
@@ -194,6 +202,9 @@ def resize_records(
         static: tuple[int | None, ...] = getattr(var.type, "shape", ())
         leading = bool(static) and static[0] == num_records
         made = leading and (random or isinstance(node.op, Alloc))
+        if isinstance(node.op, Shape | Shape_i) and (shape := _static_shape(node, memo)) is not None:
+            memo[var] = shape
+            continue
         check = isinstance(node.op, CheckAndRaise)
         if not (changed or made or check or everything or var in observed):
             continue
@@ -223,6 +234,25 @@ def resize_records(
                 fresh.name = old.name
             memo[old] = fresh
     return [memo.get(v, v) for v in outputs], memo
+
+
+def fold_shapes(outputs: Sequence[Variable]) -> list[Variable]:
+    """Replace shapes that the types know by constants, and remake what follows from them.
+
+    PyTensor works out a symbolic shape again for every node that is made on it, which takes minutes for
+    a mixture of multivariate normals.
+    """
+    return resize_records(outputs, {}, num_records=-1, rows=-1)[0]
+
+
+def _static_shape(node: Apply, memo: Mapping[Variable, Variable]) -> Variable | None:
+    static = memo.get(node.inputs[0], node.inputs[0]).type.shape
+    if isinstance(node.op, Shape_i):
+        length = static[node.op.i]
+        return None if length is None else pt.constant(length, dtype="int64")
+    if any(length is None for length in static):
+        return None
+    return pt.constant(np.array(static, dtype="int64"))
 
 
 def _rows_for(dim: Variable, num_records: int, rows: int) -> Variable:

@@ -28,7 +28,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_value, is_array, walk
 
-__all__ = ["effectively_scalar", "guard_records"]
+__all__ = ["guard_records", "is_structural"]
 
 #: Operations that neither raise nor mix entries that a batch axis separates, whatever their input holds.
 _TOTAL = {
@@ -156,9 +156,13 @@ def guard_records(
     return new
 
 
-def effectively_scalar(array: np.ndarray) -> bool:
-    """Whether all entries are the same number, as in ``np.zeros(3)``."""
-    return array.size <= 1 or bool(np.all(array == array.flat[0]))
+def is_structural(array: np.ndarray) -> bool:
+    """Whether an array holds no more than its shape: one number throughout, an identity, or 0, 1, 2, ..."""
+    if array.size <= 1 or bool(np.all(array == array.flat[0])):
+        return True
+    if array.ndim == 2 and array.shape[0] == array.shape[1]:
+        return bool(np.array_equal(array, np.eye(len(array))))
+    return array.ndim == 1 and bool(np.array_equal(array, np.arange(len(array))))
 
 
 def _in_range(index: Variable, length: Variable) -> tuple[Variable, Variable]:
@@ -237,12 +241,12 @@ def _check_total(node: Apply, marked: Sequence[int], where: Callable[[], str]) -
 def _refuse_table(table: Variable, declared: set[Variable], where: Callable[[], str]) -> None:
     """Raise if a record looks up an array of numbers that nobody declared public."""
     for var in walk([table], into_size=True):
-        if not is_array(var) or var in declared or effectively_scalar(array_value(var)):
+        if not is_array(var) or var in declared or is_structural(array_value(var)):
             continue
         if isinstance(var, Constant) and var.owner is None:
             raise UnsupportedModelError(
                 f"{where()} looks up a record's entry in a constant table"
                 f"{f' ({var.name!r})' if var.name else ''} that has no gradient and so no noise. If "
-                "everybody may know the table, put it into pm.Data('name', table) and say public_data=['name']; if it "
-                "holds personal data, expand it to one row per record."
+                "everybody may know the table, put it into pm.Data('name', table) and say "
+                "public_data=['name']; if it holds personal data, expand it to one row per record."
             )

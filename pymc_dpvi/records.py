@@ -32,7 +32,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, walk
-from pymc_dpvi.guards import effectively_scalar, guard_records
+from pymc_dpvi.guards import guard_records, is_structural
 from pymc_dpvi.model_checks import (
     array_name,
     check_against_records,
@@ -101,8 +101,8 @@ class RecordModel:
     def may_be_released(self, var: Variable) -> bool:
         """Whether a function of the free variables has no private number in it.
 
-        Behind it may stand free variables, single numbers and arrays that were declared public, and
-        nothing else: an array that is in the model, in whatever form, may be data.
+        Behind it may stand free variables, single numbers (and zeros, ones, identities) and arrays that
+        were declared public, and nothing else: any other array may be data, in whatever form.
         """
         model = self.model
         dims = model.named_vars_to_dims.get(var.name) or (None,) * var.type.ndim  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ class RecordModel:
         for v in walk([var], stop=model.free_RVs, into_size=True, through_shape=False):
             if v in held:
                 return False
-            if is_array(v) and v not in self.public and not effectively_scalar(array_value(v)):
+            if is_array(v) and v not in self.public and not is_structural(array_value(v)):
                 return False
         return True
 
@@ -311,7 +311,7 @@ def assert_no_record_array(record: RecordModel) -> None:
                     f"The prior depends on {array_name(model, var)}, which holds the records (or on their "
                     "number). A prior must not look at private data: use a fixed number."
                 )
-            if not is_array(var) or var in record.public or effectively_scalar(array_value(var)):
+            if not is_array(var) or var in record.public or is_structural(array_value(var)):
                 continue
             if not _may_stay(record, var):
                 raise NotSeparableError(
@@ -327,7 +327,7 @@ def assert_no_record_array(record: RecordModel) -> None:
                 )
     for pot in data_free:
         for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
-            if is_array(var) and var not in record.public and not effectively_scalar(array_value(var)):
+            if is_array(var) and var not in record.public and not is_structural(array_value(var)):
                 raise UnsupportedModelError(
                     f"The Potential '{pot.name}' has an array of numbers in it but no axis over records, so "
                     "nothing protects the array. If everybody may know it, put it into pm.Data('name', ...) "

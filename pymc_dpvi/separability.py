@@ -26,7 +26,7 @@ from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError
-from pymc_dpvi.gradients import Latents, aligned_gradients, as_matrix
+from pymc_dpvi.gradients import Latents, aligned_gradients, as_matrix, in_draws, put
 from pymc_dpvi.graphs import is_array, walk
 from pymc_dpvi.records import Likelihood, RecordModel, in_values, rebuild_likelihood
 
@@ -55,16 +55,17 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
     """
     many = _likelihood(record, ROWS)
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
-    values = dict(zip(latents.value_vars, latents.split(z[0]), strict=True))
-    own = [_per_row(t) for t in many.factors.values()]
-    single = [_per_row(t) for t in _over_rows(list(record.factors.values()), record.rows, many.rows)]
-    terms = _compile([*many.rows, z], graph_replace([*own, *single], values, strict=False))
+    values = latents.split(z[0])
+    graphs, draw = in_draws([*many.factors.values(), *record.factors.values()], latents)
+    own, one = graphs[: len(many.factors)], graphs[len(many.factors) :]
+    both = [_per_row(t) for t in (*own, *_over_rows(one, record.rows, many.rows))]
+    terms = _compile([*many.rows, z], put(both, draw, values))
     grad = _compile([*many.rows, z], [as_matrix(aligned_gradients(record, many.rows, latents, z, 1))])
     names = list(many.factors)
     seen = dict.fromkeys(names, False)
     rng = np.random.default_rng(0)
     tolerance = 1e-6 if pytensor.config.floatX == "float64" else 1e-3
-    for rows, point in _synthetic(record, many, values, z, start, rng, lambda: all(seen.values())):
+    for rows, point in _synthetic(record, many, latents, z, start, rng, lambda: all(seen.values())):
         try:
             with np.errstate(all="ignore"):
                 out = [np.asarray(o, dtype="float64") for o in terms(*rows, point)]
@@ -123,7 +124,7 @@ def _same(left: np.ndarray, right: np.ndarray, tolerance: float) -> bool:
 def _synthetic(
     record: RecordModel,
     many: Likelihood,
-    values: dict[TensorVariable, TensorVariable],
+    latents: Latents,
     z: TensorVariable,
     start: np.ndarray,
     rng: np.random.Generator,
@@ -146,7 +147,8 @@ def _synthetic(
     roots = [next((v for v in walk([o]) if v in record.arrays), None) for o in observed]
     draws = in_values(record.model, [many.memo[rv] for rv in record.model.observed_RVs], many.free)
     try:
-        draw_fn = _compile([*many.rows, z], graph_replace(draws, values, strict=False))
+        draws, blocks = in_draws(draws, latents)
+        draw_fn = _compile([*many.rows, z], put(draws, blocks, latents.split(z[0])))
     except Exception:
         return
     for high in (2, 1):
@@ -206,6 +208,7 @@ def _mixing(record: RecordModel, many: Likelihood, rows: Rows) -> str:
         v
         for v in walk(roots, stop=record.model.free_RVs)
         if v in one.memo
+        and set(one.rows) & set(walk([one.memo[v]]))
         and v in many.memo
         and v.owner is not None
         and not isinstance(v.owner.op, MeasurableOp)
@@ -233,7 +236,10 @@ def _mixing(record: RecordModel, many: Likelihood, rows: Rows) -> str:
                 "model on public numbers (subtract a known constant instead of the mean of the data), or "
                 "along an axis of one record."
             )
-    return "Write the likelihood so that each record's term uses that record's row and the parameters only."
+    return (
+        "One record enters another record's term. Write the likelihood so that each term uses its own "
+        "record's row and the parameters only."
+    )
 
 
 def _op_name(var: Variable) -> str:

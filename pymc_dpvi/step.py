@@ -31,9 +31,9 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_dpvi.clipping import private_sum
+from pymc_dpvi.clipping import Block, private_sum
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
-from pymc_dpvi.gradients import Latents, aligned_gradients, at_draws, vanilla_gradients
+from pymc_dpvi.gradients import Latents, aligned_gradients, prior_gradients, vanilla_gradients
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.records import RecordModel
 
@@ -41,6 +41,10 @@ __all__ = ["Optimizer", "PrivateStep"]
 
 #: ``(gradients, parameters) -> updates``, as PyMC's own (``pm.adam(learning_rate=...)``).
 Optimizer = Callable[[list[Variable], list[SharedVariable]], dict[Variable, Variable]]
+
+
+def _first(blocks: Sequence[Block], count: TensorVariable) -> list[Block]:
+    return [Block(b.left[:count], None if b.right is None else b.right[:count]) for b in blocks]
 
 
 class PrivateStep:
@@ -89,6 +93,7 @@ class PrivateStep:
         self.averages = [pytensor.shared(p.get_value(), name=f"{p.name}_average") for p in self.params]
         self.draw_shape = (n_mc, latents.size)
         indices = pt.lvector("indices")
+        count = pt.lscalar("count")
         noise = pt.dvector("noise")
         epsilon = pt.matrix("epsilon", dtype=floatx, shape=(n_mc, latents.size))
         weight = pt.scalar("weight", dtype=floatx)
@@ -106,13 +111,13 @@ class PrivateStep:
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
             self.num_noise = n_mc * latents.size
-            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm)
+            noisy = private_sum(_first(per_record, count), noise, mechanism.l2_clip_norm)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, mechanism.sampler.sampling_prob)
         else:
             per_record = vanilla_gradients(record, batch, latents, self.params, z, entropy, n_mc)
             sizes = [p.get_value(borrow=True).size for p in self.params]
             self.num_noise = sum(sizes)
-            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm)
+            noisy = private_sum(_first(per_record, count), noise, mechanism.l2_clip_norm)
             ends = np.cumsum([0, *sizes])
             grads = [-noisy[a:b] / mechanism.sampler.sampling_prob for a, b in itertools.pairwise(ends)]
         grads = [
@@ -126,7 +131,7 @@ class PrivateStep:
             new = updates.get(p, p)
             updates[average] = (average + weight * (new - average)).astype(average.type.dtype)
         self._function = pm_compile(
-            [indices, noise, epsilon, weight],
+            [indices, count, noise, epsilon, weight],
             [],
             updates=updates,
             on_unused_input="ignore",
@@ -147,11 +152,7 @@ class PrivateStep:
         sampling_prob: float,
     ) -> list[TensorVariable]:
         """Gradient of the negative bound with respect to the parameters, from the noisy sum."""
-        prior, blocks = at_draws(record.prior_logp, latents, n_mc)
-        prior_grads = pytensor.grad(prior, blocks, disconnected_inputs="ignore", return_disconnected="zero")
-        values = latents.split(z[0] if n_mc == 1 else z)
-        prior_grads = graph_replace(prior_grads, dict(zip(blocks, values, strict=True)), strict=False)
-        flat = pt.concatenate([g.reshape((n_mc, -1)) for g in prior_grads], axis=-1)
+        flat = prior_gradients(record, latents, z, n_mc)
         scale = np.sqrt(n_mc) / sampling_prob
         wrt_z = noisy.reshape((n_mc, latents.size)) * scale + flat
         known: dict[Variable, Variable] = {z: (-wrt_z / n_mc).astype(z.type.dtype)}
@@ -191,8 +192,12 @@ class PrivateStep:
             If the model's graph raises on the records. The text tells nothing of them.
         """
         failure = ""
+        count = np.asarray(indices.size)
+        if not indices.size:
+            indices = np.zeros(1, dtype=np.int64)  # not every backend can take nothing; count leaves it out
         try:
-            self._function(indices, noise, epsilon, np.asarray(weight, dtype=self.dtype))
+            with np.errstate(all="ignore"):
+                self._function(indices, count, noise, epsilon, np.asarray(weight, dtype=self.dtype))
         except Exception as error:  # its text may hold data; raised below, so that it is not chained
             failure = type(error).__name__
         if failure:

@@ -1131,7 +1131,7 @@ def radon_centered() -> pm.Model:
     return model
 
 
-@zoo("radon_noncentered_uranium", n=36, tags="constants dims hierarchical")
+@zoo("radon_noncentered_uranium", n=36, tags="constants dims hierarchical", public_data=("county_uranium",))
 def radon_noncentered_uranium() -> pm.Model:
     # `uranium` belongs to the counties, not to the records: it stays a public constant.
     frame, uranium, names, _ = _radon(36, 91)
@@ -1204,7 +1204,7 @@ def crossed_effects() -> pm.Model:
     return model
 
 
-@zoo("nested_index_of_index", n=33, tags="data dims hierarchical")
+@zoo("nested_index_of_index", n=33, tags="data dims hierarchical", public_data=("school_district",))
 def nested_index_of_index() -> pm.Model:
     # Pupils in schools in districts: the school-to-district table is public and has no record axis.
     rng = np.random.default_rng(95)
