@@ -159,6 +159,7 @@ def resize_records(
     rows: int,
     resize: Iterable[Variable] = (),
     everything: bool = False,
+    inline: bool = True,
     describe: Callable[[Variable], str] = str,
 ) -> tuple[list[Variable], dict[Variable, Variable]]:
     """Remake `outputs` with `rows` records in place of `num_records`.
@@ -177,6 +178,8 @@ def resize_records(
         Random variables (the observed ones) whose leading batch axis is known to be the record axis.
     everything : bool
         Remake every node, also those that no replacement reaches.
+    inline : bool
+        Whether to inline an ``OpFromGraph``.
     describe : callable
         Names a variable in an error.
 
@@ -215,7 +218,7 @@ def resize_records(
                 olds: Sequence[Variable] = [var]
             else:
                 inputs = [memo.get(i, i) for i in node.inputs]
-                new = _remake(node, inputs, num_records, rows)
+                new = _remake(node, inputs, num_records, rows, inline)
                 olds = node.outputs
         except NotSeparableError:
             raise
@@ -242,7 +245,7 @@ def fold_shapes(outputs: Sequence[Variable]) -> list[Variable]:
     PyTensor works out a symbolic shape again for every node that is made on it, which takes minutes for
     a mixture of multivariate normals.
     """
-    return resize_records(outputs, {}, num_records=-1, rows=-1)[0]
+    return resize_records(outputs, {}, num_records=-1, rows=-1, inline=False)[0]
 
 
 def _static_shape(node: Apply, memo: Mapping[Variable, Variable]) -> Variable | None:
@@ -273,10 +276,12 @@ def _rows_for_vector(shape: Variable, num_records: int, rows: int) -> Variable:
     return shape
 
 
-def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int) -> list[Variable]:
+def _remake(
+    node: Apply, inputs: list[Variable], num_records: int, rows: int, inline: bool
+) -> list[Variable]:
     op = node.op
     leading = getattr(node.outputs[0].type, "shape", (None,))[:1] == (num_records,)
-    if isinstance(op, OpFromGraph):
+    if inline and isinstance(op, OpFromGraph):
         inner = dict(zip(op.fgraph.inputs, inputs, strict=True))
         outputs, _ = resize_records(
             op.fgraph.outputs, inner, num_records=num_records, rows=rows, everything=True
