@@ -24,8 +24,10 @@ squared norm may be reordered, nothing else).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -33,7 +35,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
+from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.tensor.type import dvector
 from pytensor.tensor.variable import TensorVariable
 
@@ -252,14 +254,17 @@ class PrivateSum(Op):
         return [tuple(shapes[-1])]
 
 
-@register_funcify_default_op_cache_key(PrivateSum)
+@register_funcify_and_cache_key(PrivateSum)
 def _numba_private_sum(op: PrivateSum, node: Apply, **kwargs: Any) -> Any:
     kernel = numba.njit(fastmath=False)(op._function)
     l2_clip_norm = op.l2_clip_norm
     names = ", ".join(f"x{k}" for k in range(len(node.inputs)))
     scope = {"kernel": kernel, "l2_clip_norm": l2_clip_norm}
     exec(f"def private_sum({names}):\n    return kernel({names}, l2_clip_norm)", scope)
-    return numba.njit(fastmath=False)(scope["private_sum"])
+    # The key must change with the code: PyTensor keeps compiled functions on disk between versions.
+    source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    key = f"pymc_dpvi.PrivateSum {op.outer} {op.l2_clip_norm.hex()} {source}"
+    return numba.njit(fastmath=False)(scope["private_sum"]), hashlib.sha256(key.encode()).hexdigest()
 
 
 def private_sum(blocks: Sequence[Block], noise: TensorVariable, l2_clip_norm: float) -> TensorVariable:

@@ -5,8 +5,10 @@ Everything that must ask for a version asks here.
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any
 
@@ -19,11 +21,12 @@ with warnings.catch_warnings():  # ArviZ 0.23 announces its next version on impo
     warnings.simplefilter("ignore", FutureWarning)
     import arviz as az
 
-__all__ = ["PosteriorData", "compile_mode", "posterior_data", "versions"]
+__all__ = ["PosteriorData", "compile_mode", "posterior_data", "quiet_pytensor", "versions"]
 
 #: ``arviz.InferenceData`` (PyMC 5) or ``xarray.DataTree`` (PyMC 6).
 PosteriorData = Any
 
+_TAKEN = {"allow_input_downcast", "givens", "inputs", "on_unused_input", "outputs", "updates"}
 _BACKENDS = {"numba": "NUMBA", "c": "CVM", "cvm": "CVM"}
 
 
@@ -52,12 +55,17 @@ def posterior_data(
     arviz.InferenceData or xarray.DataTree
     """
     groups = {"posterior": dict(posterior)}
-    if transformed:
-        groups["unconstrained_posterior"] = dict(transformed)
     coords, dims = dict(coords), {k: list(v) for k, v in dims.items()}
     if int(az.__version__.split(".")[0]) < 1:
         data = az.from_dict(**groups, coords=coords, dims=dims)
+        if transformed:  # from_dict knows no such group
+            unconstrained = az.convert_to_dataset(dict(transformed))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                data.add_groups({"unconstrained_posterior": unconstrained})
     else:
+        if transformed:
+            groups["unconstrained_posterior"] = dict(transformed)
         data = az.from_dict(groups, coords=coords, dims=dims)
     data.attrs.update(attrs)
     data["posterior"].attrs.update(attrs)
@@ -82,15 +90,24 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
     ArgumentError
         Unknown backend, or both given.
     """
+    if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
+        raise ArgumentError("compile_kwargs must be a dict, such as {'profile': True}.")
     kwargs = dict(compile_kwargs or {})
+    if taken := sorted(set(kwargs) & _TAKEN):
+        raise ArgumentError(
+            f"compile_kwargs does not take {taken}: they would change what the private step computes, or "
+            "bring in data that are not accounted for."
+        )
     if backend is not None and "mode" in kwargs:
         raise ArgumentError("Give backend= or compile_kwargs={'mode': ...}, not both.")
-    if backend is not None and backend not in _BACKENDS:
+    if backend is not None and (not isinstance(backend, str) or backend not in _BACKENDS):
         raise ArgumentError(
             f"backend={backend!r} is not available: a private step needs the noise kernel, which exists "
             "for backend='numba' (default) and backend='c'."
         )
-    mode = get_mode(kwargs.get("mode", _BACKENDS[backend or "numba"]))
+    mode: Any = None
+    with suppress(Exception):
+        mode = get_mode(kwargs.get("mode", _BACKENDS[backend or "numba"]))
     if type(mode) is not Mode or type(mode.linker).__name__ in {
         "JAXLinker",
         "PytorchLinker",
@@ -102,6 +119,24 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
         )
     kwargs["mode"] = mode
     return kwargs
+
+
+@contextmanager
+def quiet_pytensor() -> Iterator[None]:
+    """Keep PyTensor's loggers silent: a rewrite that fails writes array values into its message."""
+    loggers = [
+        logger
+        for name, logger in logging.Logger.manager.loggerDict.items()
+        if name.split(".")[0] == "pytensor" and isinstance(logger, logging.Logger)
+    ]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 def versions() -> dict[str, str]:

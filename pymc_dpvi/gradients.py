@@ -15,6 +15,8 @@ variational parameters :math:`\xi`, of one record's share of the evidence lower 
 A parameter that multiplies data or activations, ``x @ w``, has a per-record gradient that is an outer
 product; it is kept as its two factors and never formed (`clipping.Block`).
 
+They follow from the gradients by z, row by row.
+
 Either way the one-row graph is differentiated and then vectorised over the batch, so row i of the result
 is a function of record i and of z alone.
 """
@@ -27,6 +29,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pymc.variational.opvi import Group
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
@@ -199,7 +203,8 @@ def vanilla_gradients(
     record: RecordModel,
     batch: Sequence[TensorVariable],
     latents: Latents,
-    params: Sequence[TensorVariable],
+    group: Group,
+    epsilon: TensorVariable,
     z: TensorVariable,
     entropy: TensorVariable,
     n_mc: int,
@@ -210,24 +215,48 @@ def vanilla_gradients(
     ----------
     record, batch, latents, n_mc
         As in :func:`aligned_gradients`.
-    params : sequence of TensorVariable
-        The variational parameters, vectors.
+    group : pymc.variational.opvi.Group
+        Mean-field or full-rank.
+    epsilon : TensorVariable, shape (n_mc, D)
+        Standard normal draws.
     z : TensorVariable, shape (n_mc, D)
-        Latent draws, a function of `params`.
+        Latent draws, a function of the group's parameters and of `epsilon`.
     entropy : TensorVariable
-        Scalar entropy of the variational distribution, a function of `params`.
+        Scalar entropy of the variational distribution, a function of the parameters.
 
     Returns
     -------
     list of Block
-        As many columns as variational parameters.
+        As many columns as variational parameters, in the order of ``group.params``.
     """
-    share = record.row_logp + record.prior_logp / record.num_records
-    (graph,), blocks = in_draws([share], latents)
-    total = pt.add(*[put([_stable(graph)], blocks, latents.split(z[m]))[0] for m in range(n_mc)])
-    objective = total / n_mc + entropy / record.num_records
-    grads = [g.flatten() for g in _gradient(objective, params)]
-    return [Block(columns) for columns in _over_batch(record, grads, batch)]
+    stacked = as_matrix(aligned_gradients(record, batch, latents, z, n_mc))
+    per_draw = stacked.reshape((batch[0].shape[0], n_mc, latents.size)) * np.sqrt(n_mc)
+    shares = per_draw + prior_gradients(record, latents, z, n_mc) / record.num_records
+    params = list(group.params)
+    entropy_grads = _gradient(entropy, params)
+    return [
+        Block(_pull_back(p, shares, epsilon, latents.size).mean(axis=1) + h / record.num_records)
+        for p, h in zip(params, entropy_grads, strict=True)
+    ]
+
+
+def _pull_back(
+    param: SharedVariable, grads: TensorVariable, epsilon: TensorVariable, size: int
+) -> TensorVariable:
+    r"""Pull gradients by z, shape ``(batch, n_mc, D)``, back to one parameter.
+
+    With :math:`z = \mu + \operatorname{softplus}(\rho)\,\varepsilon`, or
+    :math:`z = \mu + L\varepsilon` whose diagonal is the softplus of its parameters.
+    """
+    if param.name == "mu":
+        return grads
+    if param.name == "rho":
+        return grads * (epsilon * pt.sigmoid(param))
+    if param.name != "L_tril":
+        raise UnsupportedModelError(f"gradient='vanilla' knows no variational parameter '{param.name}'.")
+    rows, columns = np.tril_indices(size)
+    slope = pt.switch(rows == columns, pt.sigmoid(param), 1.0)
+    return grads[:, :, rows] * (epsilon[:, columns] * slope)
 
 
 def _gradient(cost: TensorVariable, wrt: Sequence[TensorVariable]) -> list[TensorVariable]:

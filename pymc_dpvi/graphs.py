@@ -276,9 +276,7 @@ def _rows_for_vector(shape: Variable, num_records: int, rows: int) -> Variable:
     return shape
 
 
-def _remake(
-    node: Apply, inputs: list[Variable], num_records: int, rows: int, inline: bool
-) -> list[Variable]:
+def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, inline: bool) -> list[Variable]:
     op = node.op
     leading = getattr(node.outputs[0].type, "shape", (None,))[:1] == (num_records,)
     if inline and isinstance(op, OpFromGraph):

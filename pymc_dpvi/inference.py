@@ -34,7 +34,7 @@ from pymc_dpvi.arguments import (
     check_seed,
     refuse_unknown,
 )
-from pymc_dpvi.compat import PosteriorData, compile_mode, versions
+from pymc_dpvi.compat import PosteriorData, compile_mode, quiet_pytensor, versions
 from pymc_dpvi.errors import (
     ArgumentError,
     CalibrationError,
@@ -181,6 +181,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         check_number("l2_clip_norm", l2_clip_norm, low=1e-6, high=1e12, example=1.0)
         if insecure_noise_seed is not None:
             check_seed("insecure_noise_seed", insecure_noise_seed)
+        if random_seed is not None:
+            check_seed("random_seed", random_seed)
         check_choice("sampler", sampler, ("poisson", "fixed_size", "full_batch"))
         if sampler == "fixed_size" and neighboring_relation != "replace_one":
             raise ArgumentError(
@@ -190,7 +192,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         if sampling_prob is not None and batch_size is not None:
             raise ArgumentError("Give at most one of sampling_prob= and batch_size=.")
         model = pm.modelcontext(model)
-        record = build_record_model(model, record_dim=record_dim, public_data=public_data)
+        with quiet_pytensor():
+            record = build_record_model(model, record_dim=record_dim, public_data=public_data)
         self._epsilon = None if epsilon is None else float(epsilon)
         self._delta = float(delta)
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
@@ -213,7 +216,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._approx = self._family(
             record, random_seed=random_seed, **self._start(record.model, start, start_sigma)
         )
-        check_separable(record, self._approx.latents, self._approx.start)
+        with quiet_pytensor():
+            check_separable(record, self._approx.latents, self._approx.start)
         if (sampler == "poisson" and sampling_prob is not None) or batch_size is not None:
             self._make_sampler(n=1)  # so that a bad one is refused now
         self.hist: np.ndarray = np.asarray(())
@@ -230,6 +234,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         """Check `start` and `start_sigma`, and write their names as PyMC's groups want them."""
         by_name = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
         values = set(by_name.values())
+        names = {name: name for name in by_name} | {v: k for k, v in by_name.items()}
+        shapes = model.eval_rv_shapes()
         held = [*self._record.arrays, *model.observed_RVs]
         for argument, given in (("start", start), ("start_sigma", start_sigma)):
             if given is None:
@@ -248,6 +254,8 @@ class DPADVI(Inference):  # type: ignore[misc]
                         f"{argument}[{key!r}] depends on the records, and nobody accounts for that. Use "
                         "fixed numbers."
                     )
+                if not isinstance(value, str | Variable):
+                    _check_start(argument, str(key), value, shapes[names[key]], argument == "start_sigma")
         options: dict[str, Any] = {}
         if start is not None:
             options["start"] = dict(start)
@@ -325,7 +333,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         if score:
             raise ArgumentError(
                 "score=True is refused: the loss is computed on the records, and releasing it would need "
-                "noise and budget of its own. Look at the iterates with pm.callbacks.Tracker instead."
+                "noise and budget of its own. Look at the iterates with pymc.variational.callbacks.Tracker."
             )
         refuse_unknown(kwargs, _REFUSED, "DPADVI.fit")
         n_mc = check_integer("obj_n_mc", obj_n_mc)
@@ -338,17 +346,18 @@ class DPADVI(Inference):  # type: ignore[misc]
         kwargs_compile = compile_mode(backend, compile_kwargs)
         mechanism = self._calibrate(n)
         epsilon = self._cost(mechanism, n)
+        with quiet_pytensor():
+            step = PrivateStep(
+                self._record,
+                self._approx.latents,
+                self._approx.groups[0],
+                mechanism,
+                n_mc=n_mc,
+                optimizer=obj_optimizer or default_optimizer(),
+                max_grad_norm=total_grad_norm_constraint,
+                compile_kwargs=kwargs_compile,
+            )
         self._restore_iterate()
-        step = PrivateStep(
-            self._record,
-            self._approx.latents,
-            self._approx.groups[0],
-            mechanism,
-            n_mc=n_mc,
-            optimizer=obj_optimizer or default_optimizer(),
-            max_grad_norm=total_grad_norm_constraint,
-            compile_kwargs=kwargs_compile,
-        )
         self._approx.groups[0].include_transformed = include_transformed
         self._mechanism, self._step, self._callbacks = mechanism, step, callbacks
         self._run(n, epsilon, progressbar, progressbar_theme)
@@ -573,6 +582,18 @@ class DPFullRankADVI(DPADVI):
     """
 
     _family = DPFullRank
+
+
+def _check_start(argument: str, key: str, value: Any, shape: tuple[int, ...], positive: bool) -> None:
+    """Raise unless `value` is finite (and positive) and broadcasts to the variable's shape."""
+    try:
+        array = np.asarray(value, dtype=float)
+        np.broadcast_to(array, shape)
+    except (TypeError, ValueError):
+        array = np.asarray(np.nan)
+    if not np.isfinite(array).all() or (positive and not (array > 0).all()):
+        wanted = "positive finite" if positive else "finite"
+        raise ArgumentError(f"{argument}[{key!r}] must be {wanted} numbers of shape {shape}.")
 
 
 def default_optimizer() -> Optimizer:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pymc as pm
 import pytensor
@@ -82,9 +82,9 @@ class RecordModel:
     """
 
     model: pm.Model
-    num_records: int
+    num_records: int = field(repr=False)
     record_dims: frozenset[str]
-    arrays: tuple[Variable, ...]
+    arrays: tuple[Variable, ...] = field(repr=False)
     rows: tuple[TensorVariable, ...]
     value_vars: tuple[TensorVariable, ...]
     factors: dict[str, TensorVariable]
@@ -109,12 +109,13 @@ class RecordModel:
         if any(d in self.record_dims for d in dims if d is not None):
             return False
         held = {*self.arrays, *model.observed_RVs, *(model.dim_lengths[d] for d in self.record_dims)}
-        for v in walk([var], stop=model.free_RVs, into_size=True, through_shape=False):
-            if v in held:
-                return False
-            if is_array(v) and v not in self.public and not is_structural(array_value(v)):
-                return False
-        return True
+        behind = walk([var], stop=model.free_RVs, into_size=True, through_shape=False)
+        if not set(behind) & set(model.free_RVs):
+            return False  # a number of its own, wherever it came from
+        return not any(
+            v in held or (is_array(v) and v not in self.public and not is_structural(array_value(v)))
+            for v in behind
+        )
 
     def data(self) -> list[SharedVariable]:
         """Return the record arrays as new shared variables on the model's own memory (no copy).
@@ -295,7 +296,8 @@ def assert_no_record_array(record: RecordModel) -> None:
     model = record.model
     held = {*record.arrays, *(model.dim_lengths[d] for d in record.record_dims)}
     containers = set(model.data_vars)
-    data_free = [p for p in model.potentials if p.name not in record.factors]
+    likelihood = _record_potentials(model, record.arrays)
+    data_free = [p for p in model.potentials if p not in likelihood]
     for graphs, where in (
         (list(record.factors.values()), "likelihood"),
         ([record.prior_logp, *data_free], "prior"),
@@ -362,11 +364,16 @@ def _public_variables(model: pm.Model, public_data: Iterable[str | Variable]) ->
         var = model.named_vars.get(item) if isinstance(item, str) else item
         if not isinstance(var, Variable) or not is_array(var):
             raise ArgumentError(
-                f"public_data must name pm.Data of the model; found {item!r}. The model's data are "
+                f"public_data must name pm.Data of the model; found {_shown(item)}. The model's data are "
                 f"{sorted(d.name for d in model.data_vars)}."
             )
         public.add(var)
     return public
+
+
+def _shown(value: object) -> str:
+    """Show what the user typed if it is a name; else only its type, since it may be data."""
+    return repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, frozenset[str]]:
@@ -413,9 +420,9 @@ def _record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, frozense
             "its first axis; for a likelihood that is all Potentials on pm.Data, name record_dim=."
         )
     if record_dim is not None:
-        if record_dim not in model.dim_lengths:
+        if not isinstance(record_dim, str) or record_dim not in model.dim_lengths:
             raise ArgumentError(
-                f"record_dim={record_dim!r} is not a dim of the model; its dims are "
+                f"record_dim={_shown(record_dim)} is not a dim of the model; its dims are "
                 f"{sorted(model.dim_lengths)}."
             )
         if record_dim in global_dims(model):

@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as pm_compile
 from pymc.variational.opvi import Group
+from pymc.variational.updates import total_norm_constraint
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
@@ -114,7 +114,7 @@ class PrivateStep:
             noisy = private_sum(_first(per_record, count), noise, mechanism.l2_clip_norm)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, mechanism.sampler.sampling_prob)
         else:
-            per_record = vanilla_gradients(record, batch, latents, self.params, z, entropy, n_mc)
+            per_record = vanilla_gradients(record, batch, latents, group, epsilon, z, entropy, n_mc)
             sizes = [p.get_value(borrow=True).size for p in self.params]
             self.num_noise = sum(sizes)
             noisy = private_sum(_first(per_record, count), noise, mechanism.l2_clip_norm)
@@ -125,7 +125,7 @@ class PrivateStep:
             for g, p in zip(grads, self.params, strict=True)
         ]
         if max_grad_norm is not None:
-            grads = pm.updates.total_norm_constraint(grads, max_grad_norm)
+            grads = total_norm_constraint(grads, max_grad_norm)
         updates = self._updates(optimizer, grads)
         for p, average in zip(self.params, self.averages, strict=True):
             new = updates.get(p, p)

@@ -116,15 +116,6 @@ def test_several_draws_are_stacked_and_divided_by_the_root(name: str):
     np.testing.assert_allclose(got, np.concatenate(singles, axis=1) / np.sqrt(3), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("n_mc", [1, 2])
-@pytest.mark.parametrize("name", [*MODELS, "unused"])
-def test_empty_batch(name: str, n_mc: int):
-    record = build(name)
-    latents, start = latents_of(record.model)
-    got = aligned(record, latents, np.array([], dtype=int), np.array(points(start, n_mc)))
-    assert got.shape == (0, n_mc * latents.size)
-
-
 @pytest.mark.parametrize("family", [DPMeanField, DPFullRank])
 @pytest.mark.parametrize("n_mc", [1, 2])
 def test_vanilla_is_the_gradient_of_each_records_share(family: type[DPApproximation], n_mc: int):
@@ -141,7 +132,8 @@ def test_vanilla_is_the_gradient_of_each_records_share(family: type[DPApproximat
     z, logq = graph_replace([group.symbolic_random, group.symbolic_logq_not_scaled], fixed, strict=False)
     rows = np.array([3, 0, 8])
     batch = gather(record, rows)
-    blocks = vanilla_gradients(record, batch, latents, params, z, -logq.mean(), n_mc)
+    draws_in = pt.as_tensor(epsilon)
+    blocks = vanilla_gradients(record, batch, latents, group, draws_in, z, -logq.mean(), n_mc)
     got = evaluate([], as_matrix(blocks))
     assert got.shape == (3, sum(p.get_value().size for p in params))
 

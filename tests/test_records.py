@@ -126,14 +126,17 @@ def test_data_are_held_once_and_survive_set_data():
         np.testing.assert_array_equal(shared.get_value(), old)
 
 
-def test_depends_on_records(record: RecordModel):
+def test_may_be_released(record: RecordModel):
     model = record.model
-    assert record.depends_on_records(model["mu"])
-    assert record.depends_on_records(model["y"])
-    assert record.depends_on_records(model["x"].mean())
-    assert not record.depends_on_records(model["size"])
-    assert not record.depends_on_records(model["beta"] * model["centre"])
-    assert not record.depends_on_records(model["x"].shape[1])  # a shape is no value
+    assert not record.may_be_released(model["mu"])
+    assert not record.may_be_released(model["y"])
+    assert not record.may_be_released(model["x"].mean())
+    assert not record.may_be_released(model["beta"] * pt.as_tensor([1.5, 2.5]))  # whose numbers?
+    assert not record.may_be_released(pt.as_tensor(3.0))  # no free variable behind it
+    assert not record.may_be_released(model["beta"] * model["x"].shape[0])  # the number of records
+    assert record.may_be_released(model["size"])
+    assert record.may_be_released(model["beta"] * model["centre"])  # declared public
+    assert record.may_be_released(model["beta"] * model["x"].shape[1])  # a number of columns
 
 
 # What the last assertion must see, planted in a finished record model.
@@ -151,7 +154,7 @@ def test_a_record_array_left_in_the_row_is_found(record: RecordModel, what: str)
 
 def test_an_unknown_array_over_records_is_found(record: RecordModel):
     for shape in ((N,), (2, N), (1, N)):
-        hidden = pt.as_tensor(np.full(shape, 31.4159))
+        hidden = pt.as_tensor(np.full(shape, 31.4159) + np.arange(N))
         planted = dataclasses.replace(record, factors={"y": record.factors["y"] + hidden.sum()})
         with pytest.raises(NotSeparableError, match="axis as long as the number of records") as caught:
             assert_no_record_array(planted)

@@ -49,7 +49,7 @@ def test_a_product_over_records_passes():
 MIXED = {
     "Sum": lambda x, eta: eta - eta.sum(),
     "Max": lambda x, eta: eta / pt.max(x),
-    "CumOp": lambda x, eta: pt.cumsum(eta),
+    "Cumsum": lambda x, eta: pt.cumsum(eta),
     "Sort": lambda x, eta: eta + pt.sort(x[:, 0]),
     "Subtensor": lambda x, eta: eta[::-1],
     "small": lambda x, eta: eta + 1e-4 * x.sum(),

@@ -18,7 +18,7 @@ from scipy import stats
 from pymc_dpvi import DPADVI, DPFullRankADVI
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.compat import compile_mode
-from pymc_dpvi.errors import InsecureNoiseWarning, ModelEvaluationError
+from pymc_dpvi.errors import InsecureNoiseWarning
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.records import build_record_model
 from pymc_dpvi.sampling import PoissonSampler
@@ -468,9 +468,7 @@ def test_an_index_out_of_range_tells_nothing():
         effect = pm.Normal("effect", 0, 1, shape=3)
         pm.Normal("y", effect[group], 1.0, observed=np.zeros(6))
     harness = Harness(model)
-    with pytest.raises(ModelEvaluationError) as caught:
-        harness([0, 3])
-    assert "31415" not in str(caught.value) and caught.value.__suppress_context__
+    np.testing.assert_array_equal(harness([0, 3]), harness([0]))
     assert np.isfinite(harness([0, 1])).all()
 
 
