@@ -33,6 +33,7 @@ LAYERS = (
     ("gradients",),
     ("clipping",),
     ("records",),
+    ("guards",),
     ("model_checks",),
     ("graphs",),
     ("accounting", "report"),

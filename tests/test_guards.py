@@ -1,0 +1,180 @@
+"""No value of a record may make the step raise, read another row, or change another record's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from oracle import latents_of
+from pymc.pytensorf import compile as pm_compile
+from zoo import ZOO
+
+from pymc_dpvi.compat import compile_mode
+from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
+from pymc_dpvi.gradients import aligned_gradients, as_matrix
+from pymc_dpvi.graphs import array_value
+from pymc_dpvi.guards import is_structural
+from pymc_dpvi.records import RecordModel, build_record_model
+
+HOSTILE_FLOATS = (np.nan, np.inf, -np.inf, 1e300, -1e300, 5e-324, 0.0)
+HOSTILE_INTS = (3, 4, -4, -5, 50, 10**6, 2**31 - 1, -(2**31))
+
+
+def gradient_function(record: RecordModel, backend: str) -> Callable[..., np.ndarray]:
+    latents, start = latents_of(record.model)
+    batch = [pt.tensor(dtype=r.dtype, shape=(None, *r.type.shape[1:])) for r in record.rows]
+    z = pt.matrix("z", shape=(1, latents.size))
+    graph = as_matrix(aligned_gradients(record, batch, latents, z, 1))
+    fn = pm_compile([*batch, z], graph, on_unused_input="ignore", **compile_mode(backend, None))
+    point = (start + np.random.default_rng(0).normal(scale=0.3, size=start.shape))[None]
+
+    def evaluate(*rows: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return np.asarray(fn(*rows, point))
+
+    return evaluate
+
+
+def hostile_rows(record: RecordModel, value: Any, kind: str) -> list[np.ndarray] | None:
+    """Three records, the middle one with `value` wherever the dtype can hold it."""
+    rows = [array_value(a)[:3].copy() for a in record.arrays]
+    hit = False
+    for r in rows:
+        if r.dtype.kind == kind and (kind == "f" or np.iinfo(r.dtype).min <= value <= np.iinfo(r.dtype).max):
+            r[1] = value
+            hit = True
+    return rows if hit else None
+
+
+def group_model(style: str) -> pm.Model:
+    group = np.array([0, 1, 2, 3, 1, 0])
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 1, shape=4)
+        s = pm.HalfNormal("s", 1)
+        g = pm.Data("g", group)
+        mu = {
+            "index": lambda: a[g],
+            "take": lambda: pt.take(a, g),
+            "matrix": lambda: pt.stack([a, 2 * a], axis=1)[g, g % 2 if style == "x" else 1],
+            "two": lambda: pt.outer(a, a)[g, g],
+        }[style]()
+        pm.Normal("y", mu, s, observed=np.linspace(-1, 1, 6))
+    return model
+
+
+@pytest.mark.parametrize("backend", ["numba", "c"])
+@pytest.mark.parametrize("style", ["index", "take", "matrix", "two"])
+def test_an_index_out_of_range_touches_nobody(style: str, backend: str) -> None:
+    record = build_record_model(group_model(style))
+    gradient = gradient_function(record, backend)
+    k = next(i for i, a in enumerate(record.arrays) if a.name == "g")
+    rows = [array_value(a)[:3].copy() for a in record.arrays]
+    plain = gradient(*rows)
+    for value in HOSTILE_INTS:
+        bad = [r.copy() for r in rows]
+        bad[k][1] = value
+        got = gradient(*bad)
+        np.testing.assert_array_equal(got[[0, 2]], plain[[0, 2]])
+        assert got.shape == plain.shape
+        if not -4 <= value < 4:
+            np.testing.assert_array_equal(got[1], 0.0)
+        else:
+            assert np.any(got[1] != 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, e in ZOO.items() if "quick" in e.tags and not e.float32 and n != "dpvi_gaussian_mixture"],
+)
+def test_hostile_records_in_the_zoo(name: str) -> None:
+    entry = ZOO[name]
+    record = build_record_model(entry.build(), record_dim=entry.record_dim, public_data=entry.public_data)
+    gradient = gradient_function(record, "c")
+    clean = gradient(*[array_value(a)[:3].copy() for a in record.arrays])
+    for kind, values in (("f", HOSTILE_FLOATS), ("i", HOSTILE_INTS)):
+        for value in values:
+            rows = hostile_rows(record, value, kind)
+            if rows is not None:
+                got = gradient(*rows)
+                np.testing.assert_allclose(got[[0, 2]], clean[[0, 2]], rtol=1e-12, atol=1e-12)
+
+
+REFUSED = {
+    "mask": lambda x, b: (x * (x > 0))[pt.nonzero(x > 0)].sum() * b + x,
+    "Scan": lambda x, b: pt.as_tensor(
+        __import__("pytensor").scan(
+            lambda v, c: v * c, sequences=[x], non_sequences=[b], return_updates=False
+        )
+    ),
+    "searchsorted": lambda x, b: pt.searchsorted(pt.as_tensor([0.1, 0.7, 3.2]), x) * b,
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_operations_of_unknown_behaviour_are_refused(what: str) -> None:
+    with pm.Model() as model:
+        x = pm.Data("x", np.linspace(-1, 1, 9))
+        b = pm.Normal("b", 0, 1)
+        pm.Normal("y", REFUSED[what](x, b), 1.0, observed=np.zeros(9))
+    with pytest.raises(NotSeparableError):
+        build_record_model(model)
+
+
+def test_a_constant_table_must_be_declared() -> None:
+    table = np.random.default_rng(0).normal(size=5)
+    index = np.array([0, 1, 2, 3, 4, 0, 1])
+
+    def model(as_data: bool) -> pm.Model:
+        with pm.Model() as m:
+            t = pm.Data("table", table) if as_data else table
+            b = pm.Normal("b", 0, 1)
+            pm.Normal("y", b * pt.as_tensor(t)[pm.Data("index", index)], 1.0, observed=np.zeros(7))
+        return m
+
+    with pytest.raises(UnsupportedModelError, match="public_data"):
+        build_record_model(model(False))
+    with pytest.raises(UnsupportedModelError, match=r"public_data=\['table'\]"):
+        build_record_model(model(True))
+    record = build_record_model(model(True), public_data=["table"])
+    assert any("table" in name for name in record.public_arrays)
+
+
+def test_an_array_captured_in_a_scan_is_seen() -> None:
+    hidden = pt.as_tensor(np.random.default_rng(0).normal(size=(11, 3)))
+
+    def logp(value: Any, b: Any) -> Any:
+        total = pytensor.scan(
+            lambda j, c: (hidden[j] * c).sum(),
+            sequences=[pt.arange(5)],
+            non_sequences=[b],
+            return_updates=False,
+        )
+        return -((value - total.sum()) ** 2)
+
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=3)
+        pm.CustomDist("y", b, logp=logp, signature="(k)->()", observed=np.zeros(11))
+    with pytest.raises(UnsupportedModelError):
+        build_record_model(model)
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.zeros(4), True),
+        (np.full((2, 3), 7.5), True),
+        (np.eye(3), True),
+        (np.arange(5), True),
+        (np.array(3.2), True),
+        (np.array([1.0, 2.0]), False),
+        (np.diag([1.0, 2.0]), False),
+        (np.array([0, 2, 1]), False),
+    ],
+)
+def test_structural_arrays(array: np.ndarray, expected: bool) -> None:
+    assert is_structural(array) is expected
