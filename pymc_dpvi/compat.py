@@ -123,7 +123,10 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
 
 @contextmanager
 def quiet_pytensor() -> Iterator[None]:
-    """Keep PyTensor's loggers silent: a rewrite that fails writes array values into its message."""
+    """Keep PyTensor silent while a graph with data in it is taken apart or compiled.
+
+    A rewrite that fails logs the values of arrays, and a warning may quote them.
+    """
     loggers = [
         logger
         for name, logger in logging.Logger.manager.loggerDict.items()
@@ -133,7 +136,9 @@ def quiet_pytensor() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.disabled = True
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled

@@ -157,12 +157,19 @@ def guard_records(
 
 
 def is_structural(array: np.ndarray) -> bool:
-    """Whether an array holds no more than its shape: one number throughout, an identity, or 0, 1, 2, ..."""
+    """Whether an array says no more than its shape does.
+
+    That is one number throughout, an identity, 0, 1, 2, ..., or the positions of a lower triangle.
+    """
     if array.size <= 1 or bool(np.all(array == array.flat[0])):
         return True
     if array.ndim == 2 and array.shape[0] == array.shape[1]:
         return bool(np.array_equal(array, np.eye(len(array))))
-    return array.ndim == 1 and bool(np.array_equal(array, np.arange(len(array))))
+    if array.ndim != 1:
+        return False
+    side = int((np.sqrt(8 * array.size + 1) - 1) / 2)
+    known = [np.arange(array.size), *np.tril_indices(side)]
+    return any(np.array_equal(array, k) for k in known)
 
 
 def _in_range(index: Variable, length: Variable) -> tuple[Variable, Variable]:

@@ -192,8 +192,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         if sampling_prob is not None and batch_size is not None:
             raise ArgumentError("Give at most one of sampling_prob= and batch_size=.")
         model = pm.modelcontext(model)
-        with quiet_pytensor():
-            record = build_record_model(model, record_dim=record_dim, public_data=public_data)
+        record = build_record_model(model, record_dim=record_dim, public_data=public_data)
         self._epsilon = None if epsilon is None else float(epsilon)
         self._delta = float(delta)
         self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
@@ -216,8 +215,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._approx = self._family(
             record, random_seed=random_seed, **self._start(record.model, start, start_sigma)
         )
-        with quiet_pytensor():
-            check_separable(record, self._approx.latents, self._approx.start)
+        check_separable(record, self._approx.latents, self._approx.start)
         if (sampler == "poisson" and sampling_prob is not None) or batch_size is not None:
             self._make_sampler(n=1)  # so that a bad one is refused now
         self.hist: np.ndarray = np.asarray(())

@@ -30,6 +30,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, walk
 from pymc_dpvi.guards import guard_records, is_structural
@@ -125,6 +126,7 @@ class RecordModel:
         return [pytensor.shared(array_value(a), name=a.name or "records", borrow=True) for a in self.arrays]
 
 
+@quiet_pytensor()
 def build_record_model(
     model: pm.Model,
     *,

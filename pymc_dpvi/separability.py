@@ -26,6 +26,7 @@ from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.gradients import Latents, aligned_gradients, as_matrix, in_draws, put
 from pymc_dpvi.graphs import is_array, walk
@@ -39,6 +40,7 @@ DRAWS = 3
 Rows = list[np.ndarray]
 
 
+@quiet_pytensor()
 def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
     """Raise unless the one-record log-density is the model's own and records are independent.
 

@@ -170,6 +170,8 @@ def test_an_array_captured_in_a_scan_is_seen() -> None:
         (np.full((2, 3), 7.5), True),
         (np.eye(3), True),
         (np.arange(5), True),
+        (np.tril_indices(4)[0], True),
+        (np.tril_indices(4)[1], True),
         (np.array(3.2), True),
         (np.array([1.0, 2.0]), False),
         (np.diag([1.0, 2.0]), False),
