@@ -150,8 +150,7 @@ def _synthetic(
     roots = [next((v for v in walk([o]) if v in record.arrays), None) for o in observed]
     draws = in_values(record.model, [many.memo[rv] for rv in record.model.observed_RVs], many.free)
     try:
-        draws, blocks = in_draws(draws, latents)
-        draw_fn = _compile([*many.rows, z], put(draws, blocks, latents.split(z[0])))
+        draw_fn = _compile([*many.rows, z], put(draws, latents.value_vars, latents.split(z[0])))
     except Exception:
         return
     for high in (2, 1):
