@@ -81,24 +81,18 @@ def _largest(row: np.ndarray) -> float:  # pragma: no cover
 
 
 @_kernel
-def _squared_norm_outer(left: np.ndarray, right: np.ndarray) -> float:  # pragma: no cover
-    """Squared norm of ``left ⊗ right``; NaN if an entry of either is not finite or too large."""
-    a, b = _squared_norm(left), _squared_norm(right)
-    if not (a < np.inf and b < np.inf):  # also for NaN
-        return np.nan
-    if a < 1e-280 or b < 1e-280:
-        # The square of one factor may have underflowed while the other is huge: scale first.
-        p, q = _largest(left), _largest(right)
-        if p == 0.0 or q == 0.0:
-            return 0.0
-        return (p * q) * (p * q) * _squared_norm(left / p) * _squared_norm(right / q)
-    return a * b
+def _rescaled_squared_norm(left: np.ndarray, right: np.ndarray) -> float:  # pragma: no cover
+    """Squared norm of ``left ⊗ right`` where the square of one factor may have underflowed."""
+    p, q = _largest(left), _largest(right)
+    if p == 0.0 or q == 0.0:
+        return 0.0
+    return (p * q) * (p * q) * _squared_norm(left / p) * _squared_norm(right / q)
 
 
 @_kernel
 def add_squared_norms(rows: np.ndarray, total: np.ndarray) -> None:  # pragma: no cover
-    """Add the squared norm of each row of a dense block to `total`, shape ``(batch,)``."""
-    for i in range(rows.shape[0]):
+    """Add the squared norms of the first rows of a dense block to `total`, shape ``(count,)``."""
+    for i in range(total.size):
         total[i] += _squared_norm(rows[i])
 
 
@@ -106,14 +100,22 @@ def add_squared_norms(rows: np.ndarray, total: np.ndarray) -> None:  # pragma: n
 def add_squared_norms_outer(
     left: np.ndarray, right: np.ndarray, total: np.ndarray
 ) -> None:  # pragma: no cover
-    """Add the squared norm of each ``left[i] ⊗ right[i]`` to `total`, shape ``(batch,)``."""
-    for i in range(left.shape[0]):
-        total[i] += _squared_norm_outer(left[i], right[i])
+    """Add the squared norms of the first ``left[i] ⊗ right[i]`` to `total`, shape ``(count,)``."""
+    a, b = np.zeros(total.size), np.zeros(total.size)
+    add_squared_norms(left, a)
+    add_squared_norms(right, b)
+    for i in range(total.size):
+        if not (a[i] < np.inf and b[i] < np.inf):  # also for NaN
+            total[i] = np.nan
+        elif a[i] < 1e-280 or b[i] < 1e-280:
+            total[i] += _rescaled_squared_norm(left[i], right[i])
+        else:
+            total[i] += a[i] * b[i]
 
 
 @_kernel
 def clip_factors(squared_norms: np.ndarray, l2_clip_norm: float) -> np.ndarray:  # pragma: no cover
-    """Factor of each record: 1, C'/norm, or 0 for a non-finite norm; shape ``(batch,)``."""
+    """Factor of each record: 1, C'/norm, or 0 for a non-finite norm; shape ``(count,)``."""
     bound = l2_clip_norm * (1.0 - SLACK)
     factors = np.zeros(squared_norms.size)
     for i in range(squared_norms.size):
@@ -125,8 +127,8 @@ def clip_factors(squared_norms: np.ndarray, l2_clip_norm: float) -> np.ndarray: 
 
 @_kernel
 def add_weighted_rows(rows: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover
-    """Add ``factors @ rows`` to `out`, leaving out rows of factor zero whatever they hold."""
-    for i in range(rows.shape[0]):
+    """Add ``factors @ rows[:count]`` to `out`, leaving out rows of factor zero whatever they hold."""
+    for i in range(factors.size):
         weight = factors[i]
         if weight != 0.0:
             for j in range(rows.shape[1]):
@@ -145,8 +147,8 @@ def add_weighted_outer(
                 weights[i] = factors[i] * np.float64(right[i, 0])
         add_weighted_rows(left, weights, out)
         return
-    a = np.zeros(left.shape, dtype=np.float64)
-    b = np.zeros(right.shape, dtype=np.float64)
+    a = np.zeros((factors.size, left.shape[1]))
+    b = np.zeros((factors.size, right.shape[1]))
     for i in range(factors.size):
         if factors[i] != 0.0:
             a[i] = left[i]
@@ -155,14 +157,14 @@ def add_weighted_outer(
 
 
 def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
-    """Write the function ``(*factors, noise, l2_clip_norm) -> noisy sum`` for a layout of blocks.
+    """Write the function ``(*factors, count, noise, l2_clip_norm) -> noisy sum`` for a layout of blocks.
 
     The blocks have different types, so numba needs one function per layout; for two blocks, the first
     outer::
 
-        def private_sum(x0, x1, x2, noise, l2_clip_norm):
+        def private_sum(x0, x1, x2, count, noise, l2_clip_norm):
             check(noise.size == x0.shape[1] * x1.shape[1] + x2.shape[1])
-            norms = zeros(x0.shape[0])
+            norms = zeros(count)
             add_squared_norms_outer(x0, x1, norms)
             add_squared_norms(x2, norms)
             factors = clip_factors(norms, l2_clip_norm)
@@ -193,10 +195,12 @@ def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
         sums.append(f"at += {size}")
         sizes.append(size)
     lines = [
-        f"def private_sum({', '.join(names)}, noise, l2_clip_norm):",
+        f"def private_sum({', '.join(names)}, count, noise, l2_clip_norm):",
         f"if noise.size != {' + '.join(sizes)}:",
         "    raise ValueError('one noise entry per column is needed')",
-        "norms = np.zeros(x0.shape[0])",
+        f"if count < 0 or count > {' or count > '.join(f'{n}.shape[0]' for n in names)}:",
+        "    raise ValueError('every block needs a row per record')",
+        "norms = np.zeros(count)",
         *norms,
         "factors = clip_factors(norms, l2_clip_norm)",
         "out, at = np.zeros(noise.size), 0",
@@ -221,9 +225,10 @@ class PrivateSum(Op):
 
     Notes
     -----
-    Inputs: the blocks' matrices, one or two each, all with one row per record; then ``noise``, float64
-    vector (num_params,). Output: float64 vector (num_params,). An empty batch is a normal case: the
-    output is the noise.
+    Inputs: the blocks' matrices, one or two each, all with one row per record; ``count``, how many of
+    the rows are there, from the first (so that a batch can be empty where a backend cannot take
+    arrays of length zero); ``noise``, float64 vector (num_params,). Output: float64 vector
+    (num_params,). An empty batch is a normal case: the output is the noise.
     """
 
     __props__ = ("l2_clip_norm", "outer")
@@ -235,18 +240,21 @@ class PrivateSum(Op):
 
     def make_node(self, *inputs: Any) -> Apply:
         """Build the node; see the class for shapes."""
-        *matrices, noise = (pt.as_tensor_variable(i) for i in inputs)
+        *matrices, count, noise = (pt.as_tensor_variable(i) for i in inputs)
         if len(matrices) != len(self.outer) + sum(self.outer):
             raise TypeError("one matrix per dense block and two per outer block are needed")
         if any(m.type.ndim != 2 or not m.type.dtype.startswith("float") for m in matrices):
             raise TypeError("the blocks must be float matrices with one row per record")
         if noise.type.ndim != 1 or noise.type.dtype != "float64":
             raise TypeError("noise must be a float64 vector")
-        return Apply(self, [*matrices, noise], [dvector()])
+        if count.type.ndim != 0 or count.type.dtype != "int64":
+            raise TypeError("count must be an int64 number")
+        return Apply(self, [*matrices, count, noise], [dvector()])
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
         """Evaluate with the same kernels that the numba backend compiles in."""
-        output_storage[0][0] = self._function(*inputs, self.l2_clip_norm)
+        *matrices, count, noise = inputs
+        output_storage[0][0] = self._function(*matrices, int(count), noise, self.l2_clip_norm)
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""
@@ -258,16 +266,22 @@ class PrivateSum(Op):
 def _numba_private_sum(op: PrivateSum, node: Apply, **kwargs: Any) -> Any:
     kernel = numba.njit(fastmath=False)(op._function)
     l2_clip_norm = op.l2_clip_norm
-    names = ", ".join(f"x{k}" for k in range(len(node.inputs)))
+    names = ", ".join(f"x{k}" for k in range(len(node.inputs) - 2))
     scope = {"kernel": kernel, "l2_clip_norm": l2_clip_norm}
-    exec(f"def private_sum({names}):\n    return kernel({names}, l2_clip_norm)", scope)
+    body = f"return kernel({names}, count.item(), noise, l2_clip_norm)"
+    exec(f"def private_sum({names}, count, noise):\n    {body}", scope)
     # The key must change with the code: PyTensor keeps compiled functions on disk between versions.
     source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     key = f"pymc_dpvi.PrivateSum {op.outer} {op.l2_clip_norm.hex()} {source}"
     return numba.njit(fastmath=False)(scope["private_sum"]), hashlib.sha256(key.encode()).hexdigest()
 
 
-def private_sum(blocks: Sequence[Block], noise: TensorVariable, l2_clip_norm: float) -> TensorVariable:
+def private_sum(
+    blocks: Sequence[Block],
+    noise: TensorVariable,
+    l2_clip_norm: float,
+    count: TensorVariable | None = None,
+) -> TensorVariable:
     """Noisy sum of clipped gradients, as a graph.
 
     Parameters
@@ -278,6 +292,8 @@ def private_sum(blocks: Sequence[Block], noise: TensorVariable, l2_clip_norm: fl
         float64.
     l2_clip_norm : float
         C.
+    count : TensorVariable, optional
+        How many rows there are, from the first; all by default.
 
     Returns
     -------
@@ -286,4 +302,4 @@ def private_sum(blocks: Sequence[Block], noise: TensorVariable, l2_clip_norm: fl
     """
     op = PrivateSum(l2_clip_norm, tuple(b.right is not None for b in blocks))
     matrices = [m for b in blocks for m in (b.left, b.right) if m is not None]
-    return op(*matrices, noise)
+    return op(*matrices, matrices[0].shape[0] if count is None else count, noise)

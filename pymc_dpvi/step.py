@@ -31,7 +31,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_dpvi.clipping import Block, private_sum
+from pymc_dpvi.clipping import private_sum
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
 from pymc_dpvi.gradients import Latents, aligned_gradients, prior_gradients, vanilla_gradients
 from pymc_dpvi.mechanism import Mechanism
@@ -41,10 +41,6 @@ __all__ = ["Optimizer", "PrivateStep"]
 
 #: ``(gradients, parameters) -> updates``, as PyMC's own (``pm.adam(learning_rate=...)``).
 Optimizer = Callable[[list[Variable], list[SharedVariable]], dict[Variable, Variable]]
-
-
-def _first(blocks: Sequence[Block], count: TensorVariable) -> list[Block]:
-    return [Block(b.left[:count], None if b.right is None else b.right[:count]) for b in blocks]
 
 
 class PrivateStep:
@@ -111,13 +107,13 @@ class PrivateStep:
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
             self.num_noise = n_mc * latents.size
-            noisy = private_sum(_first(per_record, count), noise, mechanism.l2_clip_norm)
+            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, count)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, mechanism.sampler.sampling_prob)
         else:
             per_record = vanilla_gradients(record, batch, latents, group, epsilon, z, entropy, n_mc)
             sizes = [p.get_value(borrow=True).size for p in self.params]
             self.num_noise = sum(sizes)
-            noisy = private_sum(_first(per_record, count), noise, mechanism.l2_clip_norm)
+            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, count)
             ends = np.cumsum([0, *sizes])
             grads = [-noisy[a:b] / mechanism.sampler.sampling_prob for a, b in itertools.pairwise(ends)]
         grads = [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pymc_dpvi import clipping
-from pymc_dpvi.clipping import SLACK, PrivateSum
+from pymc_dpvi.clipping import SLACK, Block, PrivateSum, private_sum
 
 HOSTILE = [
     0.0,
@@ -49,7 +49,7 @@ def matrices(draw: Callable, dtype: type = np.float64) -> np.ndarray:
 
 def release(matrices: list[np.ndarray], outer: tuple[bool, ...], c: float, noise: np.ndarray) -> np.ndarray:
     storage: list[list[np.ndarray]] = [[None]]
-    PrivateSum(c, outer).perform(None, [*matrices, noise], storage)
+    PrivateSum(c, outer).perform(None, [*matrices, np.asarray(len(matrices[0])), noise], storage)
     return storage[0][0]
 
 
@@ -196,13 +196,13 @@ ETA = pt.vector("eta", dtype="float64")
 
 @pytest.fixture(scope="module", params=["FAST_COMPILE", "CVM", "NUMBA"])
 def compiled(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
-    return pytensor.function([E, ETA], PrivateSum(1.5)(E, ETA), mode=request.param)
+    return pytensor.function([E, ETA], private_sum([Block(E)], ETA, 1.5), mode=request.param)
 
 
 @pytest.fixture(scope="module", params=["FAST_COMPILE", "CVM", "NUMBA"])
 def compiled32(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
     g = pt.matrix("g", dtype="float32")
-    return pytensor.function([g, ETA], PrivateSum(1.5)(g, ETA), mode=request.param)
+    return pytensor.function([g, ETA], private_sum([Block(g)], ETA, 1.5), mode=request.param)
 
 
 ROWS = np.array(
@@ -247,7 +247,7 @@ def test_noise_enters_exactly_once(gradients: np.ndarray, seed: int):
     op = PrivateSum(2.0)
     eta = np.random.default_rng(seed).normal(scale=5.0, size=gradients.shape[1])
     storage: list[list[np.ndarray]] = [[None]]
-    op.perform(op.make_node(gradients, eta), [gradients, eta], storage)
+    op.perform(None, [gradients, np.asarray(len(gradients)), eta], storage)
     np.testing.assert_array_equal(storage[0][0], clipped_sum(gradients, 2.0) + eta)
 
 
@@ -261,15 +261,16 @@ def test_inputs_are_not_written_to(compiled: Callable[..., np.ndarray]):
 
 def test_no_rewrite_takes_the_noise_away_or_merges_it():
     other = pt.vector("other", dtype="float64")
-    op = PrivateSum(1.0)
-    fn = pytensor.function([E, ETA, other], [op(E, ETA), op(E, other)], mode="FAST_RUN")
+    outputs = [private_sum([Block(E)], v, 1.0) for v in (ETA, other)]
+    fn = pytensor.function([E, ETA, other], outputs, mode="FAST_RUN")
     a, b = fn(ROWS, np.zeros(5), np.ones(5))
     np.testing.assert_allclose(b - a, np.ones(5), rtol=1e-12)
 
 
 def test_the_sum_has_no_gradient_and_no_name_for_the_unnoised():
-    out = PrivateSum(1.0)(E, ETA)
-    assert out.owner.inputs == [E, ETA] and len(out.owner.outputs) == 1
+    count = pt.lscalar("count")
+    out = private_sum([Block(E)], ETA, 1.0, count)
+    assert out.owner.inputs == [E, count, ETA] and len(out.owner.outputs) == 1
     with pytest.raises(NotImplementedError):
         pytensor.grad(out.sum(), E)
 
@@ -289,7 +290,19 @@ def test_clip_norm_is_part_of_the_identity_of_the_op():
 )
 def test_wrong_inputs(gradients: np.ndarray, noise: np.ndarray):
     with pytest.raises(TypeError):
-        PrivateSum(1.0).make_node(gradients, noise)
+        PrivateSum(1.0).make_node(gradients, len(gradients), noise)
+
+
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "CVM", "NUMBA"])
+def test_only_the_first_rows_count(mode: str):
+    count = pt.lscalar("count")
+    fn = pytensor.function([E, count, ETA], private_sum([Block(E)], ETA, 1.5, count), mode=mode)
+    eta = np.linspace(-1, 1, 5)
+    for k in range(len(ROWS) + 1):
+        np.testing.assert_array_equal(fn(ROWS, k, eta), clipped_sum(ROWS[:k], 1.5) + eta)
+    for k in (-1, len(ROWS) + 1):
+        with pytest.raises(ValueError):
+            fn(ROWS, k, eta)
 
 
 @pytest.mark.parametrize("length", [1, 4, 6])
@@ -415,7 +428,9 @@ def test_layouts_compiled_in_a_graph(mode: str):
     outer = (True, False, True)
     size = 3 * 2 + 4 + 5 * 1
     variables = [pt.matrix(dtype="float64") for _ in shapes]
-    fn = pytensor.function([*variables, ETA], PrivateSum(0.7, outer)(*variables, ETA), mode=mode)
+    fn = pytensor.function(
+        [*variables, ETA], PrivateSum(0.7, outer)(*variables, variables[0].shape[0], ETA), mode=mode
+    )
     eta = np.linspace(-1, 1, size)
     expected = slow_sum(columns(matrices, outer), 0.7)
     np.testing.assert_allclose(fn(*matrices, eta) - eta, expected, rtol=1e-9, atol=1e-14)

@@ -61,23 +61,23 @@ def factors_without_guard(squared_norms: np.ndarray, l2_clip_norm: float) -> np.
         return np.minimum(1.0, l2_clip_norm * (1 - 2.0**-20) / np.sqrt(squared_norms))
 
 
-def per_coordinate(blocks: Any, noise: Any, c: float) -> Any:
+def per_coordinate(blocks: Any, noise: Any, c: float, count: Any) -> Any:
     """Clips coordinates instead of the vector: the norm is then up to C·√D."""
-    rows = as_matrix(blocks)
+    rows = as_matrix(blocks)[:count]
     rows = pt.where(pt.isnan(rows), 0.0, rows)
     return pt.clip(rows, -c, c).sum(axis=0) + noise
 
 
-def mean_of_the_batch(blocks: Any, noise: Any, c: float) -> Any:
-    return real_sum(blocks, noise, c) / pt.maximum(blocks[0].left.shape[0], 1) * 26 * PROB
+def mean_of_the_batch(blocks: Any, noise: Any, c: float, count: Any) -> Any:
+    return real_sum(blocks, noise, c, count) / pt.maximum(count, 1) * 26 * PROB
 
 
-def noise_per_record(blocks: Any, noise: Any, c: float) -> Any:
-    return real_sum(blocks, noise * blocks[0].left.shape[0], c)
+def noise_per_record(blocks: Any, noise: Any, c: float, count: Any) -> Any:
+    return real_sum(blocks, noise * count, c, count)
 
 
-def without_noise(blocks: Any, noise: Any, c: float) -> Any:
-    return real_sum(blocks, noise * 0.0, c)
+def without_noise(blocks: Any, noise: Any, c: float, count: Any) -> Any:
+    return real_sum(blocks, noise * 0.0, c, count)
 
 
 def with_prior(self: RecordModel) -> Any:
@@ -93,12 +93,13 @@ def with_factors(bug: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch
 
 def weigh_rows(rows: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:
     with np.errstate(all="ignore"):
-        out += factors @ rows
+        out += factors @ rows[: factors.size]
 
 
 def weigh_outer(left: np.ndarray, right: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:
     with np.errstate(all="ignore"):
-        out += ((left * factors[:, None]).T @ right).ravel()
+        n = factors.size
+        out += ((left[:n] * factors[:, None]).T @ right[:n]).ravel()
 
 
 def set_on(owner: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
