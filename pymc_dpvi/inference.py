@@ -107,7 +107,8 @@ class DPADVI(Inference):  # type: ignore[misc]
     record_dim : str, optional
         The dim that runs over records; only needed where lengths are ambiguous.
     public_data : iterable of str
-        Names of ``pm.Data`` of leading length N that everybody may know.
+        Names of ``pm.Data`` that everybody may know: group-level tables, for example. Any ``pm.Data``
+        that is not indexed by records must be named here.
     random_seed : int, optional
         For the Monte Carlo draws of z only. Noise and batches never depend on it.
     insecure_noise_seed : int, optional
@@ -128,6 +129,9 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     Notes
     -----
+    ``pm.fit(start=..., random_seed=...)`` does not hand these on to a method instance (PyMC drops them
+    without a word); give them here.
+
     Privacy: making the method releases nothing. `fit` and `refine` release the variational parameters
     and cost what ``approx.privacy`` says. The unit of privacy is one row along the leading axis of the
     observed variables.

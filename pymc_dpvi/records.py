@@ -142,7 +142,7 @@ def build_record_model(
     record_dim : str, optional
         Name of the dim that runs over records. Needed only where lengths are ambiguous.
     public_data : iterable of str or Variable
-        ``pm.Data`` of leading length N that are known to everybody and do not belong to a record.
+        ``pm.Data`` that are known to everybody and do not belong to a record.
 
     Returns
     -------
