@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.clipping import private_sum
+from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
 from pymc_dpvi.gradients import Latents, aligned_gradients, prior_gradients, vanilla_gradients
 from pymc_dpvi.mechanism import Mechanism
@@ -192,7 +194,8 @@ class PrivateStep:
         if not indices.size:
             indices = np.zeros(1, dtype=np.int64)  # not every backend can take nothing; count leaves it out
         try:
-            with np.errstate(all="ignore"):
+            # Numba compiles at the first call, and warns of what is slow.
+            with np.errstate(all="ignore"), nullcontext() if self.calls else quiet_pytensor():
                 self._function(indices, count, noise, epsilon, np.asarray(weight, dtype=self.dtype))
         except Exception as error:  # its text may hold data; raised below, so that it is not chained
             failure = type(error).__name__
