@@ -28,7 +28,12 @@ from pymc_dpvi.errors import ArgumentError
 __all__ = ["PrivacyReport", "PrivacyRun"]
 
 _FORMAT = "pymc_dpvi.PrivacyReport"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
+
+_NOISES = ("gaussian_float64", "lattice")
+
+# What a field meant before there was one. Version 1 knew one kind of noise and no budgets.
+_BEFORE: dict[int, dict[str, Any]] = {1: {"noise": "gaussian_float64", "budget": None}, _FORMAT_VERSION: {}}
 
 
 def _is_number(value: object) -> bool:
@@ -122,6 +127,11 @@ class PrivacyReport:
         Names and versions of the packages that ran.
     runs : tuple of PrivacyRun
         One for each `fit` or `refine`, in order.
+    noise : str
+        How the noise was drawn: ``"gaussian_float64"`` (in floating point, whose rounding is not
+        accounted for) or ``"lattice"`` (in whole multiples of a fixed unit, which the account covers).
+    budget : str, optional
+        Name of the `PrivacyBudget` that the runs were charged to, if there was one.
 
     Raises
     ------
@@ -145,6 +155,8 @@ class PrivacyReport:
     withheld: tuple[str, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     runs: tuple[PrivacyRun, ...] = ()
+    noise: str = "gaussian_float64"
+    budget: str | None = None
 
     def __post_init__(self) -> None:
         texts = (
@@ -162,6 +174,10 @@ class PrivacyReport:
             raise ArgumentError(
                 "PrivacyReport: neighboring_relation must be 'add_or_remove_one' or 'replace_one'."
             )
+        if self.noise not in _NOISES:
+            raise ArgumentError(f"PrivacyReport: noise must be one of {list(_NOISES)}.")
+        if self.budget is not None and not isinstance(self.budget, str):
+            raise ArgumentError("PrivacyReport: budget must be a string or None.")
         for name in ("secure_randomness", "num_records_public"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"PrivacyReport: {name} must be True or False.")
@@ -214,9 +230,22 @@ class PrivacyReport:
         return self._last().l2_clip_norm
 
     @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why the result must not be released as private, in sentences; empty if nothing is known."""
+        said = []
+        if not self.secure_randomness:
+            said.append("Noise and batches came from a seed. Whoever knows it can take the noise away.")
+        if self.guarantee != "proven":
+            said.append(
+                f"Epsilon is not a proven bound: the accountant {self.accountant!r} is "
+                f"{self.guarantee}. What was spent may be more."
+            )
+        return tuple(said)
+
+    @property
     def releasable(self) -> bool:
-        """Whether the guarantee holds against somebody who knows the code: randomness is secure."""
-        return self.secure_randomness
+        """Whether the guarantee holds against somebody who knows the code: there are no `obstacles`."""
+        return not self.obstacles
 
     # ---------------------------------------------------------------------------- changes
 
@@ -258,15 +287,19 @@ class PrivacyReport:
             "The model treats each record by itself; this was checked before the fit.",
             "One person contributes one record. For somebody with k records multiply epsilon by k "
             "(delta grows too).",
-            "Noise is added in floating point; its rounding is not accounted for.",
         ]
+        if self.noise == "gaussian_float64":
+            said.append("Noise is added in floating point; its rounding is not accounted for.")
+        else:
+            said.append(
+                "Noise is added in whole multiples of a fixed unit (a lattice); rounding to that unit is "
+                "accounted for."
+            )
         if self.num_records_public:
             said.append("The number of records is public.")
         if self.public_arrays:
             names = ", ".join(self.public_arrays)
             said.append(f"Taken as public, and not protected: {names}.")
-        if self.guarantee != "proven":
-            said.append(f"The accountant's bound is {self.guarantee}; epsilon is no better than it.")
         return tuple(said)
 
     @property
@@ -290,7 +323,11 @@ class PrivacyReport:
             "replace_one": "replacing one record",
         }[self.neighboring_relation]
         lines = [
-            ("epsilon", f"{_shown(self.epsilon, up=True)} (upper bound)"),
+            (
+                "epsilon",
+                f"{_shown(self.epsilon, up=True)} "
+                f"({'upper bound' if self.guarantee == 'proven' else 'NOT a proven bound'})",
+            ),
             ("delta", _shown(self.delta, up=True)),
             ("protects against", relation),
             ("record", self.unit),
@@ -305,6 +342,8 @@ class PrivacyReport:
             ),
             ("number of records", "public" if self.num_records_public else "not public"),
         ]
+        if self.budget is not None:
+            lines.append(("budget", self.budget))
         if self.withheld:
             lines.append(("withheld", ", ".join(self.withheld)))
         for number, run in enumerate(self.runs, start=1):
@@ -323,11 +362,7 @@ class PrivacyReport:
         return lines
 
     def _warning(self) -> str | None:
-        if self.secure_randomness:
-            return None
-        return (
-            "NOT FOR RELEASE: noise and batches came from a seed. Whoever knows it can take the noise away."
-        )
+        return f"NOT FOR RELEASE: {' '.join(self.obstacles)}" if self.obstacles else None
 
     def __str__(self) -> str:
         warning = self._warning()
@@ -385,6 +420,8 @@ class PrivacyReport:
             "num_records_public": self.num_records_public,
             "public_arrays": list(self.public_arrays),
             "withheld": list(self.withheld),
+            "noise": self.noise,
+            "budget": self.budget,
             "runs": [dataclasses.asdict(run) for run in self.runs],
             "assumptions": list(self.assumptions),
             "not_covered": list(self.not_covered),
@@ -424,11 +461,13 @@ class PrivacyReport:
             raise ArgumentError("text is not JSON.") from None
         if not isinstance(found, dict) or found.get("format") != _FORMAT:
             raise ArgumentError("text is not a privacy report of pymc_dpvi.")
-        if found.get("format_version") != _FORMAT_VERSION:
+        version = found.get("format_version")
+        if type(version) is not int or version not in _BEFORE:
             raise ArgumentError(
-                f"the report has format_version {found.get('format_version')!r}; this version of "
-                f"pymc_dpvi reads {_FORMAT_VERSION}."
+                f"the report has format_version {version!r}; this version of pymc_dpvi reads "
+                f"{sorted(_BEFORE)}. A newer pymc_dpvi may be needed."
             )
+        found = {**found, **_BEFORE[version]}
         computed = ("runs", "versions")
         names = [f.name for f in dataclasses.fields(cls) if f.name not in computed]
         try:

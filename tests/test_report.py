@@ -87,6 +87,52 @@ def test_insecure_randomness_is_said_first() -> None:
     assert not insecure.releasable
 
 
+@pytest.mark.parametrize("guarantee", ["heuristic", "bayesian", "unknown (user supplied)"])
+def test_an_unproven_bound_is_said_first(guarantee: str) -> None:
+    report = dataclasses.replace(REPORT, guarantee=guarantee).with_run(RUN)
+    first, *rest = str(report).splitlines()
+    assert first.startswith("NOT FOR RELEASE: ")
+    assert guarantee in first and "not a proven bound" in first and "'pld'" in first
+    assert "upper bound" not in "".join(rest)
+    assert report._repr_html_().startswith(f"<div><p><strong>{html.escape(first)}</strong></p>")
+    assert not report.releasable
+    both = dataclasses.replace(report, secure_randomness=False)
+    assert "not a proven bound" in str(both).splitlines()[0]
+    assert "came from a seed" in str(both).splitlines()[0]
+    assert len(both.obstacles) == 2
+
+
+def test_the_noise_decides_what_is_said_about_rounding() -> None:
+    floating = "rounding is not accounted for"
+    assert REPORT.noise == "gaussian_float64"  # fails closed where nobody said
+    assert floating in str(REPORT)
+    lattice = dataclasses.replace(REPORT, noise="lattice")
+    assert floating not in str(lattice) + lattice._repr_html_()
+    assert "lattice" in str(lattice)
+    with pytest.raises(ArgumentError, match="noise must be one of"):
+        dataclasses.replace(REPORT, noise="gaussian")
+
+
+def test_a_budget_is_named() -> None:
+    named = dataclasses.replace(REPORT, budget="survey <2026>").with_run(RUN)
+    assert "survey <2026>" in str(named)
+    assert "survey &lt;2026&gt;" in named._repr_html_()
+    assert PrivacyReport.from_json(named.to_json()).budget == "survey <2026>"
+    assert "budget" not in str(REPORT.with_run(RUN))
+    with pytest.raises(ArgumentError, match="budget"):
+        dataclasses.replace(REPORT, budget=3)  # type: ignore[arg-type]
+
+
+def test_a_report_of_format_1_is_read() -> None:
+    found = REPORT.with_run(RUN).to_dict()
+    del found["noise"], found["budget"]
+    found["format_version"] = 1
+    assert PrivacyReport.from_json(json.dumps(found)) == REPORT.with_run(RUN)
+    found["format_version"] = 2  # here the fields must be there
+    with pytest.raises(ArgumentError, match="missing or wrong"):
+        PrivacyReport.from_json(json.dumps(found))
+
+
 def test_words() -> None:
     report = dataclasses.replace(
         REPORT,
@@ -176,6 +222,10 @@ def broken(**changes: Any) -> str:
         "{}",
         '{"format": "other"}',
         broken(format_version=99),
+        broken(format_version=True),
+        broken(format_version=[1]),
+        broken(noise="other"),
+        broken(budget=3),
         broken(epsilon=0.1),  # smaller than its runs: tampered with
         broken(delta=1e-9),
         broken(runs=None),
