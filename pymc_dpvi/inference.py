@@ -23,39 +23,27 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import pymc as pm
 from pymc.variational.inference import Inference
-from pytensor.graph.basic import Variable
 
-from pymc_dpvi import accounting
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
-from pymc_dpvi.arguments import (
-    check_choice,
-    check_integer,
-    check_number,
-    check_seed,
-    refuse_unknown,
-)
+from pymc_dpvi.arguments import check_integer, check_number, check_seed, refuse_unknown
 from pymc_dpvi.compat import PosteriorData, compile_mode, quiet_pytensor, versions
-from pymc_dpvi.errors import (
-    ArgumentError,
-    CalibrationError,
-    InsecureNoiseWarning,
-    PrivacyError,
-    PrivacyWarning,
-    UnsupportedModelError,
-)
+from pymc_dpvi.errors import ArgumentError, InsecureNoiseWarning, PrivacyError, PrivacyWarning
 from pymc_dpvi.loop import averages_from, iterate
 from pymc_dpvi.mechanism import Mechanism, Streams
-from pymc_dpvi.model_checks import depends_on
 from pymc_dpvi.progress import StepProgress
 from pymc_dpvi.records import build_record_model
-from pymc_dpvi.report import PrivacyReport, PrivacyRun
-from pymc_dpvi.sampling import make_sampler
+from pymc_dpvi.report import PrivacyRun
 from pymc_dpvi.separability import check_separable
+from pymc_dpvi.starting_values import check_starting_values
 from pymc_dpvi.step import Optimizer, PrivateStep
+from pymc_dpvi.terms import PrivacyTerms
 
 __all__ = ["DPADVI", "DPFullRankADVI", "fit_dpadvi"]
 
 _logger = logging.getLogger(__name__)
+
+#: A delta that is warned of whatever the number of records, which would have to be below ten thousand.
+_LARGE_DELTA = 1e-4
 
 Callback = Callable[[DPApproximation, None, int], Any]
 
@@ -173,40 +161,27 @@ class DPADVI(Inference):  # type: ignore[misc]
         start_sigma: Mapping[str, Any] | None = None,
         model: pm.Model | None = None,
     ) -> None:
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ArgumentError("Give exactly one of epsilon= and noise_multiplier=.")
-        check_choice("gradient", gradient, ("aligned", "vanilla"))
-        check_choice("neighboring_relation", neighboring_relation, ("add_or_remove_one", "replace_one"))
-        check_number("delta", delta, low=0.0, high=1.0, example=1e-6)
-        if epsilon is not None:
-            check_number("epsilon", epsilon, low=0.0)
-        if noise_multiplier is not None:
-            check_number("noise_multiplier", noise_multiplier, low=0.0)
-        check_number("l2_clip_norm", l2_clip_norm, low=1e-6, high=1e12, example=1.0)
         if insecure_noise_seed is not None:
             check_seed("insecure_noise_seed", insecure_noise_seed)
         if random_seed is not None:
             check_seed("random_seed", random_seed)
-        check_choice("sampler", sampler, ("poisson", "fixed_size", "full_batch"))
-        if sampler == "fixed_size" and neighboring_relation != "replace_one":
-            raise ArgumentError(
-                "sampler='fixed_size' makes the number of records public, so it needs "
-                "neighboring_relation='replace_one'; or use sampler='poisson'."
-            )
-        if sampling_prob is not None and batch_size is not None:
-            raise ArgumentError("Give at most one of sampling_prob= and batch_size=.")
+        self._terms = PrivacyTerms(
+            delta=delta,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+            sampling_prob=sampling_prob,
+            batch_size=batch_size,
+            l2_clip_norm=l2_clip_norm,
+            sampler=sampler,
+            neighboring_relation=neighboring_relation,
+            gradient=gradient,
+            accountant=accountant,
+        )
         model = pm.modelcontext(model)
-        record = build_record_model(model, record_dim=record_dim, public_data=public_data)
-        self._epsilon = None if epsilon is None else float(epsilon)
-        self._delta = float(delta)
-        self._noise_multiplier = None if noise_multiplier is None else float(noise_multiplier)
-        self._sampling = (sampler, sampling_prob, batch_size)
-        self._l2_clip_norm = float(l2_clip_norm)
-        self._relation = neighboring_relation
-        self._gradient = gradient
-        self._accountant = accountant
-        self._accountant_info = accounting.accountant_info(accountant)
-        self._record = record
+        self._record = build_record_model(model, record_dim=record_dim, public_data=public_data)
+        starting = check_starting_values(
+            self._record, start, start_sigma, mean_field=self._family is DPMeanField
+        )
         self._rng = np.random.default_rng(random_seed)
         self._insecure_noise_seed = insecure_noise_seed
         self._streams: Streams | None = None
@@ -216,56 +191,13 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._callbacks: list[Callback] = []
         self._steps_run = 0
         self._running = False
-        self._approx = self._family(
-            record, random_seed=random_seed, **self._start(record.model, start, start_sigma)
-        )
-        check_separable(record, self._approx.latents, self._approx.start)
-        if (sampler == "poisson" and sampling_prob is not None) or batch_size is not None:
-            self._make_sampler(n=1)  # so that a bad one is refused now
+        self._approx = self._family(self._record, random_seed=random_seed, **starting)
+        check_separable(self._record, self._approx.latents, self._approx.start)
+        self._terms.check_sampler(self._record.num_records)
         self.hist: np.ndarray = np.asarray(())
         self.state = None
 
     approx = property(lambda self: self._approx, doc="The approximation; fitted by `fit`.")
-
-    def _start(
-        self,
-        model: pm.Model,
-        start: Mapping[str, Any] | None,
-        start_sigma: Mapping[str, Any] | None,
-    ) -> dict[str, Any]:
-        """Check `start` and `start_sigma`, and write their names as PyMC's groups want them."""
-        by_name = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
-        values = set(by_name.values())
-        names = {name: name for name in by_name} | {v: k for k, v in by_name.items()}
-        shapes = model.eval_rv_shapes()
-        held = [*self._record.arrays, *model.observed_RVs]
-        for argument, given in (("start", start), ("start_sigma", start_sigma)):
-            if given is None:
-                continue
-            if not isinstance(given, Mapping):
-                raise ArgumentError(f"{argument} must be a dict of variable name to value.")
-            unknown = sorted(str(k) for k in given if k not in by_name and k not in values)
-            if unknown:
-                raise ArgumentError(
-                    f"{argument} names {unknown}, which are no free variables of the model; they are "
-                    f"{sorted(by_name)}."
-                )
-            for key, value in given.items():
-                if isinstance(value, Variable) and depends_on([value], held):
-                    raise UnsupportedModelError(
-                        f"{argument}[{key!r}] depends on the records, and nobody accounts for that. Use "
-                        "fixed numbers."
-                    )
-                if not isinstance(value, str | Variable):
-                    _check_start(argument, str(key), value, shapes[names[key]], argument == "start_sigma")
-        options: dict[str, Any] = {}
-        if start is not None:
-            options["start"] = dict(start)
-        if start_sigma is not None:
-            if self._family is not DPMeanField:
-                raise ArgumentError("start_sigma is only there for DPADVI (mean-field), as in PyMC.")
-            options["start_sigma"] = {by_name.get(k, k): v for k, v in start_sigma.items()}
-        return options
 
     def fit(
         self,
@@ -346,8 +278,8 @@ class DPADVI(Inference):  # type: ignore[misc]
             if not callable(callback):
                 raise ArgumentError("callbacks must be functions of (approx, losses, i).")
         kwargs_compile = compile_mode(backend, compile_kwargs)
-        mechanism = self._calibrate(n)
-        epsilon = self._cost(mechanism, n)
+        mechanism = self._terms.mechanism(n, self._record.num_records)
+        cost = self._terms.cost(mechanism, n)
         with quiet_pytensor():
             step = PrivateStep(
                 self._record,
@@ -362,7 +294,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._restore_iterate()
         self._approx.groups[0].include_transformed = include_transformed
         self._mechanism, self._step, self._callbacks = mechanism, step, callbacks
-        self._run(n, epsilon, progressbar, progressbar_theme)
+        self._run(cost, progressbar, progressbar_theme)
         return self._approx
 
     def refine(self, n: int, progressbar: bool = True, progressbar_theme: Any = None) -> None:
@@ -390,9 +322,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         assert self._mechanism is not None
         self._check_idle()
         n = check_integer("n", n)
-        epsilon = self._cost(self._mechanism, n)
+        cost = self._terms.cost(self._mechanism, n)
         self._restore_iterate()
-        self._run(n, epsilon, progressbar, progressbar_theme)
+        self._run(cost, progressbar, progressbar_theme)
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: the profiled steps would look at the records.
@@ -412,107 +344,34 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "This fit is still running: fit and refine cannot be called from one of its callbacks."
             )
 
-    def _make_sampler(self, n: int) -> Any:
-        name, sampling_prob, batch_size = self._sampling
-        if name != "full_batch" and sampling_prob is None and batch_size is None:
-            if self._epsilon is None:
-                raise ArgumentError(
-                    "With noise_multiplier=, give sampling_prob= or batch_size= too: the default is chosen "
-                    "from epsilon."
-                )
-            sampling_prob = accounting.default_sampling_prob(
-                epsilon=self._epsilon, delta=self._delta, n_steps=n
-            )
-        return make_sampler(
-            name,
-            sampling_prob=sampling_prob,
-            batch_size=batch_size,
-            num_records=self._record.num_records,
-        )
-
-    def _calibrate(self, n: int) -> Mechanism:
-        """Choose sampler and noise for `n` steps. Touches no data."""
-        sampler = self._make_sampler(n)
-        multiplier = self._noise_multiplier
-        if self._epsilon is not None:
-            multiplier = accounting.noise_multiplier(
-                epsilon=self._epsilon,
-                delta=self._delta,
-                n_steps=n,
-                sampler=sampler,
-                neighboring_relation=self._relation,
-                accountant=self._accountant,
-            )
-        assert multiplier is not None
-        return Mechanism(
-            sampler=sampler,
-            l2_clip_norm=self._l2_clip_norm,
-            noise_multiplier=multiplier,
-            neighboring_relation=self._relation,
-            gradient=self._gradient,
-        )
-
-    def _cost(self, mechanism: Mechanism, n: int) -> float:
-        """ε of `n` steps at the given δ."""
-        epsilon = mechanism.epsilon(n, self._delta, self._accountant)
-        if not np.isfinite(epsilon):
-            raise CalibrationError(
-                f"noise_multiplier={mechanism.noise_multiplier:g} bounds no epsilon at delta="
-                f"{self._delta:g} over {n} steps. Use a larger one, or give epsilon= instead."
-            )
-        return epsilon
-
-    def _charge(self, n: int, epsilon: float) -> None:
+    def _charge(self, run: PrivacyRun, streams: Streams) -> None:
         """Put the planned cost into the report, before the first step."""
-        assert self._mechanism is not None and self._streams is not None
-        mechanism = self._mechanism
-        run = PrivacyRun(
-            epsilon=epsilon,
-            delta=self._delta,
-            n_steps=n,
-            steps_run=0,
-            sampling_prob=mechanism.sampler.sampling_prob,
-            noise_multiplier=mechanism.noise_multiplier,
-            l2_clip_norm=mechanism.l2_clip_norm,
-        )
-        report = self._approx._report
-        if report is None:
-            report = self._empty_report()
-        self._approx._report = report.with_run(run)  # charged; nothing has been drawn yet
-        if not self._streams.secure:
+        self._approx._report = self._terms.report(
+            run,
+            self._approx._report,
+            unit=self._record.unit,
+            secure_randomness=streams.secure,
+            public_arrays=self._record.public_arrays,
+            withheld=self._approx.withheld,
+            versions=tuple(versions().items()),
+        )  # charged; nothing has been drawn yet
+        if not streams.secure:
             warnings.warn(
                 "insecure_noise_seed= makes the noise predictable: use it for tests and papers, and do "
                 "not release the result.",
                 InsecureNoiseWarning,
                 stacklevel=4,
             )
-        if self._delta * self._record.num_records >= 1:
+        # Whether a warning comes must not depend on a number of records that is not public.
+        public = self._approx.privacy.num_records_public
+        if run.delta >= (1.0 / self._record.num_records if public else _LARGE_DELTA):
+            known = "not below" if public else "large: choose it below"
             warnings.warn(
-                f"delta={self._delta:g} is not below 1 / (number of records). At such a delta a mechanism "
+                f"delta={run.delta:g} is {known} 1 / (number of records). At such a delta a mechanism "
                 "may publish a whole record and still satisfy the definition. Use a smaller one.",
                 PrivacyWarning,
                 stacklevel=4,
             )
-
-    def _empty_report(self) -> PrivacyReport:
-        """Return the report before the first run: assumptions, and nothing spent."""
-        assert self._mechanism is not None and self._streams is not None
-        name, _, batch_size = self._sampling
-        public = batch_size is not None or self._gradient == "vanilla" or name == "fixed_size"
-        info = self._accountant_info
-        return PrivacyReport(
-            neighboring_relation=self._relation,
-            unit=self._record.unit,
-            sampler=name,
-            gradient=self._gradient,
-            accountant=info.name,
-            guarantee=info.guarantee,
-            secure_randomness=self._streams.secure,
-            num_records_public=public or self._relation == "replace_one",
-            public_arrays=self._record.public_arrays,
-            withheld=self._approx.withheld,
-            versions=tuple(versions().items()),
-        )
 
     def _restore_iterate(self) -> None:
         """Put the last iterate back in place of the average, so that a run goes on from it."""
@@ -521,12 +380,13 @@ class DPADVI(Inference):  # type: ignore[misc]
                 param.set_value(value)
             self._iterate = None
 
-    def _run(self, n: int, epsilon: float, progressbar: bool, theme: Any) -> None:
+    def _run(self, planned: PrivacyRun, progressbar: bool, theme: Any) -> None:
         """Charge, loop, average."""
         assert self._step is not None and self._mechanism is not None
         if self._streams is None:
             self._streams = Streams.make(self._insecure_noise_seed)
-        self._charge(n, epsilon)
+        self._charge(planned, self._streams)
+        n = planned.n_steps
         report = self._approx.privacy
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
         before = self._step.calls
@@ -584,18 +444,6 @@ class DPFullRankADVI(DPADVI):
     """
 
     _family = DPFullRank
-
-
-def _check_start(argument: str, key: str, value: Any, shape: tuple[int, ...], positive: bool) -> None:
-    """Raise unless `value` is finite (and positive) and broadcasts to the variable's shape."""
-    try:
-        array = np.asarray(value, dtype=float)
-        np.broadcast_to(array, shape)
-    except (TypeError, ValueError):
-        array = np.asarray(np.nan)
-    if not np.isfinite(array).all() or (positive and not (array > 0).all()):
-        wanted = "positive finite" if positive else "finite"
-        raise ArgumentError(f"{argument}[{key!r}] must be {wanted} numbers of shape {shape}.")
 
 
 def default_optimizer() -> Optimizer:

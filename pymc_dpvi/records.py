@@ -24,14 +24,13 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.basic import conditional_logp
-from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.compat import quiet_pytensor
-from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
+from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, walk
 from pymc_dpvi.guards import guard_records, is_structural
 from pymc_dpvi.model_checks import (
@@ -40,6 +39,13 @@ from pymc_dpvi.model_checks import (
     check_before_records,
     depends_on,
     global_dims,
+)
+from pymc_dpvi.record_axis import (
+    describe_public,
+    describe_unit,
+    find_record_arrays,
+    find_record_axis,
+    public_variables,
 )
 
 __all__ = [
@@ -155,10 +161,10 @@ def build_record_model(
     NotSeparableError
         The likelihood couples records.
     """
-    public = _public_variables(model, public_data)
+    public = public_variables(model, public_data)
     check_before_records(model)
-    num_records, observed_dims = _record_axis(model, record_dim)
-    arrays, dims = _record_arrays(model, num_records, observed_dims, public)
+    num_records, observed_dims = find_record_axis(model, record_dim)
+    arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
     check_against_records(model, num_records, dims, arrays)
 
     one = rebuild_likelihood(model, num_records, dims, arrays, rows=1)
@@ -171,9 +177,9 @@ def build_record_model(
         value_vars=tuple(model.rvs_to_values[v] for v in model.free_RVs),
         factors=one.factors,
         prior_logp=_prior(model, arrays),
-        public_arrays=tuple(_public_names(model, arrays, num_records)),
+        public_arrays=tuple(describe_public(model, arrays, num_records)),
         public=frozenset(public),
-        unit=_unit(model, observed_dims),
+        unit=describe_unit(model, observed_dims),
     )
     assert_no_record_array(record)
     factors = guard_records(
@@ -358,135 +364,6 @@ def _is_global_axis(model: pm.Model, var: Variable, axis: int) -> bool:
     return dims is not None and dims[axis] in global_dims(model)
 
 
-def _public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> set[Variable]:
-    if isinstance(public_data, str | Variable):
-        public_data = [public_data]
-    public: set[Variable] = set()
-    for item in public_data:
-        var = model.named_vars.get(item) if isinstance(item, str) else item
-        if not isinstance(var, Variable) or not is_array(var):
-            raise ArgumentError(
-                f"public_data must name pm.Data of the model; found {_shown(item)}. The model's data are "
-                f"{sorted(d.name for d in model.data_vars)}."
-            )
-        public.add(var)
-    return public
-
-
-def _shown(value: object) -> str:
-    """Show what the user typed if it is a name; else only its type, since it may be data."""
-    return repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
-
-
-def _record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, frozenset[str]]:
-    """Return the number of records, and the names of the dims that run over them."""
-    lengths: dict[str, int] = {}
-    leading_dims: set[str] = set()
-    for rv in model.observed_RVs:
-        value = model.rvs_to_values[rv]
-        roots = [v for v in walk([value]) if is_array(v) and len(array_shape(v))]
-        if value.type.ndim == 0 or not roots:
-            raise UnsupportedModelError(
-                f"The observed variable '{rv.name}' is a single number (a scalar), so there are no "
-                "records along a leading axis. Observe an array with one row per record."
-            )
-        length = value.type.shape[0]
-        lengths[rv.name] = _length(value.shape[0]) if length is None else length
-        if all(array_shape(v)[0] != lengths[rv.name] for v in roots):
-            raise UnsupportedModelError(
-                f"The observed values of '{rv.name}' are only a part of the array that holds them (a slice "
-                "of pm.Data, for example), so it is not clear which rows are the records. Give the model "
-                "the rows to be fitted and no others."
-            )
-        dims = model.named_vars_to_dims.get(rv.name)
-        if dims and dims[0] is not None:
-            leading_dims.add(dims[0])
-    for pot in model.potentials if not model.observed_RVs else ():
-        # A likelihood written as a Potential alone: the arrays behind it say how long the record axis is.
-        behind = {array_shape(v)[:1] for v in walk([pot], stop=model.free_RVs) if is_array(v)} - {()}
-        if pot.type.ndim > 0 and (length := _length(pot.shape[0])) > 1 and (length,) in behind:
-            lengths[pot.name] = length
-        dims = model.named_vars_to_dims.get(pot.name)
-        if dims and dims[0] is not None:
-            leading_dims.add(dims[0])
-        if pot.type.ndim == 0 and behind:
-            raise NotSeparableError(
-                f"The Potential '{pot.name}' is one number for all data, so it cannot be seen that one "
-                "record does not enter another record's term. Write it with one entry per record, each "
-                "from that record's row and the parameters only."
-            )
-    if not lengths and record_dim is None:
-        raise UnsupportedModelError(
-            "The model has no observed variable (and no Potential with one entry per record), so there "
-            "are no records to protect. Give one variable observed=..., with one entry per record along "
-            "its first axis; for a likelihood that is all Potentials on pm.Data, name record_dim=."
-        )
-    if record_dim is not None:
-        if not isinstance(record_dim, str) or record_dim not in model.dim_lengths:
-            raise ArgumentError(
-                f"record_dim={_shown(record_dim)} is not a dim of the model; its dims are "
-                f"{sorted(model.dim_lengths)}."
-            )
-        if record_dim in global_dims(model):
-            raise ArgumentError(
-                f"record_dim={record_dim!r} is a dim of a free variable; records run along the first dim of "
-                f"the observed variables, here {sorted(leading_dims) or 'unnamed'}."
-            )
-        strange = leading_dims - {record_dim}
-        if strange:
-            raise UnsupportedModelError(
-                f"record_dim={record_dim!r}, but an observed variable has {sorted(strange)} as its first "
-                "dim. Transpose the data so that records run along the first axis of every observed "
-                "variable."
-            )
-        leading_dims.add(record_dim)
-        if not lengths:
-            lengths[record_dim] = _length(model.dim_lengths[record_dim])
-    if len(set(lengths.values())) > 1:
-        raise UnsupportedModelError(
-            f"The observed variables {sorted(lengths)} have different lengths, so one row is not one "
-            "record. Bring them to one row per person (for example one matrix with a column each), or "
-            "fit them separately and add up the privacy costs."
-        )
-    num_records = next(iter(lengths.values()))
-    if num_records < 2:
-        raise UnsupportedModelError(
-            f"The observed variable '{next(iter(lengths))}' has fewer than two records. There is nothing "
-            "to learn privately from one."
-        )
-    return num_records, frozenset(leading_dims)
-
-
-def _length(scalar: Variable) -> int:
-    """Evaluate a scalar that depends on shapes only."""
-    return int(pm_compile([], scalar, mode="FAST_COMPILE")())
-
-
-def _record_arrays(
-    model: pm.Model, num_records: int, dims: frozenset[str], public: set[Variable]
-) -> tuple[list[Variable], frozenset[str]]:
-    """Every array of leading length N behind the likelihood, and the dims of those leading axes.
-
-    The only exceptions are arrays declared public, and arrays whose leading dim is also the dim of a
-    free variable (as many groups as records, by chance).
-    """
-    roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
-    found: list[Variable] = []
-    leading = set(dims)
-    # Priors are searched too: what is found there is refused, as an array that the prior must not see.
-    for var in walk([*roots, *model.potentials, *model.free_RVs], through_shape=False):
-        if not is_array(var) or var in public or array_shape(var)[:1] != (num_records,):
-            continue
-        names = model.named_vars_to_dims.get(var.name) if var.name else None
-        dim = names[0] if names else None
-        if dim is not None and dim not in dims and dim in global_dims(model):
-            continue
-        found.append(var)
-        if dim is not None:
-            leading.add(dim)
-    return found, frozenset(leading)
-
-
 def _record_potentials(model: pm.Model, arrays: Sequence[Variable]) -> list[TensorVariable]:
     held = [*arrays, *model.observed_RVs]
     return [p for p in model.potentials if depends_on([p], held, stop=model.free_RVs)]
@@ -496,23 +373,6 @@ def _prior(model: pm.Model, arrays: Sequence[Variable]) -> TensorVariable:
     likelihood = _record_potentials(model, arrays)
     data_free = [p for p in model.potentials if p not in likelihood]
     return model.logp(vars=[*model.free_RVs, *data_free], jacobian=True)
-
-
-def _public_names(model: pm.Model, arrays: Sequence[Variable], num_records: int) -> list[str]:
-    names = []
-    for var in walk([*model.observed_RVs, *model.potentials], into_size=False):
-        if is_array(var) and var not in arrays and len(array_shape(var)) and array_value(var).size > 1:
-            label = var.name if var.name else type(var).__name__.removeprefix("Tensor").lower()
-            shape = tuple("N" if s == num_records else s for s in array_shape(var))
-            names.append(f"{label} {shape}".replace("'", ""))
-    return sorted(set(names))
-
-
-def _unit(model: pm.Model, dims: frozenset[str]) -> str:
-    terms = model.observed_RVs or model.potentials
-    observed = ", ".join(f"'{v.name}'" for v in terms)
-    dim = f" (dim {', '.join(repr(d) for d in sorted(dims))})" if dims else ""
-    return f"one row along the leading axis of {observed}{dim}"
 
 
 def _describe(var: Variable, names: dict[Variable, str]) -> str:

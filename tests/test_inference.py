@@ -678,15 +678,25 @@ def test_insecure_seed_warns_and_is_reported(logistic: Build) -> None:
     assert not report.secure_randomness and not report.releasable
 
 
-@pytest.mark.parametrize(("delta", "warns"), [(0.5, True), (1 / 61, True), (1 / 70, False)])
-def test_large_delta_warns(logistic: Build, delta: float, warns: bool) -> None:
+@pytest.mark.parametrize(
+    ("delta", "sampling", "warns"),
+    [
+        (0.5, {"batch_size": 20}, "not below 1"),  # 61 records, and everybody knows
+        (1 / 61, {"batch_size": 20}, "not below 1"),
+        (1 / 70, {"batch_size": 20}, None),
+        (1e-3, {"sampling_prob": 0.3}, "is large"),  # their number must not decide
+        (1e-5, {"sampling_prob": 0.3}, None),
+    ],
+)
+def test_large_delta_warns(logistic: Build, delta: float, sampling: dict, warns: str | None) -> None:
+    arguments = {k: v for k, v in CHEAP.items() if k != "sampling_prob"} | {"delta": delta} | sampling
     with logistic():
-        method = DPADVI(**{**CHEAP, "delta": delta})
-        if warns:
-            with pytest.warns(PrivacyWarning, match=r"delta.*not below 1 / \(number of records\)"):
-                quiet(method, 2)
-        else:
+        method = DPADVI(**arguments)
+        if warns is None:
             quiet(method, 2)  # a warning would be an error
+        else:
+            with pytest.warns(PrivacyWarning, match=rf"delta=.* {warns}.*1 / \(number of records\)"):
+                quiet(method, 2)
 
 
 # -------------------------------------------------------------------------------- charging

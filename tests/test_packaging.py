@@ -25,6 +25,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LAYERS = (
     ("__init__",),
     ("inference",),
+    ("terms",),
     ("approximation",),
     ("loop",),
     ("step",),
@@ -32,7 +33,9 @@ LAYERS = (
     ("separability",),
     ("gradients",),
     ("clipping",),
+    ("starting_values",),
     ("records",),
+    ("record_axis",),
     ("guards",),
     ("model_checks",),
     ("graphs",),

@@ -1,0 +1,170 @@
+"""Where the records are: the record axis, the arrays that run along it, and what was declared public."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pymc as pm
+from pymc.pytensorf import compile as pm_compile
+from pytensor.graph.basic import Variable
+
+from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
+from pymc_dpvi.model_checks import global_dims
+
+__all__ = ["describe_public", "describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
+
+
+def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, frozenset[str]]:
+    """Return the number of records, and the names of the dims that run over them."""
+    lengths: dict[str, int] = {}
+    leading_dims: set[str] = set()
+    for rv in model.observed_RVs:
+        value = model.rvs_to_values[rv]
+        roots = [v for v in walk([value]) if is_array(v) and len(array_shape(v))]
+        if value.type.ndim == 0 or not roots:
+            raise UnsupportedModelError(
+                f"The observed variable '{rv.name}' is a single number (a scalar), so there are no "
+                "records along a leading axis. Observe an array with one row per record."
+            )
+        length = value.type.shape[0]
+        lengths[rv.name] = _length(value.shape[0]) if length is None else length
+        if all(array_shape(v)[0] != lengths[rv.name] for v in roots):
+            raise UnsupportedModelError(
+                f"The observed values of '{rv.name}' are only a part of the array that holds them (a slice "
+                "of pm.Data, for example), so it is not clear which rows are the records. Give the model "
+                "the rows to be fitted and no others."
+            )
+        dims = model.named_vars_to_dims.get(rv.name)
+        if dims and dims[0] is not None:
+            leading_dims.add(dims[0])
+    for pot in model.potentials if not model.observed_RVs else ():
+        # A likelihood written as a Potential alone: the arrays behind it say how long the record axis is.
+        behind = {array_shape(v)[:1] for v in walk([pot], stop=model.free_RVs) if is_array(v)} - {()}
+        if pot.type.ndim > 0 and (length := _length(pot.shape[0])) > 1 and (length,) in behind:
+            lengths[pot.name] = length
+        dims = model.named_vars_to_dims.get(pot.name)
+        if dims and dims[0] is not None:
+            leading_dims.add(dims[0])
+        if pot.type.ndim == 0 and behind:
+            raise NotSeparableError(
+                f"The Potential '{pot.name}' is one number for all data, so it cannot be seen that one "
+                "record does not enter another record's term. Write it with one entry per record, each "
+                "from that record's row and the parameters only."
+            )
+    if not lengths and record_dim is None:
+        raise UnsupportedModelError(
+            "The model has no observed variable (and no Potential with one entry per record), so there "
+            "are no records to protect. Give one variable observed=..., with one entry per record along "
+            "its first axis; for a likelihood that is all Potentials on pm.Data, name record_dim=."
+        )
+    if record_dim is not None:
+        if not isinstance(record_dim, str) or record_dim not in model.dim_lengths:
+            raise ArgumentError(
+                f"record_dim={_shown(record_dim)} is not a dim of the model; its dims are "
+                f"{sorted(model.dim_lengths)}."
+            )
+        if record_dim in global_dims(model):
+            raise ArgumentError(
+                f"record_dim={record_dim!r} is a dim of a free variable; records run along the first dim of "
+                f"the observed variables, here {sorted(leading_dims) or 'unnamed'}."
+            )
+        strange = leading_dims - {record_dim}
+        if strange:
+            raise UnsupportedModelError(
+                f"record_dim={record_dim!r}, but an observed variable has {sorted(strange)} as its first "
+                "dim. Transpose the data so that records run along the first axis of every observed "
+                "variable."
+            )
+        leading_dims.add(record_dim)
+        if not lengths:
+            lengths[record_dim] = _length(model.dim_lengths[record_dim])
+    if len(set(lengths.values())) > 1:
+        raise UnsupportedModelError(
+            f"The observed variables {sorted(lengths)} have different lengths, so one row is not one "
+            "record. Bring them to one row per person (for example one matrix with a column each), or "
+            "fit them separately and add up the privacy costs."
+        )
+    num_records = next(iter(lengths.values()))
+    if num_records < 2:
+        raise UnsupportedModelError(
+            f"The observed variable '{next(iter(lengths))}' has fewer than two records. There is nothing "
+            "to learn privately from one."
+        )
+    return num_records, frozenset(leading_dims)
+
+
+def _length(scalar: Variable) -> int:
+    """Evaluate a scalar that depends on shapes only."""
+    return int(pm_compile([], scalar, mode="FAST_COMPILE")())
+
+
+def find_record_arrays(
+    model: pm.Model, num_records: int, dims: frozenset[str], public: set[Variable]
+) -> tuple[list[Variable], frozenset[str]]:
+    """Every array of leading length N behind the likelihood, and the dims of those leading axes.
+
+    The only exceptions are arrays declared public, and arrays whose leading dim is also the dim of a
+    free variable (as many groups as records, by chance).
+    """
+    roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
+    found: list[Variable] = []
+    leading = set(dims)
+    # Priors are searched too: what is found there is refused, as an array that the prior must not see.
+    for var in walk([*roots, *model.potentials, *model.free_RVs], through_shape=False):
+        if not is_array(var) or var in public or array_shape(var)[:1] != (num_records,):
+            continue
+        names = model.named_vars_to_dims.get(var.name) if var.name else None
+        dim = names[0] if names else None
+        if dim is not None and dim not in dims and dim in global_dims(model):
+            continue
+        found.append(var)
+        if dim is not None:
+            leading.add(dim)
+    return found, frozenset(leading)
+
+
+def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> set[Variable]:
+    """Return the model's arrays that were declared public.
+
+    Raises
+    ------
+    ArgumentError
+        If an item is no ``pm.Data`` of the model.
+    """
+    if isinstance(public_data, str | Variable):
+        public_data = [public_data]
+    public: set[Variable] = set()
+    for item in public_data:
+        var = model.named_vars.get(item) if isinstance(item, str) else item
+        if not isinstance(var, Variable) or not is_array(var):
+            raise ArgumentError(
+                f"public_data must name pm.Data of the model; found {_shown(item)}. The model's data are "
+                f"{sorted(d.name for d in model.data_vars)}."
+            )
+        public.add(var)
+    return public
+
+
+def _shown(value: object) -> str:
+    """Show what the user typed if it is a name; else only its type, since it may be data."""
+    return repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+def describe_public(model: pm.Model, arrays: Sequence[Variable], num_records: int) -> list[str]:
+    """Name the arrays behind the likelihood that hold no records, with their shapes."""
+    names = []
+    for var in walk([*model.observed_RVs, *model.potentials], into_size=False):
+        if is_array(var) and var not in arrays and len(array_shape(var)) and array_value(var).size > 1:
+            label = var.name if var.name else type(var).__name__.removeprefix("Tensor").lower()
+            shape = tuple("N" if s == num_records else s for s in array_shape(var))
+            names.append(f"{label} {shape}".replace("'", ""))
+    return sorted(set(names))
+
+
+def describe_unit(model: pm.Model, dims: frozenset[str]) -> str:
+    """Say what one record is."""
+    terms = model.observed_RVs or model.potentials
+    observed = ", ".join(f"'{v.name}'" for v in terms)
+    dim = f" (dim {', '.join(repr(d) for d in sorted(dims))})" if dims else ""
+    return f"one row along the leading axis of {observed}{dim}"

@@ -1,0 +1,98 @@
+"""Starting values of a fit: ``start`` and ``start_sigma``, checked and named as PyMC wants them.
+
+A starting value is public: it must not be computed from the records, and an expression that can be seen to
+depend on them is refused. Numbers cannot be traced back; the report says that the starting point is not
+covered where results on these records guided it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Variable
+
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.model_checks import depends_on
+from pymc_dpvi.records import RecordModel
+
+__all__ = ["check_starting_values"]
+
+
+def check_starting_values(
+    record: RecordModel,
+    start: Mapping[str, Any] | None,
+    start_sigma: Mapping[str, Any] | None,
+    *,
+    mean_field: bool,
+) -> dict[str, Any]:
+    """Check `start` and `start_sigma`; return them as keyword arguments of PyMC's approximation.
+
+    Parameters
+    ----------
+    record : RecordModel
+        The model.
+    start : mapping, optional
+        Initial means by name of a free variable (or of its value variable), in the variable's own space.
+    start_sigma : mapping, optional
+        Initial standard deviations, in the unconstrained space.
+    mean_field : bool
+        Whether the family has standard deviations to start from.
+
+    Returns
+    -------
+    dict
+        ``start`` and ``start_sigma``, as far as given.
+
+    Raises
+    ------
+    ArgumentError
+        A name or a value that does not fit the model.
+    UnsupportedModelError
+        A value that depends on the records.
+    """
+    model = record.model
+    by_name = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
+    own_name = {name: name for name in by_name} | {value: name for name, value in by_name.items()}
+    shapes = model.eval_rv_shapes()
+    held = [*record.arrays, *model.observed_RVs]
+    for argument, given in (("start", start), ("start_sigma", start_sigma)):
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise ArgumentError(f"{argument} must be a dict of variable name to value.")
+        unknown = sorted(str(key) for key in given if key not in own_name)
+        if unknown:
+            raise ArgumentError(
+                f"{argument} names {unknown}, which are no free variables of the model; they are "
+                f"{sorted(by_name)}."
+            )
+        for key, value in given.items():
+            if isinstance(value, Variable) and depends_on([value], held):
+                raise UnsupportedModelError(
+                    f"{argument}[{key!r}] depends on the records, and nobody accounts for that. Use "
+                    "fixed numbers."
+                )
+            if not isinstance(value, str | Variable):
+                _check_value(f"{argument}[{key!r}]", value, shapes[own_name[key]], argument == "start_sigma")
+    options: dict[str, Any] = {}
+    if start is not None:
+        options["start"] = dict(start)
+    if start_sigma is not None:
+        if not mean_field:
+            raise ArgumentError("start_sigma is only there for DPADVI (mean-field), as in PyMC.")
+        options["start_sigma"] = {by_name.get(key, key): value for key, value in start_sigma.items()}
+    return options
+
+
+def _check_value(name: str, value: Any, shape: tuple[int, ...], positive: bool) -> None:
+    """Raise unless `value` is finite (and positive) and broadcasts to the variable's shape."""
+    try:
+        array = np.asarray(value, dtype=float)
+        np.broadcast_to(array, shape)
+    except (TypeError, ValueError):
+        array = np.asarray(np.nan)
+    if not np.isfinite(array).all() or (positive and not (array > 0).all()):
+        wanted = "positive finite" if positive else "finite"
+        raise ArgumentError(f"{name} must be {wanted} numbers of shape {shape}.")
