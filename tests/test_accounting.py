@@ -24,6 +24,7 @@ from pymc_dpvi.accounting import (
     epsilon,
     make_accountant,
     noise_multiplier,
+    require_proven,
     step_event,
 )
 from pymc_dpvi.accounting.accountants import GuardedPLDAccountant, GuardedRdpAccountant
@@ -197,13 +198,27 @@ class Stranger(RdpAccountant.__mro__[1]):  # type: ignore[name-defined, misc]
         return 1.0
 
 
+class BarePld(PLDAccountant):
+    """A user's own: not exactly Google's class, so that it is not replaced by ours."""
+
+
+class BareRdp(RdpAccountant):
+    """As above."""
+
+
 @pytest.mark.parametrize(
     ("sampler", "relation", "accountant", "expected"),
     [
         (FullBatchSampler(), AR, "pld", dp_accounting.GaussianDpEvent(3.0)),
         (FullBatchSampler(), AR, "rdp", dp_accounting.GaussianDpEvent(3.0)),
         (FullBatchSampler(), RO, "pld", dp_accounting.GaussianDpEvent(3.0)),
-        (FullBatchSampler(), RO, "rdp", dp_accounting.GaussianDpEvent(1.5)),
+        (FullBatchSampler(), RO, "rdp", dp_accounting.GaussianDpEvent(3.0)),
+        (
+            FullBatchSampler(),
+            RO,
+            lambda relation: BareRdp(None, relation),
+            dp_accounting.GaussianDpEvent(1.5),
+        ),
         (FullBatchSampler(), RO, Stranger, dp_accounting.GaussianDpEvent(1.5)),
         (PoissonSampler(1.0), AR, "pld", dp_accounting.GaussianDpEvent(3.0)),
         (
@@ -222,15 +237,27 @@ class Stranger(RdpAccountant.__mro__[1]):  # type: ignore[name-defined, misc]
             FixedSizeSampler(10, 100),
             RO,
             "pld",
+            dp_accounting.SampledWithoutReplacementDpEvent(100, 10, dp_accounting.GaussianDpEvent(3.0)),
+        ),
+        (
+            FixedSizeSampler(10, 100),
+            RO,
+            BarePld,
             dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.5)),
         ),
         (
             FixedSizeSampler(10, 100),
             RO,
-            "rdp",
+            lambda relation: BareRdp(None, relation),
             dp_accounting.SampledWithoutReplacementDpEvent(100, 10, dp_accounting.GaussianDpEvent(1.5)),
         ),
-        (FixedSizeSampler(100, 100), RO, "rdp", dp_accounting.GaussianDpEvent(1.5)),
+        (
+            FixedSizeSampler(10, 100),
+            RO,
+            "rdp",
+            dp_accounting.SampledWithoutReplacementDpEvent(100, 10, dp_accounting.GaussianDpEvent(3.0)),
+        ),
+        (FixedSizeSampler(100, 100), RO, "rdp", dp_accounting.GaussianDpEvent(3.0)),
     ],
 )
 def test_events(sampler: Any, relation: Any, accountant: Any, expected: Any) -> None:
@@ -291,7 +318,7 @@ def test_a_sampler_with_an_unknown_event_is_refused(event: Any) -> None:
 
 
 def test_fixed_size_example() -> None:
-    """N=1e4, B=100, z=8, T=1e4, delta=1e-5: lower bound 0.947, PLD-RO 1.993, RDP 2.221."""
+    """N=1e4, B=100, z=8, T=1e4, delta=1e-5: lower bound 0.947, tight 1.039, PLD-RO 1.993, RDP 2.221."""
     arguments = dict(
         delta=1e-5,
         noise_multiplier=8.0,
@@ -302,8 +329,10 @@ def test_fixed_size_example() -> None:
     # Others at +C, one at -C or +C: N(0) against (1-q) N(0) + q N(2C), as add-or-remove at z/2.
     attack = epsilon(delta=1e-5, noise_multiplier=4.0, n_steps=10_000, sampling_prob=0.01)
     assert attack == pytest.approx(0.947, rel=1e-3)
-    pld, rdp = epsilon(**arguments), epsilon(**arguments, accountant="rdp")
-    assert attack < pld < rdp
+    tight, rdp = epsilon(**arguments), epsilon(**arguments, accountant="rdp")
+    pld = epsilon(**arguments, accountant=BarePld(RO))
+    assert attack < tight < pld < rdp
+    assert tight == pytest.approx(1.039, rel=1e-3)
     assert pld == pytest.approx(1.993, rel=1e-3)
     assert rdp == pytest.approx(2.221, rel=1e-3)
     # Planted bug: Poisson(q, Gaussian(z)) under replace-one is below what the attack achieves.
@@ -338,19 +367,29 @@ def test_registry() -> None:
 
 
 @pytest.mark.parametrize(
-    "accountant",
+    ("accountant", "guarantee"),
     [
-        PLDAccountant(),
-        PLDAccountant,
-        RdpAccountant,  # its first parameter is `orders`, not the relation
-        lambda: RdpAccountant(),
-        lambda relation: PLDAccountant(relation),
-        lambda *, neighboring_relation: PLDAccountant(neighboring_relation),
+        (PLDAccountant(), "proven"),
+        (PLDAccountant, "proven"),
+        (RdpAccountant(), "proven"),
+        (RdpAccountant, "proven"),
+        (GuardedPLDAccountant(), "proven"),
+        (BarePld(), "unknown (user supplied)"),
+        (BareRdp, "unknown (user supplied)"),  # its first parameter is `orders`, not the relation
+        (lambda: RdpAccountant(), "unknown (user supplied)"),
+        (lambda relation: PLDAccountant(relation), "unknown (user supplied)"),
+        (lambda *, neighboring_relation: PLDAccountant(neighboring_relation), "unknown (user supplied)"),
     ],
 )
-def test_own_accountants(accountant: Any) -> None:
+def test_own_accountants(accountant: Any, guarantee: str) -> None:
     info = accountant_info(accountant)
-    assert info.guarantee == "unknown (user supplied)"
+    assert info.guarantee == guarantee
+    if guarantee == "proven":
+        require_proven(info)
+    else:
+        require_proven(info, allow_unproven=True)
+        with pytest.raises(ArgumentError, match="allow_unproven=True"):
+            require_proven(info)
     arguments = dict(delta=1e-5, noise_multiplier=4.0, n_steps=1000, sampling_prob=0.01)
     for _ in range(2):  # an instance is copied: the second call starts afresh
         found = epsilon(**arguments, accountant=accountant)

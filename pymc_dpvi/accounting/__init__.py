@@ -5,7 +5,9 @@ The cost of a run is a sequence of `dp_accounting.DpEvent`, one for each step, h
 
 ==================  =============================================================================
 ``events``          sampler x neighboring relation x accountant -> `DpEvent`; the one place
-``accountants``     the accountants by name, what each guarantees, and guards on their numerics
+``accountants``     the accountants by name, what each guarantees; who may calibrate
+``contract``        what every accountant here has in common; refusals
+``pld``, ``rdp``    Google's accountants, guarded
 ``calibration``     `epsilon`, `noise_multiplier`, `default_sampling_prob`
 ``relations``       the neighboring relations by name
 ==================  =============================================================================
@@ -18,11 +20,19 @@ knows it: the same noise costs more under replace-one.
 
 from __future__ import annotations
 
-from pymc_dpvi.accounting.accountants import AccountantInfo, accountant_info, make_accountant
+from pymc_dpvi.accounting.accountants import (
+    ACCOUNTANT_NAMES,
+    AccountantInfo,
+    accountant_info,
+    make_accountant,
+    require_proven,
+)
 from pymc_dpvi.accounting.calibration import default_sampling_prob, epsilon, noise_multiplier
 from pymc_dpvi.accounting.events import UnsupportedEventError, step_event
+from pymc_dpvi.accounting.rdp import rdp_curve
 
 __all__ = [
+    "ACCOUNTANT_NAMES",
     "AccountantInfo",
     "UnsupportedEventError",
     "accountant_info",
@@ -30,5 +40,7 @@ __all__ = [
     "epsilon",
     "make_accountant",
     "noise_multiplier",
+    "rdp_curve",
+    "require_proven",
     "step_event",
 ]

@@ -1,29 +1,23 @@
-r"""The accountants by name, what each guarantees, and guards on their numerics.
+"""The accountants by name: what each guarantees, what it takes, and how to make one.
 
-Accountants are `dp_accounting.PrivacyAccountant`, Google's and ours alike. Two come by name:
+======================  ==============  =====================================================
+name                    guarantee       takes (add-or-remove-one, AR; replace-one, RO)
+======================  ==============  =====================================================
+``pld``                 proven          full batch, Poisson, truncated Poisson AR and RO;
+                                        fixed size RO
+``rdp``                 proven          full batch AR and RO; Poisson AR; fixed size RO
+``moments``             proven          full batch AR and RO; Poisson AR
+``advanced_composition``  proven        full batch, Poisson AR and RO; fixed size RO
+``zcdp``                proven          full batch AR and RO
+``gdp``                 proven, exact   full batch AR and RO
+``generic``             heuristic       full batch, Poisson AR and RO
+``bayesian``            bayesian        full batch, Poisson AR and RO
+======================  ==============  =====================================================
 
-``"pld"``
-    Privacy loss distributions with connect-the-dots discretisation (Doroshenko et al. 2022),
-    composed by FFT. The tightest; the default.
-``"rdp"``
-    Rényi differential privacy (Mironov 2017; Mironov, Talwar and Zhang 2019; Wang, Balle and
-    Kasiviswanathan 2019) with the conversion of Canonne, Kamath and Steinke 2020. About 8 % looser
-    at usual settings, good for any delta.
-
-Both are proven in exact arithmetic, and both lose a little of it in floating point:
-
-* PLD computes :math:`\hat p^T` by FFT. Against the exact Gaussian curve, over :math:`T` from 3 to
-  :math:`10^7`, steps :math:`h` from 1e-3 to 2e-6 and :math:`\mu` from 0.1 to 5, its delta fell
-  short of the truth by at most :math:`7\cdot10^{-17}\,T` (at :math:`T = 10^7`,
-  :math:`\delta = 10^{-10}` its epsilon is 4 % too small). :class:`GuardedPLDAccountant` therefore
-  asks for epsilon at :math:`\delta - (10^{-15} + 2\cdot10^{-16}\,T)`, and refuses where this
-  allowance is more than a quarter of delta, or delta is below 1e-10.
-* RDP sums :math:`\alpha + 1` terms in log space. Against 60-digit arithmetic over
-  :math:`q` from 1e-6 to 0.99 and :math:`z` from 1 to 1e8, the log-moment of one step fell short by
-  less than :math:`2\cdot10^{-14}(\alpha + 1)` (the series for fractional orders stop at a relative
-  :math:`10^{-13}`). For tiny losses it can come out negative, which dp-accounting takes for
-  "epsilon 0". :class:`GuardedRdpAccountant` adds the allowance
-  :math:`(10^{-12} + 2\cdot10^{-14}\,\alpha)/(\alpha - 1)` per step.
+The first is the default and the tightest. A heuristic or Bayesian epsilon is no upper bound of
+anything in the sense of differential privacy: such accountants are diagnostics. They compute, but they
+do not calibrate noise and do not satisfy a budget unless the user says ``allow_unproven=True``
+(:func:`require_proven`), and then the report says so in its first line.
 """
 
 from __future__ import annotations
@@ -31,172 +25,34 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import logging
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import dp_accounting
-import numpy as np
 from dp_accounting import NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from pymc_dpvi.accounting.contract import Schemes
+from pymc_dpvi.accounting.pld import DEFAULT_DISCRETIZATION, PLD_MIN_DELTA, GuardedPLDAccountant
+from pymc_dpvi.accounting.rdp import GuardedRdpAccountant
 from pymc_dpvi.accounting.relations import check_relation
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = [
+    "ACCOUNTANT_NAMES",
+    "DEFAULT_DISCRETIZATION",
+    "PLD_MIN_DELTA",
     "AccountantInfo",
     "GuardedPLDAccountant",
     "GuardedRdpAccountant",
     "accountant_info",
     "make_accountant",
+    "require_proven",
 ]
 
-PLD_MIN_DELTA = 1e-10
-"""Smallest delta at which a PLD accountant is believed."""
-
-DEFAULT_DISCRETIZATION = 1e-4
-"""Grid step of the privacy loss where nothing is known about the run."""
-
-_SAMPLED = (dp_accounting.PoissonSampledDpEvent, dp_accounting.SampledWithoutReplacementDpEvent)
-
-
-def _is_not_about_an_order(record: logging.LogRecord) -> bool:
-    return "_compute_log_a_frac failed to converge" not in str(record.msg)
-
-
-@contextmanager
-def _quiet_orders() -> Iterator[None]:
-    """Drop the message that an order is left out: the minimum over the others is still a bound."""
-    logger = logging.getLogger("absl")
-    logger.addFilter(_is_not_about_an_order)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_is_not_about_an_order)
-
-
-class GuardedPLDAccountant(PLDAccountant):
-    """dp-accounting's PLD accountant with an allowance for the noise of its FFT.
-
-    Parameters
-    ----------
-    neighboring_relation : dp_accounting.NeighboringRelation
-        Add-or-remove-one or replace-one.
-    value_discretization_interval : float
-        Grid step of the privacy loss.
-    """
-
-    def __init__(
-        self,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-        value_discretization_interval: float = DEFAULT_DISCRETIZATION,
-    ) -> None:
-        super().__init__(neighboring_relation, value_discretization_interval)
-        self._fft_power = 0
-
-    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
-        error = super()._maybe_compose(event, count, do_compose)
-        if do_compose and isinstance(event, _SAMPLED):
-            self._fft_power += count
-        elif do_compose and isinstance(event, dp_accounting.GaussianDpEvent):
-            self._fft_power += 1  # composed in closed form
-        return error
-
-    @property
-    def numerical_delta(self) -> float:
-        """Allowance that covers what the FFT may have taken from delta."""
-        return 1e-15 + 2e-16 * self._fft_power
-
-    @property
-    def min_delta(self) -> float:
-        """Smallest delta at which this accountant answers."""
-        return max(PLD_MIN_DELTA, 4.0 * self.numerical_delta)
-
-    def get_epsilon(self, target_delta: float) -> float:
-        """Return an upper bound of epsilon at `target_delta`.
-
-        Parameters
-        ----------
-        target_delta : float
-            Delta of the guarantee.
-
-        Returns
-        -------
-        float
-
-        Raises
-        ------
-        ArgumentError
-            If `target_delta` is below what the arithmetic can resolve.
-        """
-        if target_delta < self.min_delta:
-            raise ArgumentError(
-                f"delta={target_delta:g} is below {self.min_delta:.2g}, the smallest at which "
-                f"the PLD accountant's arithmetic can be trusted for this many steps. Use "
-                "accountant='rdp', or a larger delta."
-            )
-        return float(super().get_epsilon(target_delta - self.numerical_delta))
-
-    def get_delta(self, target_epsilon: float) -> float:
-        """Return an upper bound of delta at `target_epsilon`.
-
-        Parameters
-        ----------
-        target_epsilon : float
-            Epsilon of the guarantee.
-
-        Returns
-        -------
-        float
-        """
-        found = max(float(super().get_delta(target_epsilon)), 0.0) + self.numerical_delta
-        return min(1.0, max(found, PLD_MIN_DELTA))
-
-
-class GuardedRdpAccountant(RdpAccountant):
-    """dp-accounting's RDP accountant with an allowance for rounding.
-
-    Parameters
-    ----------
-    neighboring_relation : dp_accounting.NeighboringRelation
-        Add-or-remove-one or replace-one.
-    """
-
-    def __init__(
-        self,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    ) -> None:
-        super().__init__(None, neighboring_relation)
-        self._rdp: np.ndarray = np.zeros(len(self._orders))
-
-    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
-        with _quiet_orders():
-            error = super()._maybe_compose(event, count, do_compose)
-        if do_compose and isinstance(event, _SAMPLED):
-            orders = self._orders
-            self._rdp = self._rdp + count * (1e-12 + 2e-14 * orders) / (orders - 1.0)
-        return error
-
-    def get_epsilon(self, target_delta: float) -> float:
-        """Return an upper bound of epsilon at `target_delta`.
-
-        Parameters
-        ----------
-        target_delta : float
-            Delta of the guarantee.
-
-        Returns
-        -------
-        float
-        """
-        # An order whose series did not converge comes back as infinity and is left out.
-        if np.isnan(self._rdp).any():
-            return math.inf
-        return float(super().get_epsilon(target_delta))
+UNKNOWN = "unknown (user supplied)"
 
 
 @dataclass(frozen=True)
@@ -208,14 +64,16 @@ class AccountantInfo:
     name : str
         Name for reports.
     guarantee : str
-        ``"proven"`` or ``"unknown (user supplied)"``.
+        ``"proven"``, ``"heuristic"``, ``"bayesian"`` or ``"unknown (user supplied)"``.
     source : str
-        Where the bound is proven.
+        Where the bound is proven, or where the recipe comes from.
     factory : callable
         ``(neighboring_relation, value_discretization_interval) -> PrivacyAccountant``; each call
         returns a fresh accountant.
     cacheable : bool
         Whether equal inputs give equal answers, so that they may be remembered.
+    schemes : mapping of str to frozenset of NeighboringRelation, optional
+        The sampling schemes that it takes, by relation; None if that is not known.
     """
 
     name: str
@@ -223,6 +81,12 @@ class AccountantInfo:
     source: str
     factory: Callable[[NeighboringRelation, float], PrivacyAccountant]
     cacheable: bool = False
+    schemes: Schemes | None = field(default=None, hash=False, compare=False)
+
+    @property
+    def proven(self) -> bool:
+        """Whether its epsilon is a proven upper bound."""
+        return self.guarantee == "proven"
 
     def make(
         self,
@@ -249,37 +113,103 @@ class AccountantInfo:
         """
         made = self.factory(neighboring_relation, value_discretization_interval)
         if not isinstance(made, PrivacyAccountant):
-            raise ArgumentError(
-                "accountant must be 'pld', 'rdp', a dp_accounting.PrivacyAccountant or a factory "
-                f"of one; the factory returned a {type(made).__name__}."
-            )
+            raise ArgumentError(f"{_WANTED}; the factory returned a {type(made).__name__}.")
         if made.neighboring_relation is not neighboring_relation:
             raise ArgumentError(
                 f"the accountant was made for {made.neighboring_relation.name}, the run uses "
                 f"{neighboring_relation.name}. Pass neighboring_relation="
                 f"NeighboringRelation.{neighboring_relation.name} when making it."
             )
-        if not isinstance(made.ledger, dp_accounting.NoOpDpEvent):
-            raise ArgumentError("the accountant has already composed events. Pass a fresh one, or a factory.")
+        _check_fresh(made)
         return made
 
 
-_REGISTRY: dict[str, AccountantInfo] = {
-    "pld": AccountantInfo(
-        name="pld",
-        guarantee="proven",
-        source="privacy loss distributions, connect-the-dots (Doroshenko et al. 2022)",
-        factory=GuardedPLDAccountant,
-        cacheable=True,
-    ),
-    "rdp": AccountantInfo(
-        name="rdp",
-        guarantee="proven",
-        source="Rényi DP (Mironov 2017; Mironov et al. 2019; Wang et al. 2019)",
-        factory=lambda relation, _interval: GuardedRdpAccountant(relation),
-        cacheable=True,
-    ),
+def _check_fresh(accountant: PrivacyAccountant) -> None:
+    if not isinstance(accountant.ledger, dp_accounting.NoOpDpEvent):
+        raise ArgumentError("the accountant has already composed events. Pass a fresh one, or a factory.")
+
+
+def require_proven(info: AccountantInfo, allow_unproven: bool = False) -> None:
+    """Raise unless the accountant's epsilon is a proven upper bound, or the user said it need not be.
+
+    Whatever promises privacy calls this first: calibration, a budget, the terms of a fit. Computing an
+    epsilon to look at does not need it.
+
+    Parameters
+    ----------
+    info : AccountantInfo
+        The accountant.
+    allow_unproven : bool
+        What the user said.
+
+    Raises
+    ------
+    ArgumentError
+        If the guarantee is not "proven" and `allow_unproven` is False.
+    """
+    if info.proven or allow_unproven:
+        return
+    raise ArgumentError(
+        f"accountant={info.name!r} is {info.guarantee}: its epsilon is not a proven upper bound, so that it "
+        "neither calibrates noise nor satisfies a budget. Use accountant='pld', or say "
+        "allow_unproven=True, which the privacy report repeats in its first line."
+    )
+
+
+_KINDS: dict[str, type[PrivacyAccountant]] = {
+    kind.name: kind
+    for kind in (
+        GuardedPLDAccountant,
+        GuardedRdpAccountant,
+    )
 }
+
+ACCOUNTANT_NAMES = tuple(_KINDS)
+"""The accountants that come by name."""
+
+_WANTED = (
+    f"accountant must be one of {', '.join(map(repr, ACCOUNTANT_NAMES))}, "
+    "a dp_accounting.PrivacyAccountant or a factory of one"
+)
+
+
+def _make_kind(kind: Any, relation: NeighboringRelation, interval: float) -> PrivacyAccountant:
+    if kind is GuardedPLDAccountant:
+        return GuardedPLDAccountant(relation, interval)
+    return kind(neighboring_relation=relation)  # type: ignore[no-any-return]
+
+
+def _info_of(
+    kind: Any, factory: Callable[[NeighboringRelation, float], PrivacyAccountant], **more: Any
+) -> Any:
+    return AccountantInfo(
+        **{"name": kind.name, "guarantee": kind.guarantee, "source": kind.source, "schemes": kind.schemes}
+        | {"factory": factory}
+        | more
+    )
+
+
+_REGISTRY: dict[str, AccountantInfo] = {
+    name: _info_of(kind, functools.partial(_make_kind, kind), cacheable=True) for name, kind in _KINDS.items()
+}
+
+# Google's own, and what stands in for them: the same bound with the guards of this package.
+_GUARDED: dict[type[PrivacyAccountant], Any] = {
+    PLDAccountant: GuardedPLDAccountant,
+    RdpAccountant: GuardedRdpAccountant,
+}
+
+
+def _fresh_copy(accountant: Any, _relation: NeighboringRelation, _interval: float) -> PrivacyAccountant:
+    """Return a guarded equivalent of Google's accountants, and a copy of any other."""
+    _check_fresh(accountant)
+    if type(accountant) is PLDAccountant:
+        return GuardedPLDAccountant(
+            accountant.neighboring_relation, accountant._value_discretization_interval
+        )
+    if type(accountant) is RdpAccountant:
+        return GuardedRdpAccountant(accountant.neighboring_relation, [float(x) for x in accountant.orders])
+    return copy.deepcopy(accountant)  # type: ignore[no-any-return]
 
 
 def _call_factory(factory: Callable[..., Any], relation: NeighboringRelation, _interval: float) -> Any:
@@ -305,12 +235,16 @@ def accountant_info(accountant: Any) -> AccountantInfo:
     Parameters
     ----------
     accountant : str, dp_accounting.PrivacyAccountant or callable
-        ``"pld"``, ``"rdp"``; an accountant that has composed nothing yet (it is copied, never
+        One of :data:`ACCOUNTANT_NAMES`; an accountant that has composed nothing yet (it is copied, never
         changed); or a callable of no argument, or of the neighboring relation, that returns one.
 
     Returns
     -------
     AccountantInfo
+        An instance, or the class, of an accountant of this package has that accountant's guarantee.
+        dp-accounting's `PLDAccountant` and `RdpAccountant` are replaced by this package's, which are
+        the same but for their guards, and have their guarantee. Anything else, subclasses included, is
+        "unknown (user supplied)".
 
     Raises
     ------
@@ -320,26 +254,23 @@ def accountant_info(accountant: Any) -> AccountantInfo:
     if isinstance(accountant, str):
         if accountant in _REGISTRY:
             return _REGISTRY[accountant]
-        names = ", ".join(repr(name) for name in sorted(_REGISTRY))
+        names = ", ".join(map(repr, ACCOUNTANT_NAMES))
         raise ArgumentError(f"accountant must be one of {names}; found {accountant!r}.")
     if isinstance(accountant, PrivacyAccountant):
-        name = type(accountant).__name__
-
-        def factory(_relation: NeighboringRelation, _interval: float) -> PrivacyAccountant:
-            return copy.deepcopy(accountant)
-
-        made: Callable[[NeighboringRelation, float], Any] = factory
+        kind: Any = type(accountant)
+        known = _GUARDED.get(kind, kind if kind in _KINDS.values() else None)
+        factory: Callable[..., Any] = functools.partial(_fresh_copy, accountant)
+        if known is not None:
+            return _info_of(known, factory, name=known.name if known is kind else kind.__name__)
+        name = kind.__name__
+    elif isinstance(accountant, type) and accountant in (*_GUARDED, *_KINDS.values()):
+        return _REGISTRY[_GUARDED.get(accountant, accountant).name]
     elif callable(accountant):
         name = getattr(accountant, "__name__", type(accountant).__name__)
-        made = functools.partial(_call_factory, accountant)
+        factory = functools.partial(_call_factory, accountant)
     else:
-        raise ArgumentError(
-            "accountant must be 'pld', 'rdp', a dp_accounting.PrivacyAccountant or a factory of "
-            f"one; found a {type(accountant).__name__}."
-        )
-    return AccountantInfo(
-        name=name, guarantee="unknown (user supplied)", source="user supplied", factory=made
-    )
+        raise ArgumentError(f"{_WANTED}; found a {type(accountant).__name__}.")
+    return AccountantInfo(name=name, guarantee=UNKNOWN, source="user supplied", factory=factory)
 
 
 def make_accountant(
@@ -365,7 +296,7 @@ def make_accountant(
 
     Notes
     -----
-    Compose it only with events of :func:`pymc_dpvi.accounting.step_event`: under replace-one the
-    accountants disagree on what a Gaussian event means.
+    Compose it only with events of :func:`pymc_dpvi.accounting.step_event`: under replace-one
+    accountants that are not this package's disagree on what a Gaussian event means.
     """
     return accountant_info(accountant).make(check_relation(neighboring_relation))

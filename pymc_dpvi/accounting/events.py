@@ -4,43 +4,50 @@ This is the one place where the conventions of the accountants meet. Let
 :math:`z` = ``noise_multiplier`` = noise standard deviation / `l2_clip_norm` = :math:`s / C`.
 Removing a record moves the clipped sum by at most :math:`C`, replacing it by at most :math:`2C`.
 
-==============================  =================  =============================  ==========
-mechanism                       relation           event                          tightness
-==============================  =================  =============================  ==========
-full batch                      add or remove one  Gaussian(z)                    tight
-full batch, PLD                 replace one        Gaussian(z)                    tight
-full batch, other accountants   replace one        Gaussian(z/2)                  as they are
-Poisson                         add or remove one  Poisson(q, Gaussian(z))        tight (PLD)
-Poisson, PLD                    replace one        Poisson(q, Gaussian(z))        tight
-fixed size B of N, PLD          replace one        Poisson(B/N, Gaussian(z/2))    about 2x
-fixed size B of N, others       replace one        WithoutReplacement(N, B,       about 2x
-                                                   Gaussian(z/2))
-==============================  =================  =============================  ==========
+=====================================  =================  =============================  ===============
+mechanism                              relation           event                          with PLD
+=====================================  =================  =============================  ===============
+full batch                             both               Gaussian(z)                    exact
+Poisson                                both               Poisson(q, Gaussian(z))        tight
+fixed size B of N                      replace one        WithoutReplacement(N, B,       10 % above a
+                                                          Gaussian(z))                   lower bound
+Poisson of N, cut at m                 replace one        Truncated(N, q, m, z)          proven
+Poisson of N, cut at m                 add or remove one  Truncated(N + 1, q, m, z)      proven
+=====================================  =================  =============================  ===============
 
-``PLDAccountant`` doubles the sensitivity under replace-one itself; dp-accounting 0.6's
-``RdpAccountant`` does not (google/differential-privacy issue 378), so that it must be given
-:math:`z/2`. Both facts are checked at run time by a canary: ten full-batch steps, whose exact
-epsilon is known (Balle and Wang 2018). An accountant that we do not know gets :math:`z/2`, which
-can only over-report.
+The accountants of this package all take :math:`z` so and know the relation
+(see :mod:`pymc_dpvi.accounting.contract`). For a user's own accountant, under replace-one:
 
-**Fixed size under PLD.** A batch of fixed size that loses the record in question takes another one
-in its place, so that the sum moves by :math:`2C` against the batch *without* it: with all other
-records at :math:`+C` and the one at :math:`-C` against :math:`+C`, the outputs are
-:math:`(1-q) N(0) + q N(2C)` against :math:`N(0)`. By Proposition 30 of Zhu, Dong and Wang (2022)
-this pair and its reverse are the worst, with :math:`q = B/N`. They are neighbours, under
-replace-one, of a Poisson-sampled mechanism whose records contribute up to :math:`2C` (replace
-:math:`2C` by zero), which is what Poisson(q, Gaussian(z/2)) stands for; PLD then doubles once more.
-Gaussian(z) in its place is *not* a bound: at q=0.01, z=8, T=1e4, delta=1e-5 it gives 0.926, below
-the 0.947 of the pair above.
+* a `PLDAccountant` (a subclass, since Google's own is replaced by ours) doubles the sensitivity
+  itself and gets :math:`z`, which a canary checks at run time;
+* an `RdpAccountant` does not, in dp-accounting 0.6 (google/differential-privacy issue 378), and gets
+  :math:`z/2` unless the canary says that it does;
+* an accountant that we do not know gets :math:`z/2`, which can only over-report.
 
-Everything else is refused. In particular Poisson sampling under replace-one has, outside of PLD,
-no accountant here whose bound is proven, and halving :math:`z` in an add-or-remove bound does not
-prove one.
+**Fixed size under a user's PLD accountant.** It has no event for sampling without replacement. The worst
+pair (:mod:`pymc_dpvi.accounting.pld`) is :math:`(1-q) N(0) + q N(2C)` against :math:`N(0)`. Both are
+neighbours, under replace-one, of a Poisson-sampled mechanism whose records contribute up to
+:math:`2C` (replace :math:`2C` by zero), which is what Poisson(q, Gaussian(z/2)) stands for; PLD then
+doubles once more. That is proven and about 2x loose. Gaussian(z) in its place is *not* a bound: at q=0.01,
+z=8, T=1e4, delta=1e-5 it gives 0.926, below the 0.947 of the pair above.
+
+**Truncated Poisson** is another mechanism than Poisson: whether a record is cut depends on how many others
+were drawn, so that the cost depends on the number of records N, a public constant here. Adding a record
+makes them N + 1, and truncation likelier: that is the dataset size of the event under
+add-or-remove-one. Under replace-one it stays N.
+
+**The papers' noise.** Jälkö et al. (2017) add :math:`N(0, 4 C^2 \sigma^2)`: their :math:`\sigma` is a
+``noise_multiplier`` of :math:`2\sigma` here, under either relation.
+
+**One coin, one event.** Two releases on the *same* sampled batch (the sum, and a count of clipped
+records) are one Poisson(q, Gaussian) with the two noises combined. Two Poisson events would stand for
+two independent batches, and under-report.
+
+Everything else is refused.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Protocol
 
 import dp_accounting
@@ -48,17 +55,20 @@ from dp_accounting import NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from pymc_dpvi.errors import ArgumentError, PrivacyError
+from pymc_dpvi.accounting.contract import (
+    CountingAccountant,
+    UnsupportedEventError,
+    doubles_sensitivity,
+    gaussian_step,
+    refuse_unsupported,
+)
+from pymc_dpvi.accounting.pld import GuardedPLDAccountant
+from pymc_dpvi.accounting.rdp import GuardedRdpAccountant
+from pymc_dpvi.errors import PrivacyError
 
 __all__ = ["EventSampler", "UnsupportedEventError", "replace_one_scale", "step_event"]
 
-_CANARY_STEPS = 10
-_CANARY_NOISE = 20.0  # a small loss is quick to evaluate
-_CANARY_DELTA = 1e-5
-
-
-class UnsupportedEventError(ArgumentError, dp_accounting.UnsupportedEventError):
-    """No proven account exists for this sampler, relation and accountant together."""
+_OURS = (CountingAccountant, GuardedPLDAccountant, GuardedRdpAccountant)
 
 
 class EventSampler(Protocol):
@@ -74,19 +84,6 @@ class EventSampler(Protocol):
 
     def dp_event(self, noise_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
         """Return the event of one step that releases `noise_event` on a batch."""
-
-
-@functools.cache
-def _passes_doubling_canary(kind: type[PrivacyAccountant], without_replacement: bool) -> bool:
-    """Whether `kind` reports at least the exact epsilon of sensitivity 2C under replace-one."""
-    event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(_CANARY_NOISE)
-    if without_replacement:  # everybody is in the batch: the same mechanism on another path
-        event = dp_accounting.SampledWithoutReplacementDpEvent(1, 1, event)
-    # PLD and RDP alike take the relation by keyword.
-    accountant = kind(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    found = accountant.compose(event, _CANARY_STEPS).get_epsilon(_CANARY_DELTA)
-    exact = dp_accounting.get_epsilon_gaussian(_CANARY_NOISE / (2.0 * _CANARY_STEPS**0.5), _CANARY_DELTA)
-    return bool(found >= exact * (1.0 - 1e-9))
 
 
 def replace_one_scale(accountant: PrivacyAccountant, *, without_replacement: bool = False) -> float:
@@ -110,24 +107,19 @@ def replace_one_scale(accountant: PrivacyAccountant, *, without_replacement: boo
         If the installed PLD accountant stopped doubling the sensitivity.
     """
     if isinstance(accountant, PLDAccountant):
-        if not _passes_doubling_canary(PLDAccountant, False):
+        if not doubles_sensitivity(PLDAccountant):
             raise PrivacyError(
                 "the installed dp-accounting reports too small an epsilon under replace_one "
                 "(its PLD accountant no longer doubles the sensitivity). Install "
                 "dp-accounting 0.6, or use neighboring_relation='add_or_remove_one'."
             )
         return 1.0
+    if isinstance(accountant, _OURS):
+        return 1.0
     if isinstance(accountant, RdpAccountant):
-        return 1.0 if _passes_doubling_canary(RdpAccountant, without_replacement) else 0.5
+        doubled = doubles_sensitivity(RdpAccountant, without_replacement=without_replacement)
+        return 1.0 if doubled else 0.5
     return 0.5
-
-
-def _scaled(event: dp_accounting.DpEvent, scale: float) -> dp_accounting.GaussianDpEvent:
-    if not isinstance(event, dp_accounting.GaussianDpEvent):
-        raise UnsupportedEventError(
-            f"the noise of a step must be a GaussianDpEvent; found {type(event).__name__}."
-        )
-    return dp_accounting.GaussianDpEvent(event.noise_multiplier * scale)
 
 
 def step_event(
@@ -162,54 +154,46 @@ def step_event(
     Privacy
     -------
     The event is an upper bound of what one step of the mechanism spends, given that the run uses
-    this very sampler and noise of standard deviation ``noise_multiplier * l2_clip_norm``.
+    this very sampler and noise of standard deviation ``noise_multiplier * l2_clip_norm``, and that
+    the accountant's bound is proven.
     """
     event = sampler.dp_event(dp_accounting.GaussianDpEvent(noise_multiplier))
     replace_one = neighboring_relation is NeighboringRelation.REPLACE_ONE
-    is_pld = isinstance(accountant, PLDAccountant)
+    step = gaussian_step(event)
+    if step is None:
+        raise UnsupportedEventError(
+            f"sampler {sampler.name!r} describes a step as {type(event).__name__}, which is not a "
+            "GaussianDpEvent on the full data or on a sampled batch. Use sampler='poisson'."
+        )
+    if not replace_one and (step.scheme == "fixed_size" or sampler.name == "fixed_size"):
+        raise UnsupportedEventError(
+            "fixed-size batches fix the number of records, so that adding or removing one "
+            "has no meaning for them. Use neighboring_relation='replace_one', or "
+            "sampler='poisson' (which is also tighter)."
+        )
 
-    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent) or (sampler.name == "fixed_size"):
-        if not replace_one:
-            raise UnsupportedEventError(
-                "fixed-size batches fix the number of records, so that adding or removing one "
-                "has no meaning for them. Use neighboring_relation='replace_one', or "
-                "sampler='poisson' (which is also tighter)."
-            )
-
-    if isinstance(event, dp_accounting.GaussianDpEvent):
-        scale = replace_one_scale(accountant) if replace_one else 1.0
-        mapped: dp_accounting.DpEvent = _scaled(event, scale)
-    elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        if replace_one and not is_pld:
-            raise UnsupportedEventError(
-                "Poisson sampling under neighboring_relation='replace_one' can be accounted "
-                "for with accountant='pld' only. Use accountant='pld', or "
-                "neighboring_relation='add_or_remove_one'."
-            )
-        scale = replace_one_scale(accountant) if replace_one else 1.0
-        mapped = dp_accounting.PoissonSampledDpEvent(event.sampling_probability, _scaled(event.event, scale))
-    elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
-        if is_pld:
-            # Proven, though loose: PLD has no event for sampling without replacement. The half is
-            # not the accountant's doubling, which is checked here too; see the module docstring.
-            mapped = dp_accounting.PoissonSampledDpEvent(
-                event.sample_size / event.source_dataset_size,
-                _scaled(event.event, 0.5 * replace_one_scale(accountant)),
-            )
-        else:
-            scale = replace_one_scale(accountant, without_replacement=True)
-            mapped = dp_accounting.SampledWithoutReplacementDpEvent(
-                event.source_dataset_size, event.sample_size, _scaled(event.event, scale)
-            )
+    scale = 1.0
+    if replace_one:
+        scale = replace_one_scale(accountant, without_replacement=step.scheme == "fixed_size")
+    noise = dp_accounting.GaussianDpEvent(step.noise_multiplier * scale)
+    mapped: dp_accounting.DpEvent
+    if step.scheme == "full_batch":
+        mapped = noise
+    elif step.scheme == "poisson":
+        mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, noise)
+    elif step.scheme == "truncated_poisson":
+        mapped = dp_accounting.TruncatedSubsampledGaussianDpEvent(
+            event.dataset_size if replace_one else event.dataset_size + 1,
+            event.sampling_probability,
+            event.truncated_batch_size,
+            noise.noise_multiplier,
+        )
+    elif isinstance(accountant, PLDAccountant) and not isinstance(accountant, GuardedPLDAccountant):
+        half = dp_accounting.GaussianDpEvent(noise.noise_multiplier / 2.0)  # see the module docstring
+        mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, half)
     else:
-        raise UnsupportedEventError(
-            f"sampler {sampler.name!r} describes a step as {type(event).__name__}, for which "
-            "there is no account here. Use sampler='poisson'."
+        mapped = dp_accounting.SampledWithoutReplacementDpEvent(
+            event.source_dataset_size, event.sample_size, noise
         )
-
-    if not accountant.supports(mapped):
-        raise UnsupportedEventError(
-            f"{type(accountant).__name__} does not support {type(mapped).__name__} under "
-            f"{neighboring_relation.name}. Use accountant='pld'."
-        )
+    refuse_unsupported(accountant, mapped)
     return mapped

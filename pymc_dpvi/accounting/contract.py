@@ -1,0 +1,327 @@
+"""What every accountant of this package has in common: which steps it takes, and how it refuses.
+
+An accountant is a `dp_accounting.PrivacyAccountant`. On top of Google's contract (a dry run by
+``supports()`` before anything changes, a ledger, a relation fixed at birth) ours have
+
+* ``name``, ``guarantee``, ``source``: class attributes, see :class:`AccountantInfo`;
+* ``schemes``: which sampling schemes they take under which neighboring relation. Everything else is
+  refused with an :class:`UnsupportedEventError` that names the sub-event, before anything changes;
+* one convention: the noise multiplier of an event is the noise standard deviation divided by
+  `l2_clip_norm`, the bound on one record's contribution, *whatever the relation*. Replacing a record
+  moves the sum by twice that bound, and the accountant doubles the sensitivity itself.
+
+Google's own accountants do not agree on the last point: the PLD accountant doubles, the RDP
+accountant of dp-accounting 0.6 does not (google/differential-privacy issue 378).
+:func:`doubles_sensitivity` asks an accountant class which of the two it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import dp_accounting
+from dp_accounting import NeighboringRelation, PrivacyAccountant
+
+from pymc_dpvi.arguments import check_number
+from pymc_dpvi.errors import ArgumentError
+
+__all__ = [
+    "CountingAccountant",
+    "GaussianStep",
+    "Guarantee",
+    "Scheme",
+    "Schemes",
+    "UnsupportedEventError",
+    "doubles_sensitivity",
+    "gaussian_step",
+    "refuse_unsupported",
+    "why_unsupported",
+]
+
+Guarantee = Literal["proven", "heuristic", "bayesian"]
+Scheme = Literal["full_batch", "poisson", "fixed_size", "truncated_poisson"]
+Schemes = Mapping[Scheme, frozenset[NeighboringRelation]]
+
+ADD_OR_REMOVE = frozenset({NeighboringRelation.ADD_OR_REMOVE_ONE})
+REPLACE = frozenset({NeighboringRelation.REPLACE_ONE})
+BOTH = ADD_OR_REMOVE | REPLACE
+
+_CANARY_STEPS = 10
+_CANARY_NOISE = 20.0  # a small loss is quick to evaluate
+_CANARY_DELTA = 1e-5
+
+
+class UnsupportedEventError(ArgumentError, dp_accounting.UnsupportedEventError):
+    """No proven account exists for this sampler, relation and accountant together."""
+
+
+@dataclass(frozen=True)
+class GaussianStep:
+    """An event that stands for one noisy sum over a batch.
+
+    Attributes
+    ----------
+    scheme : {"full_batch", "poisson", "fixed_size", "truncated_poisson"}
+        How the batch was drawn.
+    sampling_prob : float
+        Probability with which one record was drawn.
+    noise_multiplier : float
+        Noise standard deviation divided by one record's bound.
+    """
+
+    scheme: Scheme
+    sampling_prob: float
+    noise_multiplier: float
+
+
+def gaussian_step(event: dp_accounting.DpEvent) -> GaussianStep | None:
+    """Return what `event` says of a step, or None if it is not one noisy sum over a batch.
+
+    Parameters
+    ----------
+    event : dp_accounting.DpEvent
+        An event that is not a composition.
+
+    Returns
+    -------
+    GaussianStep or None
+    """
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        return GaussianStep("full_batch", 1.0, event.noise_multiplier)
+    if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+        return GaussianStep("truncated_poisson", event.sampling_probability, event.noise_multiplier)
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        scheme: Scheme = "poisson"
+        prob = event.sampling_probability
+    elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+        scheme = "fixed_size"
+        prob = event.sample_size / event.source_dataset_size
+    else:
+        return None
+    if not isinstance(event.event, dp_accounting.GaussianDpEvent):
+        return None
+    return GaussianStep(scheme, prob, event.event.noise_multiplier)
+
+
+def why_unsupported(
+    event: dp_accounting.DpEvent, relation: NeighboringRelation, schemes: Schemes
+) -> str | None:
+    """Say why an accountant for `schemes` does not take `event`, or None if it does.
+
+    Parameters
+    ----------
+    event : dp_accounting.DpEvent
+        An event that is not a composition.
+    relation : dp_accounting.NeighboringRelation
+        The accountant's relation.
+    schemes : mapping of str to frozenset of NeighboringRelation
+        What the accountant supports.
+
+    Returns
+    -------
+    str or None
+    """
+    if isinstance(event, dp_accounting.NoOpDpEvent):
+        return None
+    step = gaussian_step(event)
+    if step is None:
+        return "it is not a Gaussian release on the full data or on a sampled batch"
+    if relation not in schemes.get(step.scheme, frozenset()):
+        taken = "; ".join(
+            f"{scheme} under {' or '.join(sorted(r.name.lower() for r in relations))}"
+            for scheme, relations in schemes.items()
+        )
+        return f"it is {step.scheme} under {relation.name.lower()}, and the accountant takes {taken}"
+    if not (0.0 < step.noise_multiplier < math.inf and 0.0 <= step.sampling_prob <= 1.0):
+        return "its noise multiplier must be positive and its sampling probability in [0, 1]"
+    return None
+
+
+def refuse_unsupported(accountant: PrivacyAccountant, event: Any) -> None:
+    """Raise unless `accountant` takes `event`; nothing is changed.
+
+    Parameters
+    ----------
+    accountant : dp_accounting.PrivacyAccountant
+        The accountant that is asked.
+    event : dp_accounting.DpEvent
+        What it would be given.
+
+    Raises
+    ------
+    UnsupportedEventError
+        The message names the sub-event.
+    """
+    if not isinstance(event, dp_accounting.DpEvent):
+        raise ArgumentError(f"event must be a dp_accounting.DpEvent; found a {type(event).__name__}.")
+    error = accountant._maybe_compose(event, 1, False)
+    if error is not None:
+        raise UnsupportedEventError(
+            f"{type(accountant).__name__} does not support {type(error.invalid_event).__name__} under "
+            f"{accountant.neighboring_relation.name}: {str(error.error_message).rstrip('.')}. "
+            "Use accountant='pld'."
+        )
+
+
+@functools.cache
+def doubles_sensitivity(kind: type[PrivacyAccountant], *, without_replacement: bool = False) -> bool:
+    """Whether `kind` reports at least the exact epsilon of sensitivity 2C under replace-one.
+
+    A canary: ten full-batch steps, whose exact epsilon is known (Balle and Wang 2018).
+
+    Parameters
+    ----------
+    kind : type of dp_accounting.PrivacyAccountant
+        A class that takes the relation by keyword.
+    without_replacement : bool
+        Whether to ask by way of a `SampledWithoutReplacementDpEvent`.
+
+    Returns
+    -------
+    bool
+    """
+    event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(_CANARY_NOISE)
+    if without_replacement:  # everybody is in the batch: the same mechanism on another path
+        event = dp_accounting.SampledWithoutReplacementDpEvent(1, 1, event)
+    accountant = kind(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    found = accountant.compose(event, _CANARY_STEPS).get_epsilon(_CANARY_DELTA)
+    exact = dp_accounting.get_epsilon_gaussian(_CANARY_NOISE / (2.0 * _CANARY_STEPS**0.5), _CANARY_DELTA)
+    return bool(found >= exact * (1.0 - 1e-9))
+
+
+class CountingAccountant(PrivacyAccountant):
+    """An accountant whose state is how often each kind of step was taken.
+
+    The order of composition cannot matter, and a million equal steps cost no more than one.
+    Subclasses say which schemes they take and turn the counts into an epsilon.
+
+    Parameters
+    ----------
+    neighboring_relation : dp_accounting.NeighboringRelation
+        Add-or-remove-one or replace-one.
+    """
+
+    name: ClassVar[str]
+    guarantee: ClassVar[Guarantee]
+    source: ClassVar[str]
+    schemes: ClassVar[Schemes]
+
+    def __init__(
+        self, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    ) -> None:
+        super().__init__(neighboring_relation)
+        self._counts: dict[GaussianStep, int] = {}
+
+    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
+        if isinstance(event, dp_accounting.SelfComposedDpEvent):
+            return self._maybe_compose(event.event, event.count * count, do_compose)
+        if isinstance(event, dp_accounting.ComposedDpEvent):
+            for part in event.events:
+                error = self._maybe_compose(part, count, do_compose)
+                if error is not None:
+                    return error
+            return None
+        reason = why_unsupported(event, self.neighboring_relation, self.schemes)
+        if reason is not None:
+            return self.CompositionErrorDetails(event, reason)
+        step = gaussian_step(event)
+        if do_compose and step is not None and step.sampling_prob > 0.0:
+            self._counts[step] = self._counts.get(step, 0) + count
+        return None
+
+    def compose(self, event: dp_accounting.DpEvent, count: int = 1) -> Any:
+        """Add `count` times `event`.
+
+        Parameters
+        ----------
+        event : dp_accounting.DpEvent
+            What was released.
+        count : int
+            How often.
+
+        Returns
+        -------
+        CountingAccountant
+            This accountant.
+
+        Raises
+        ------
+        UnsupportedEventError
+            If the event, or a part of it, is not supported; nothing has changed then.
+        """
+        refuse_unsupported(self, event)
+        return super().compose(event, count)
+
+    @property
+    def _sensitivity(self) -> float:
+        return 2.0 if self.neighboring_relation is NeighboringRelation.REPLACE_ONE else 1.0
+
+    def _noise(self, step: GaussianStep) -> float:
+        """Noise standard deviation over the sensitivity of the relation."""
+        return step.noise_multiplier / self._sensitivity
+
+    def _epsilon(self, delta: float) -> float:
+        """Epsilon of the counted steps, of which there is at least one."""
+        raise NotImplementedError
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Return epsilon at `target_delta`.
+
+        Parameters
+        ----------
+        target_delta : float
+            Delta of the guarantee, in (0, 1).
+
+        Returns
+        -------
+        float
+            0 or more; may be infinite.
+
+        Raises
+        ------
+        ArgumentError
+            If `target_delta` is not in (0, 1).
+        """
+        delta = check_number("target_delta", target_delta, low=0.0, high=1.0)
+        if not self._counts:
+            return 0.0
+        return max(0.0, self._epsilon(delta))
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """Return the least delta, to 1e-9 (relative) and rounded up, at which epsilon is the target.
+
+        Parameters
+        ----------
+        target_epsilon : float
+            Epsilon of the guarantee, 0 or more.
+
+        Returns
+        -------
+        float
+            At most 1.
+
+        Raises
+        ------
+        ArgumentError
+            If `target_epsilon` is negative or not finite.
+        """
+        target = check_number("target_epsilon", target_epsilon, closed_low=True)
+        if not self._counts:
+            return 0.0
+
+        def meets(log_delta: float) -> bool:
+            return self.get_epsilon(math.exp(log_delta)) <= target
+
+        low, high = -700.0, -1e-12  # of ln(delta)
+        if not meets(high):
+            return 1.0
+        if meets(low):
+            return math.exp(low)
+        while high - low > 1e-9:
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if meets(middle) else (middle, high)
+        return math.exp(high)
