@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pymc as pm
 import pytensor
 import pytest
+
+from pymc_dpvi import inference
+from pymc_dpvi.compat import compile_mode
 
 with warnings.catch_warnings():
     # PyTensor installed from PyPI links no BLAS and says so once, when the C backend first asks. Asking here
@@ -60,3 +64,22 @@ def linear(table: tuple[np.ndarray, ...]) -> Callable[[], pm.Model]:
         return model
 
     return build
+
+
+@pytest.fixture
+def without_compiling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a fit that names no backend run in Python, whose steps are slow and whose start is quick.
+
+    A test marked ``compiled`` keeps the user's default, numba.
+    """
+    if request.node.get_closest_marker("compiled"):
+        return
+
+    def python_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+        if backend is None and (
+            compile_kwargs is None or (isinstance(compile_kwargs, dict) and "mode" not in compile_kwargs)
+        ):
+            compile_kwargs = {**(compile_kwargs or {}), "mode": "FAST_COMPILE"}
+        return compile_mode(backend, compile_kwargs)
+
+    monkeypatch.setattr(inference, "compile_mode", python_mode)

@@ -39,7 +39,10 @@ from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.progress import StepProgress
 from pymc_dpvi.step import PrivateStep
 
-pytestmark = pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning"),
+    pytest.mark.usefixtures("without_compiling"),
+]
 
 Build = Callable[[], pm.Model]
 
@@ -121,6 +124,7 @@ def steps_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, ...]]:
 # -------------------------------------------------------------------------------- the example
 
 
+@pytest.mark.compiled
 def test_the_example(table: tuple[np.ndarray, ...], tmp_path: Any) -> None:
     x, label, _ = table
     with pm.Model(coords={"feature": ["age", "weight"]}) as model:
@@ -163,6 +167,7 @@ def test_the_example(table: tuple[np.ndarray, ...], tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(("method", "family"), [(DPADVI, DPMeanField), (DPFullRankADVI, DPFullRank)])
+@pytest.mark.compiled
 def test_private_fit_finds_the_posterior_at_huge_epsilon(method: Any, family: type) -> None:
     """Linear regression with known noise: the exact posterior is a formula."""
     rng = np.random.default_rng(3)
@@ -453,6 +458,7 @@ def test_obj_n_mc_costs_nothing(logistic: Build, steps_seen: list[tuple[np.ndarr
 # -------------------------------------------------------------------------------- backends
 
 
+@pytest.mark.compiled
 def test_backends_agree(logistic: Build) -> None:
     results = []
     for kwargs in ({}, {"backend": "numba"}, {"backend": "c"}, {"compile_kwargs": {"mode": "FAST_COMPILE"}}):
@@ -728,6 +734,7 @@ def test_keyboard_interrupt_in_a_callback(logistic: Build) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name == "nt", reason="POSIX signals")
+@pytest.mark.compiled
 def test_keyboard_interrupt_by_signal(
     logistic: Build, monkeypatch: pytest.MonkeyPatch, steps_seen: list[tuple[np.ndarray, ...]]
 ) -> None:

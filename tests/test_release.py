@@ -33,7 +33,10 @@ from pytensor.graph.op import Op
 
 from pymc_dpvi import DPADVI, DPFullRankADVI, ModelEvaluationError, PrivacyError, PrivacyReport, fit_dpadvi
 
-pytestmark = pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning"),
+    pytest.mark.usefixtures("without_compiling"),
+]
 
 DATA_TREE = int(az.__version__.split(".")[0]) >= 1
 #: Number of records: a number that nothing else here has, and that must not be found either.
