@@ -42,6 +42,10 @@ from pytensor.tensor.variable import TensorVariable
 __all__ = ["Block", "PrivateSum", "private_sum"]
 
 SLACK = 2.0**-20
+#: Records whose shares are added up in plain float64; the sums of such blocks are added with compensation.
+BLOCK_RECORDS = 128
+#: Bound of the rounded sum, in units of the lattice: with the noise, it stays inside int64.
+LARGEST_SUM = 2.0**62
 
 _kernel = numba.njit(cache=True, fastmath=False)
 
@@ -114,9 +118,8 @@ def add_squared_norms_outer(
 
 
 @_kernel
-def clip_factors(squared_norms: np.ndarray, l2_clip_norm: float) -> np.ndarray:  # pragma: no cover
-    """Factor of each record: 1, C'/norm, or 0 for a non-finite norm; shape ``(count,)``."""
-    bound = l2_clip_norm * (1.0 - SLACK)
+def clip_factors(squared_norms: np.ndarray, bound: float) -> np.ndarray:  # pragma: no cover
+    """Factor of each record: 1, `bound`/norm, or 0 for a non-finite norm; shape ``(count,)``."""
     factors = np.zeros(squared_norms.size)
     for i in range(squared_norms.size):
         norm = np.sqrt(squared_norms[i])
@@ -156,24 +159,65 @@ def add_weighted_outer(
     out += np.dot(a.T, b).ravel()
 
 
+@_kernel
+def add_block(block: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:  # pragma: no cover
+    """Add the sum of a block of records to ``high + low``; `low` collects the rounding errors of `high`.
+
+    Knuth's TwoSum: ``total + error`` is ``high + block`` exactly, whichever is larger.
+    """
+    for j in range(block.size):
+        total = high[j] + block[j]
+        part = total - high[j]
+        error = (high[j] - (total - part)) + (block[j] - part)
+        high[j] = total
+        low[j] += error
+
+
+@_kernel
+def clip_bound(l2_clip_norm: float, unit: float, num_params: int) -> float:  # pragma: no cover
+    """C': the largest norm of a record's share for which one record moves the rounded sum by at most C."""
+    bound = l2_clip_norm * (1.0 - SLACK) - np.sqrt(num_params) * unit
+    if not bound > 0.0:
+        raise ValueError("the lattice is too coarse for the clip norm")
+    return bound
+
+
+@_kernel
+def round_and_add(
+    high: np.ndarray, low: np.ndarray, noise: np.ndarray, unit: float
+) -> np.ndarray:  # pragma: no cover
+    """Round the sum to the lattice, add the noise in integers, and return the release in float64."""
+    out = np.empty(noise.size)
+    for j in range(noise.size):
+        steps = np.rint((high[j] + low[j]) / unit)
+        out[j] = np.float64(np.int64(min(max(steps, -LARGEST_SUM), LARGEST_SUM)) + noise[j]) * unit
+    return out
+
+
 def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
-    """Write the function ``(*factors, count, noise, l2_clip_norm) -> noisy sum`` for a layout of blocks.
+    """Write the function ``(*factors, count, noise, l2_clip_norm, unit) -> noisy sum`` for a layout.
 
     The blocks have different types, so numba needs one function per layout; for two blocks, the first
     outer::
 
-        def private_sum(x0, x1, x2, count, noise, l2_clip_norm):
+        def private_sum(x0, x1, x2, count, noise, l2_clip_norm, unit):
             check(noise.size == x0.shape[1] * x1.shape[1] + x2.shape[1])
             norms = zeros(count)
             add_squared_norms_outer(x0, x1, norms)
             add_squared_norms(x2, norms)
-            factors = clip_factors(norms, l2_clip_norm)
-            out, at = zeros(noise.size), 0
-            add_weighted_outer(x0, x1, factors, out[at : at + x0.shape[1] * x1.shape[1]])
-            at += x0.shape[1] * x1.shape[1]
-            add_weighted_rows(x2, factors, out[at : at + x2.shape[1]])
-            at += x2.shape[1]
-            return out + noise
+            factors = clip_factors(norms, clip_bound(l2_clip_norm, unit, noise.size))
+            high, low, some = zeros(noise.size), zeros(noise.size), zeros(noise.size)
+            for first in range(0, count, BLOCK_RECORDS):
+                last = min(first + BLOCK_RECORDS, count)
+                weights = factors[first:last]
+                some[:] = 0.0
+                at = 0
+                add_weighted_outer(x0[first:last], x1[first:last], weights, some[at : at + ...])
+                at += x0.shape[1] * x1.shape[1]
+                add_weighted_rows(x2[first:last], weights, some[at : at + x2.shape[1]])
+                at += x2.shape[1]
+                add_block(some, high, low)
+            return round_and_add(high, low, noise, unit)
     """
     names: list[str] = []
     norms: list[str] = []
@@ -187,25 +231,32 @@ def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
             names.append(second)
             size = f"{first}.shape[1] * {second}.shape[1]"
             norms.append(f"add_squared_norms_outer({first}, {second}, norms)")
-            sums.append(f"add_weighted_outer({first}, {second}, factors, out[at : at + {size}])")
+            pair = f"{first}[first:last], {second}[first:last]"
+            sums.append(f"    add_weighted_outer({pair}, weights, some[at : at + {size}])")
         else:
             size = f"{first}.shape[1]"
             norms.append(f"add_squared_norms({first}, norms)")
-            sums.append(f"add_weighted_rows({first}, factors, out[at : at + {size}])")
-        sums.append(f"at += {size}")
+            sums.append(f"    add_weighted_rows({first}[first:last], weights, some[at : at + {size}])")
+        sums.append(f"    at += {size}")
         sizes.append(size)
     lines = [
-        f"def private_sum({', '.join(names)}, count, noise, l2_clip_norm):",
+        f"def private_sum({', '.join(names)}, count, noise, l2_clip_norm, unit):",
         f"if noise.size != {' + '.join(sizes)}:",
         "    raise ValueError('one noise entry per column is needed')",
         f"if count < 0 or count > {' or count > '.join(f'{n}.shape[0]' for n in names)}:",
         "    raise ValueError('every block needs a row per record')",
         "norms = np.zeros(count)",
         *norms,
-        "factors = clip_factors(norms, l2_clip_norm)",
-        "out, at = np.zeros(noise.size), 0",
+        "factors = clip_factors(norms, clip_bound(l2_clip_norm, unit, noise.size))",
+        "high, low, some = np.zeros(noise.size), np.zeros(noise.size), np.zeros(noise.size)",
+        "for first in range(0, count, BLOCK_RECORDS):",
+        "    last = min(first + BLOCK_RECORDS, count)",
+        "    weights = factors[first:last]",
+        "    some[:] = 0.0",
+        "    at = 0",
         *sums,
-        "return out + noise",
+        "    add_block(some, high, low)",
+        "return round_and_add(high, low, noise, unit)",
     ]
     scope = dict(globals())
     exec("\n    ".join(lines), scope)
@@ -214,12 +265,14 @@ def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
 
 
 class PrivateSum(Op):
-    """Noisy sum of clipped per-record gradients.
+    """Noisy sum of clipped per-record gradients, on the lattice.
 
     Parameters
     ----------
     l2_clip_norm : float
         C, in the units of the gradient.
+    unit : float
+        The lattice unit u, in the units of the gradient (`LatticeNoise.unit`).
     outer : tuple of bool
         Per block, whether it comes as two factors.
 
@@ -227,14 +280,15 @@ class PrivateSum(Op):
     -----
     Inputs: the blocks' matrices, one or two each, all with one row per record; ``count``, how many of
     the rows are there, from the first (so that a batch can be empty where a backend cannot take
-    arrays of length zero); ``noise``, float64 vector (num_params,). Output: float64 vector
-    (num_params,). An empty batch is a normal case: the output is the noise.
+    arrays of length zero); ``noise``, int64 vector (num_params,), in units of u. Output: float64 vector
+    (num_params,), multiples of u. An empty batch is a normal case: the output is the noise.
     """
 
-    __props__ = ("l2_clip_norm", "outer")
+    __props__ = ("l2_clip_norm", "unit", "outer")
 
-    def __init__(self, l2_clip_norm: float, outer: Sequence[bool] = (False,)) -> None:
+    def __init__(self, l2_clip_norm: float, unit: float, outer: Sequence[bool] = (False,)) -> None:
         self.l2_clip_norm = float(l2_clip_norm)
+        self.unit = float(unit)
         self.outer = tuple(bool(o) for o in outer)
         self._function = _make_private_sum(self.outer)
 
@@ -245,8 +299,8 @@ class PrivateSum(Op):
             raise TypeError("one matrix per dense block and two per outer block are needed")
         if any(m.type.ndim != 2 or not m.type.dtype.startswith("float") for m in matrices):
             raise TypeError("the blocks must be float matrices with one row per record")
-        if noise.type.ndim != 1 or noise.type.dtype != "float64":
-            raise TypeError("noise must be a float64 vector")
+        if noise.type.ndim != 1 or noise.type.dtype != "int64":
+            raise TypeError("noise must be an int64 vector")
         if count.type.ndim != 0 or count.type.dtype != "int64":
             raise TypeError("count must be an int64 number")
         return Apply(self, [*matrices, count, noise], [dvector()])
@@ -254,7 +308,7 @@ class PrivateSum(Op):
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
         """Evaluate with the same kernels that the numba backend compiles in."""
         *matrices, count, noise = inputs
-        output_storage[0][0] = self._function(*matrices, int(count), noise, self.l2_clip_norm)
+        output_storage[0][0] = self._function(*matrices, int(count), noise, self.l2_clip_norm, self.unit)
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""
@@ -265,14 +319,13 @@ class PrivateSum(Op):
 @register_funcify_and_cache_key(PrivateSum)
 def _numba_private_sum(op: PrivateSum, node: Apply, **kwargs: Any) -> Any:
     kernel = numba.njit(fastmath=False)(op._function)
-    l2_clip_norm = op.l2_clip_norm
     names = ", ".join(f"x{k}" for k in range(len(node.inputs) - 2))
-    scope = {"kernel": kernel, "l2_clip_norm": l2_clip_norm}
-    body = f"return kernel({names}, count.item(), noise, l2_clip_norm)"
+    scope = {"kernel": kernel, "l2_clip_norm": op.l2_clip_norm, "unit": op.unit}
+    body = f"return kernel({names}, count.item(), noise, l2_clip_norm, unit)"
     exec(f"def private_sum({names}, count, noise):\n    {body}", scope)
     # The key must change with the code: PyTensor keeps compiled functions on disk between versions.
     source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    key = f"pymc_dpvi.PrivateSum {op.outer} {op.l2_clip_norm.hex()} {source}"
+    key = f"pymc_dpvi.PrivateSum {op.outer} {op.l2_clip_norm.hex()} {op.unit.hex()} {source}"
     return numba.njit(fastmath=False)(scope["private_sum"]), hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -280,6 +333,7 @@ def private_sum(
     blocks: Sequence[Block],
     noise: TensorVariable,
     l2_clip_norm: float,
+    unit: float,
     count: TensorVariable | None = None,
 ) -> TensorVariable:
     """Noisy sum of clipped gradients, as a graph.
@@ -289,9 +343,11 @@ def private_sum(
     blocks : sequence of Block
         The gradients of a batch.
     noise : TensorVariable, shape (num_params,)
-        float64.
+        int64, in units of `unit`.
     l2_clip_norm : float
         C.
+    unit : float
+        The lattice unit u.
     count : TensorVariable, optional
         How many rows there are, from the first; all by default.
 
@@ -300,6 +356,6 @@ def private_sum(
     TensorVariable, shape (num_params,)
         float64; the blocks' columns in order.
     """
-    op = PrivateSum(l2_clip_norm, tuple(b.right is not None for b in blocks))
+    op = PrivateSum(l2_clip_norm, unit, tuple(b.right is not None for b in blocks))
     matrices = [m for b in blocks for m in (b.left, b.right) if m is not None]
     return op(*matrices, matrices[0].shape[0] if count is None else count, noise)

@@ -4,9 +4,9 @@ One step releases
 
 .. math:: \tilde s = \sum_{i\in B} \operatorname{clip}_C(g_i) + \mathcal N(0, \sigma^2 C^2 I)
 
-for a random batch B. What is run and what is accounted for come from the same fields here, so that they
-cannot drift apart: :meth:`Mechanism.draw` makes the batches and the noise, :meth:`Mechanism.epsilon` says
-what they cost.
+for a random batch B, rounded to the lattice of `pymc_dpvi.noise`. What is run and what is accounted for
+come from the same fields here, so that they cannot drift apart: :meth:`Mechanism.draw` makes the batches
+and the noise, :meth:`Mechanism.epsilon` says what they cost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pymc_dpvi import accounting
-from pymc_dpvi.noise import GaussianNoise
+from pymc_dpvi.noise import LatticeNoise
 from pymc_dpvi.randomness import KeyStream
 from pymc_dpvi.sampling import Sampler
 
@@ -56,7 +56,8 @@ class Draws:
     indices : ndarray of int64
         All batches end to end; batch t is ``indices[offsets[t]:offsets[t + 1]]``.
     offsets : ndarray of int64, shape (n_steps + 1,)
-    noise : ndarray of float64, shape (n_steps, num_noise)
+    noise : ndarray of int64, shape (n_steps, num_noise)
+        In units of the lattice, `LatticeNoise.unit`.
     """
 
     indices: np.ndarray
@@ -94,9 +95,9 @@ class Mechanism:
         return self.l2_clip_norm * (2.0 if self.neighboring_relation == "replace_one" else 1.0)
 
     @property
-    def noise(self) -> GaussianNoise:
+    def noise(self) -> LatticeNoise:
         """The noise of one coordinate."""
-        return GaussianNoise(self.noise_multiplier * self.l2_clip_norm)
+        return LatticeNoise(self.noise_multiplier * self.l2_clip_norm)
 
     def draw(self, streams: Streams, num_records: int, n_steps: int, num_noise: int) -> Draws:
         """Draw the batches and the noise of `n_steps` steps."""

@@ -1,44 +1,50 @@
-"""Privacy noise: the one small interface behind which the noise of the mechanism is drawn.
+r"""Privacy noise on a lattice: the one small interface behind which the noise of the mechanism is drawn.
 
-The Gaussian mechanism (Dwork & Roth 2014, section 3.5.3 and appendix A) adds to a sum of
-sensitivity ``C`` the noise
+The Gaussian mechanism (Dwork & Roth 2014, section 3.5.3 and appendix A) adds to a sum of sensitivity C the
+noise :math:`N(0, s^2 I)`, :math:`s = \sigma C`, and the accountants speak of exactly this. In floating
+point it does not exist: the results that a float64 sum plus float64 noise can reach depend on the last bits
+of the sum, and so betray it (Mironov 2012, "On significance of the least significant bits for differential
+privacy").
 
-    Z ~ N(0, s^2 I),    s = noise_multiplier * C,
+**The lattice.** Let :math:`u = 2^{-40} s` be the unit. The sum is rounded to an integer multiple K of u
+(`pymc_dpvi.clipping`); the noise X consists of independent :math:`\operatorname{round}(2^{40} Z)`,
+:math:`Z \sim N(0, 1)` (`pymc_dpvi.rounded_normal`); what is released is :math:`K + X`, computed in 64-bit
+integers, times u. Because K is an integer vector,
 
-and the accountants speak of exactly this distribution. `GaussianNoise` holds the public fact, the
-standard deviation ``s``, as a frozen field; the stream, which is secret, is an argument of `draw`.
+.. math:: K + \operatorname{round}(2^{40} Z) = \operatorname{round}(K + 2^{40} Z) ,
 
-**Limits.** `GaussianNoise` draws float64 numbers, and a float64 sum of a private value and float64
-noise is not the ideal mechanism: the set of reachable results depends on the private value in its
-last bits (Mironov 2012, "On significance of the least significant bits for differential privacy").
-An integer lattice noise closes this gap behind the same interface.
+which is a function of the output :math:`K + N(0, 2^{80} I)` of the ideal Gaussian mechanism:
+post-processing, so that the ordinary accountants apply as they are. One record moves K by at most
+:math:`2^{40} / \sigma`: the clip bound leaves room for all roundings. ``docs/noise.md`` has the proof.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dpvi.arguments import check_number
+from pymc_dpvi.arguments import check_integer, check_number
 from pymc_dpvi.randomness import KeyStream
+from pymc_dpvi.rounded_normal import LATTICE_BITS, rounded_normals
 
-__all__ = ["GaussianNoise"]
+__all__ = ["LatticeNoise"]
 
-# Far inside the range of float64: no deviate overflows, and none loses bits as a subnormal.
+# Far inside the range of float64: no multiple of the unit overflows, and the unit is no subnormal.
 _SMALLEST_STDDEV = 1e-200
 _LARGEST_STDDEV = 1e200
 
 
 @dataclass(frozen=True)
-class GaussianNoise:
-    """Independent centred Gaussian noise.
+class LatticeNoise:
+    """Independent rounded Gaussian noise, in whole multiples of a unit.
 
     Parameters
     ----------
     stddev : float
-        Standard deviation of every entry, in the units of the sum it is added to:
+        Standard deviation of the Gaussian before rounding, in the units of the sum it is added to:
         ``noise_multiplier * l2_clip_norm``. Finite and positive (between 1e-200 and 1e200).
 
     Raises
@@ -49,12 +55,15 @@ class GaussianNoise:
     Notes
     -----
     Privacy: this class knows neither the sensitivity nor the budget. One draw protects one release
-    of one sum; a draw must never be used twice.
+    of one sum, which must be a multiple of `unit` itself; a draw must never be used twice.
 
     Examples
     --------
-    >>> GaussianNoise(stddev=2.0).draw(KeyStream.from_os(), (3,)).shape
-    (3,)
+    >>> noise = LatticeNoise(stddev=2.0)
+    >>> noise.draw(KeyStream.from_os(), (3,)).dtype
+    dtype('int64')
+    >>> noise.unit == 2.0 * 2.0**-40
+    True
     """
 
     stddev: float
@@ -70,7 +79,12 @@ class GaussianNoise:
         )
         object.__setattr__(self, "stddev", stddev)
 
-    def draw(self, stream: KeyStream, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
+    @property
+    def unit(self) -> float:
+        """The lattice unit u, 2^-40 standard deviations (exact: the factor is a power of two)."""
+        return math.ldexp(self.stddev, -LATTICE_BITS)
+
+    def draw(self, stream: KeyStream, shape: int | tuple[int, ...]) -> NDArray[np.int64]:
         """Draw fresh noise.
 
         Parameters
@@ -82,9 +96,14 @@ class GaussianNoise:
 
         Returns
         -------
-        ndarray of float64
-            Independent N(0, stddev^2) entries of that shape.
+        ndarray of int64
+            Independent entries of that shape, in units of `unit`; none is beyond ``12 * 2^40``.
+
+        Raises
+        ------
+        ArgumentError
+            If `shape` has an entry that is not a non-negative integer.
         """
-        noise = stream.standard_normal(shape)
-        noise *= self.stddev
-        return noise
+        axes = shape if isinstance(shape, (tuple, list)) else (shape,)
+        axes = tuple(check_integer("shape", axis, low=0) for axis in axes)
+        return rounded_normals(stream, math.prod(axes)).reshape(axes)

@@ -92,7 +92,7 @@ class PrivateStep:
         self.draw_shape = (n_mc, latents.size)
         indices = pt.lvector("indices")
         count = pt.lscalar("count")
-        noise = pt.dvector("noise")
+        noise = pt.lvector("noise")
         epsilon = pt.matrix("epsilon", dtype=floatx, shape=(n_mc, latents.size))
         weight = pt.scalar("weight", dtype=floatx)
 
@@ -109,13 +109,13 @@ class PrivateStep:
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
             self.num_noise = n_mc * latents.size
-            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, count)
+            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, mechanism.noise.unit, count)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, mechanism.sampler.sampling_prob)
         else:
             per_record = vanilla_gradients(record, batch, latents, group, epsilon, z, entropy, n_mc)
             sizes = [p.get_value(borrow=True).size for p in self.params]
             self.num_noise = sum(sizes)
-            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, count)
+            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, mechanism.noise.unit, count)
             ends = np.cumsum([0, *sizes])
             grads = [-noisy[a:b] / mechanism.sampler.sampling_prob for a, b in itertools.pairwise(ends)]
         grads = [
@@ -178,7 +178,8 @@ class PrivateStep:
         Parameters
         ----------
         indices : ndarray of int64, shape (batch,)
-        noise : ndarray of float64, shape (num_noise,)
+        noise : ndarray of int64, shape (num_noise,)
+            In units of the lattice.
         epsilon : ndarray of floatX, shape (n_mc, D)
             Standard normal draws (public randomness).
         weight : float

@@ -214,6 +214,7 @@ class PrivacyTerms:
             accountant=info.name,
             guarantee=info.guarantee,
             num_records_public=public,
+            noise="lattice",
             runs=(run,),
             **facts,
         )

@@ -47,15 +47,38 @@ def matrices(draw: Callable, dtype: type = np.float64) -> np.ndarray:
         return draw(arrays(np.float64, shape, elements=entries)).astype(dtype)
 
 
-def release(matrices: list[np.ndarray], outer: tuple[bool, ...], c: float, noise: np.ndarray) -> np.ndarray:
+# The lattice of most tests, in clip norms: fine enough to see what the kernel computes. A hundred thousand
+# records of norm C still lie on it exactly in float64.
+FINE = 2.0**-36
+
+
+def zeros(size: int) -> np.ndarray:
+    return np.zeros(size, dtype=np.int64)
+
+
+def integers(size: int, seed: int = 0) -> np.ndarray:
+    """Noise in units of the lattice, of the order of the clip norm."""
+    return np.rint(np.random.default_rng(seed).normal(size=size) * 2.0**36).astype(np.int64)
+
+
+def release(
+    matrices: list[np.ndarray], outer: tuple[bool, ...], c: float, noise: np.ndarray, fine: float = FINE
+) -> np.ndarray:
     storage: list[list[np.ndarray]] = [[None]]
-    PrivateSum(c, outer).perform(None, [*matrices, np.asarray(len(matrices[0])), noise], storage)
+    PrivateSum(c, c * fine, outer).perform(None, [*matrices, np.asarray(len(matrices[0])), noise], storage)
     return storage[0][0]
 
 
-def clipped_sum(gradients: np.ndarray, c: float) -> np.ndarray:
+def clipped_sum(gradients: np.ndarray, c: float, fine: float = FINE) -> np.ndarray:
     """What the kernel makes of one dense block, without noise."""
-    return release([gradients], (False,), c, np.zeros(gradients.shape[1]))
+    return release([gradients], (False,), c, zeros(gradients.shape[1]), fine)
+
+
+def steps(released: np.ndarray, unit: float) -> np.ndarray:
+    """The release in units of the lattice: integers, exactly."""
+    exact = [Fraction(float(r)) / Fraction(unit) for r in released]
+    assert all(e.denominator == 1 for e in exact)
+    return np.array([int(e) for e in exact])
 
 
 def norm(row: np.ndarray) -> float:
@@ -69,7 +92,8 @@ def clipped_row(row: np.ndarray, c: float) -> np.ndarray:
     size = norm(row)
     if not math.isfinite(size):
         return np.zeros(len(row))
-    return np.asarray(row, dtype="float64") * min(1.0, c * (1 - SLACK) / size if size > 0 else 1.0)
+    bound = c * (1 - SLACK - math.sqrt(len(row)) * FINE)
+    return np.asarray(row, dtype="float64") * min(1.0, bound / size if size > 0 else 1.0)
 
 
 def exact_norm(vector: np.ndarray) -> float:
@@ -107,7 +131,7 @@ def test_kernel_is_the_obvious_sum(gradients: np.ndarray, c: float):
     got = clipped_sum(gradients, c)
     assert got.dtype == np.float64 and got.shape == (gradients.shape[1],)
     assert np.isfinite(got).all()
-    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-13 * c * len(gradients))
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=c * (1e-13 * len(gradients) + FINE))
 
 
 @deep
@@ -160,7 +184,7 @@ def test_sensitivity_is_attained():
 
 def test_short_rows_are_left_as_they_are():
     rows = np.array([[0.3, -0.4], [0.0, 1e-300]])
-    np.testing.assert_array_equal(clipped_sum(rows, 1.0), rows.sum(axis=0))
+    np.testing.assert_allclose(clipped_sum(rows, 1.0), rows.sum(axis=0), rtol=0, atol=FINE / 2)
 
 
 @pytest.mark.parametrize("num_params", [1, 2, 3, 4, 5, 7, 8, 11])
@@ -191,18 +215,19 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 E = pt.matrix("g", dtype="float64")
-ETA = pt.vector("eta", dtype="float64")
+ETA = pt.lvector("eta")
+UNIT = 1.5 * FINE
 
 
 @pytest.fixture(scope="module", params=["FAST_COMPILE", "CVM", "NUMBA"])
 def compiled(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
-    return pytensor.function([E, ETA], private_sum([Block(E)], ETA, 1.5), mode=request.param)
+    return pytensor.function([E, ETA], private_sum([Block(E)], ETA, 1.5, UNIT), mode=request.param)
 
 
 @pytest.fixture(scope="module", params=["FAST_COMPILE", "CVM", "NUMBA"])
 def compiled32(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
     g = pt.matrix("g", dtype="float32")
-    return pytensor.function([g, ETA], private_sum([Block(g)], ETA, 1.5), mode=request.param)
+    return pytensor.function([g, ETA], private_sum([Block(g)], ETA, 1.5, UNIT), mode=request.param)
 
 
 ROWS = np.array(
@@ -221,85 +246,87 @@ ROWS = np.array(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_compiled_in_a_graph(compiled: Callable[..., np.ndarray], layout: str):
-    eta = np.linspace(-1, 1, 5)
+    eta = integers(5)
     got = compiled(LAYOUTS[layout](ROWS), eta)
-    np.testing.assert_array_equal(got, clipped_sum(ROWS, 1.5) + eta)
-    np.testing.assert_allclose(got - eta, slow_sum(ROWS, 1.5), rtol=1e-12)
+    np.testing.assert_array_equal(steps(got, UNIT), steps(clipped_sum(ROWS, 1.5), UNIT) + eta)
+    np.testing.assert_allclose(got - eta * UNIT, slow_sum(ROWS, 1.5), rtol=0, atol=UNIT)
 
 
 def test_compiled_float32(compiled32: Callable[..., np.ndarray]):
     with np.errstate(over="ignore"):
         rows = ROWS.astype("float32")
-    eta = np.linspace(-1, 1, 5)
+    eta = integers(5)
     got = compiled32(rows, eta)
     assert got.dtype == np.float64
-    np.testing.assert_array_equal(got, clipped_sum(rows.astype("float64"), 1.5) + eta)
+    expected = steps(clipped_sum(rows.astype("float64"), 1.5), UNIT) + eta
+    np.testing.assert_array_equal(steps(got, UNIT), expected)
 
 
 def test_empty_batch_is_the_noise(compiled: Callable[..., np.ndarray]):
-    eta = np.array([1.0, -2.0, 1e-8, 4.0, 5.0])
-    np.testing.assert_array_equal(compiled(np.empty((0, 5)), eta), eta)
+    eta = np.array([1, -2, 0, 2**45 + 1, -(2**52)])
+    np.testing.assert_array_equal(steps(compiled(np.empty((0, 5)), eta), UNIT), eta)
 
 
 @deep
 @given(matrices(), st.integers(0, 2**32 - 1))
 def test_noise_enters_exactly_once(gradients: np.ndarray, seed: int):
-    op = PrivateSum(2.0)
-    eta = np.random.default_rng(seed).normal(scale=5.0, size=gradients.shape[1])
-    storage: list[list[np.ndarray]] = [[None]]
-    op.perform(None, [gradients, np.asarray(len(gradients)), eta], storage)
-    np.testing.assert_array_equal(storage[0][0], clipped_sum(gradients, 2.0) + eta)
+    eta, unit = integers(gradients.shape[1], seed), 2.0 * FINE
+    noisy = release([gradients], (False,), 2.0, eta)
+    np.testing.assert_array_equal(steps(noisy, unit), steps(clipped_sum(gradients, 2.0), unit) + eta)
 
 
 def test_inputs_are_not_written_to(compiled: Callable[..., np.ndarray]):
-    rows, eta = ROWS.copy(), np.ones(5)
+    rows, eta = ROWS.copy(), np.ones(5, dtype=np.int64)
     out = compiled(rows, eta)
     np.testing.assert_array_equal(rows, ROWS)
-    np.testing.assert_array_equal(eta, 1.0)
+    np.testing.assert_array_equal(eta, 1)
     assert not np.shares_memory(out, eta)
 
 
 def test_no_rewrite_takes_the_noise_away_or_merges_it():
-    other = pt.vector("other", dtype="float64")
-    outputs = [private_sum([Block(E)], v, 1.0) for v in (ETA, other)]
+    other = pt.lvector("other")
+    outputs = [private_sum([Block(E)], v, 1.0, FINE) for v in (ETA, other)]
     fn = pytensor.function([E, ETA, other], outputs, mode="FAST_RUN")
-    a, b = fn(ROWS, np.zeros(5), np.ones(5))
-    np.testing.assert_allclose(b - a, np.ones(5), rtol=1e-12)
+    a, b = fn(ROWS, zeros(5), zeros(5) + 7)
+    np.testing.assert_array_equal(b - a, 7 * FINE)
 
 
 def test_the_sum_has_no_gradient_and_no_name_for_the_unnoised():
     count = pt.lscalar("count")
-    out = private_sum([Block(E)], ETA, 1.0, count)
+    out = private_sum([Block(E)], ETA, 1.0, FINE, count)
     assert out.owner.inputs == [E, count, ETA] and len(out.owner.outputs) == 1
     with pytest.raises(NotImplementedError):
         pytensor.grad(out.sum(), E)
 
 
 def test_clip_norm_is_part_of_the_identity_of_the_op():
-    assert PrivateSum(1.0) == PrivateSum(1) != PrivateSum(2.0)
+    assert PrivateSum(1.0, FINE) == PrivateSum(1, FINE) != PrivateSum(2.0, FINE)
+    assert PrivateSum(1.0, FINE) != PrivateSum(1.0, 2 * FINE)
 
 
 @pytest.mark.parametrize(
     ("gradients", "noise"),
     [
-        (np.zeros(3), np.zeros(3)),
-        (np.zeros((2, 3), dtype="int64"), np.zeros(3)),
-        (np.zeros((2, 3)), np.zeros((1, 3))),
-        (np.zeros((2, 3)), np.zeros(3, dtype="float32")),
+        (np.zeros(3), zeros(3)),
+        (np.zeros((2, 3), dtype="int64"), zeros(3)),
+        (np.zeros((2, 3)), zeros(3)[None]),
+        (np.zeros((2, 3)), np.zeros(3)),  # floats are no lattice
+        (np.zeros((2, 3)), np.zeros(3, dtype="int32")),
     ],
 )
 def test_wrong_inputs(gradients: np.ndarray, noise: np.ndarray):
     with pytest.raises(TypeError):
-        PrivateSum(1.0).make_node(gradients, len(gradients), noise)
+        PrivateSum(1.0, FINE).make_node(gradients, len(gradients), noise)
 
 
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", "CVM", "NUMBA"])
 def test_only_the_first_rows_count(mode: str):
     count = pt.lscalar("count")
-    fn = pytensor.function([E, count, ETA], private_sum([Block(E)], ETA, 1.5, count), mode=mode)
-    eta = np.linspace(-1, 1, 5)
+    fn = pytensor.function([E, count, ETA], private_sum([Block(E)], ETA, 1.5, UNIT, count), mode=mode)
+    eta = integers(5)
     for k in range(len(ROWS) + 1):
-        np.testing.assert_array_equal(fn(ROWS, k, eta), clipped_sum(ROWS[:k], 1.5) + eta)
+        expected = steps(clipped_sum(ROWS[:k], 1.5), UNIT) + eta
+        np.testing.assert_array_equal(steps(fn(ROWS, k, eta), UNIT), expected)
     for k in (-1, len(ROWS) + 1):
         with pytest.raises(ValueError):
             fn(ROWS, k, eta)
@@ -310,7 +337,7 @@ def test_noise_of_another_length_is_refused(compiled: Callable[..., np.ndarray],
     # Broadcast, one deviate would stand in every coordinate; too short, the sum would be written past it.
     # (No rows, so that a kernel that does write past the end does not do it here.)
     with pytest.raises((ValueError, AssertionError)):
-        compiled(ROWS[:0], np.ones(length))
+        compiled(ROWS[:0], np.ones(length, dtype=np.int64))
 
 
 def test_kernels_may_not_assume_that_nan_does_not_occur():
@@ -356,8 +383,9 @@ def columns(matrices: list[np.ndarray], outer: tuple[bool, ...]) -> np.ndarray:
 def test_outer_blocks_are_the_obvious_sum(blocks: tuple[list[np.ndarray], tuple[bool, ...]], c: float):
     matrices, outer = blocks
     dense = columns(matrices, outer)
-    got = release(matrices, outer, c, np.zeros(dense.shape[1]))
-    np.testing.assert_allclose(got, slow_sum(dense, c), rtol=1e-9, atol=1e-12 * c * len(dense))
+    got = release(matrices, outer, c, zeros(dense.shape[1]))
+    atol = c * (1e-12 * len(dense) + FINE)
+    np.testing.assert_allclose(got, slow_sum(dense, c), rtol=1e-9, atol=atol)
 
 
 @deep
@@ -366,7 +394,7 @@ def test_one_record_is_bounded_in_any_layout(blocks: tuple[list[np.ndarray], tup
     matrices, outer = blocks
     size = columns(matrices, outer).shape[1]
     for i in range(len(matrices[0])):
-        alone = release([m[i : i + 1] for m in matrices], outer, c, np.zeros(size))
+        alone = release([m[i : i + 1] for m in matrices], outer, c, zeros(size))
         assert np.isfinite(alone).all()
         assert exact_norm(alone) <= c
 
@@ -384,7 +412,7 @@ def test_sensitivity_in_any_layout(
     other = [m.copy() for m in matrices]
     for m in other:
         m[at] = data.draw(arrays(np.float64, m.shape[1], elements=entries))
-    eta = np.zeros(size)
+    eta = zeros(size)
     full, replaced = release(matrices, outer, c, eta), release(other, outer, c, eta)
     removed = release([np.delete(m, at, axis=0) for m in matrices], outer, c, eta)
     assert exact_norm(full - removed) <= c
@@ -399,11 +427,11 @@ def test_zero_times_non_finite_contributes_nothing(bad: float, zero_side: str, w
     for place in range(2):
         row = np.zeros((1, 2))
         row[0, place] = bad
-        zeros = np.zeros((1, width))
-        left, right = (zeros, row) if zero_side == "left" else (row, zeros)
-        got = release([left, right], (True,), 1.0, np.zeros(2 * width))
+        nothing = np.zeros((1, width))
+        left, right = (nothing, row) if zero_side == "left" else (row, nothing)
+        got = release([left, right], (True,), 1.0, zeros(2 * width))
         np.testing.assert_array_equal(got, 0.0)
-        narrow = release([zeros, row[:, place : place + 1]], (True,), 1.0, np.zeros(width))
+        narrow = release([nothing, row[:, place : place + 1]], (True,), 1.0, zeros(width))
         np.testing.assert_array_equal(narrow, 0.0)
 
 
@@ -412,7 +440,7 @@ def test_zero_times_non_finite_contributes_nothing(bad: float, zero_side: str, w
 )
 def test_a_norm_does_not_underflow_in_one_factor(left: float, right: float):
     # ‖a‖² underflows to 0, but a ⊗ δ is long.
-    got = release([np.full((1, 2), left), np.full((1, 3), right)], (True,), 0.1, np.zeros(6))
+    got = release([np.full((1, 2), left), np.full((1, 3), right)], (True,), 0.1, zeros(6))
     assert exact_norm(got) <= 0.1
 
 
@@ -428,26 +456,26 @@ def test_layouts_compiled_in_a_graph(mode: str):
     outer = (True, False, True)
     size = 3 * 2 + 4 + 5 * 1
     variables = [pt.matrix(dtype="float64") for _ in shapes]
-    fn = pytensor.function(
-        [*variables, ETA], PrivateSum(0.7, outer)(*variables, variables[0].shape[0], ETA), mode=mode
-    )
-    eta = np.linspace(-1, 1, size)
-    expected = slow_sum(columns(matrices, outer), 0.7)
-    np.testing.assert_allclose(fn(*matrices, eta) - eta, expected, rtol=1e-9, atol=1e-14)
-    np.testing.assert_array_equal(fn(*[np.empty((0, s[1])) for s in shapes], eta), eta)
+    unit = 0.7 * FINE
+    noisy = PrivateSum(0.7, unit, outer)(*variables, variables[0].shape[0], ETA)
+    fn = pytensor.function([*variables, ETA], noisy, mode=mode)
+    eta = integers(size)
+    expected = slow_sum(columns(matrices, outer), 0.7) + eta * unit
+    np.testing.assert_allclose(fn(*matrices, eta), expected, rtol=0, atol=unit)
+    np.testing.assert_array_equal(fn(*[np.empty((0, s[1])) for s in shapes], eta), eta * unit)
     strided = [np.asfortranarray(m) for m in matrices]
-    np.testing.assert_allclose(fn(*strided, eta) - eta, expected, rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(fn(*strided, eta), expected, rtol=0, atol=unit)
 
 
 def test_outer_float32():
     rng = np.random.default_rng(2)
     left, right = rng.normal(size=(4, 3)).astype("float32"), rng.normal(size=(4, 2)).astype("float32")
-    got = release([left, right], (True,), 1.0, np.zeros(6))
-    wide = release([left.astype("float64"), right.astype("float64")], (True,), 1.0, np.zeros(6))
+    got = release([left, right], (True,), 1.0, zeros(6))
+    wide = release([left.astype("float64"), right.astype("float64")], (True,), 1.0, zeros(6))
     assert got.dtype == np.float64
-    np.testing.assert_allclose(got, wide, rtol=1e-6)
+    np.testing.assert_allclose(got, wide, rtol=1e-6, atol=FINE)
     huge = np.full((1, 3), 3e38, dtype="float32")  # the product overflows float32, not float64
-    assert exact_norm(release([huge, huge], (True,), 1.0, np.zeros(9))) <= 1.0
+    assert exact_norm(release([huge, huge], (True,), 1.0, zeros(9))) <= 1.0
 
 
 @deep
@@ -457,7 +485,6 @@ def test_noise_enters_exactly_once_in_any_layout(
 ):
     matrices, outer = blocks
     size = columns(matrices, outer).shape[1]
-    eta = np.random.default_rng(seed).normal(scale=5.0, size=size)
-    np.testing.assert_array_equal(
-        release(matrices, outer, 2.0, eta), release(matrices, outer, 2.0, np.zeros(size)) + eta
-    )
+    eta, unit = integers(size, seed), 2.0 * FINE
+    noisy, silent = (steps(release(matrices, outer, 2.0, e), unit) for e in (eta, zeros(size)))
+    np.testing.assert_array_equal(noisy, silent + eta)

@@ -37,7 +37,7 @@ def streams(seed: int = 1) -> Streams:
 def test_noise_stddev_is_multiplier_times_clip_norm(clip: float, multiplier: float, relation: str):
     m = mechanism(l2_clip_norm=clip, noise_multiplier=multiplier, neighboring_relation=relation)
     assert m.noise.stddev == pytest.approx(clip * multiplier, rel=1e-15)
-    noise = m.draw(streams(), 50, 4000, 3).noise
+    noise = m.draw(streams(), 50, 4000, 3).noise * m.noise.unit
     low, high = stats.chi2.ppf([1e-5, 1 - 1e-5], noise.size)
     assert low < np.sum((noise / (clip * multiplier)) ** 2) < high
     assert not low < np.sum((noise / (clip * multiplier * 1.1)) ** 2) < high  # power
@@ -111,7 +111,7 @@ def test_draws_have_the_shapes_of_the_run():
     assert isinstance(draws, Draws)
     assert draws.offsets.shape == (8,) and draws.noise.shape == (7, 4)
     assert draws.offsets[0] == 0 and draws.offsets[-1] == len(draws.indices)
-    assert draws.indices.dtype == np.int64 and draws.noise.dtype == np.float64
+    assert draws.indices.dtype == np.int64 and draws.noise.dtype == np.int64
     assert draws.indices.min() >= 0 and draws.indices.max() < 200
 
 

@@ -41,6 +41,7 @@ LAYERS = (
     ("graphs",),
     ("accounting", "report"),
     ("noise", "sampling"),
+    ("rounded_normal",),
     ("randomness",),
     ("compat", "progress"),
     ("arguments",),

@@ -15,7 +15,7 @@ from test_step import PROB, Harness, regression
 from pymc_dpvi import clipping, step
 from pymc_dpvi.gradients import as_matrix
 from pymc_dpvi.mechanism import Draws, Mechanism
-from pymc_dpvi.noise import GaussianNoise
+from pymc_dpvi.noise import LatticeNoise
 from pymc_dpvi.records import RecordModel
 
 Check = Callable[[], None]
@@ -32,14 +32,14 @@ SENSITIVITY: Check = on(checks.check_sensitivity)
 HOSTILE: Check = on(checks.check_hostile)
 PRIOR: Check = on(checks.check_prior_outside, 0.1, prior=0.1)
 
-real_draw = GaussianNoise.draw
+real_draw = LatticeNoise.draw
 real_step_draw = Mechanism.draw
 real_sum = step.private_sum
 real_row_logp = RecordModel.row_logp
 
 
-def scaled_noise(factor: float, self: GaussianNoise, stream: Any, shape: Any) -> np.ndarray:
-    return factor * real_draw(self, stream, shape)
+def scaled_noise(factor: float, self: LatticeNoise, stream: Any, shape: Any) -> np.ndarray:
+    return np.rint(factor * real_draw(self, stream, shape)).astype("int64")
 
 
 def repeated_noise(self: Mechanism, *args: Any) -> Draws:
@@ -61,23 +61,23 @@ def factors_without_guard(squared_norms: np.ndarray, l2_clip_norm: float) -> np.
         return np.minimum(1.0, l2_clip_norm * (1 - 2.0**-20) / np.sqrt(squared_norms))
 
 
-def per_coordinate(blocks: Any, noise: Any, c: float, count: Any) -> Any:
+def per_coordinate(blocks: Any, noise: Any, c: float, unit: float, count: Any) -> Any:
     """Clips coordinates instead of the vector: the norm is then up to C·√D."""
     rows = as_matrix(blocks)[:count]
     rows = pt.where(pt.isnan(rows), 0.0, rows)
-    return pt.clip(rows, -c, c).sum(axis=0) + noise
+    return pt.clip(rows, -c, c).sum(axis=0) + noise * unit
 
 
-def mean_of_the_batch(blocks: Any, noise: Any, c: float, count: Any) -> Any:
-    return real_sum(blocks, noise, c, count) / pt.maximum(count, 1) * 26 * PROB
+def mean_of_the_batch(blocks: Any, noise: Any, c: float, unit: float, count: Any) -> Any:
+    return real_sum(blocks, noise, c, unit, count) / pt.maximum(count, 1) * 26 * PROB
 
 
-def noise_per_record(blocks: Any, noise: Any, c: float, count: Any) -> Any:
-    return real_sum(blocks, noise * count, c, count)
+def noise_per_record(blocks: Any, noise: Any, c: float, unit: float, count: Any) -> Any:
+    return real_sum(blocks, noise * count, c, unit, count)
 
 
-def without_noise(blocks: Any, noise: Any, c: float, count: Any) -> Any:
-    return real_sum(blocks, noise * 0.0, c, count)
+def without_noise(blocks: Any, noise: Any, c: float, unit: float, count: Any) -> Any:
+    return real_sum(blocks, noise * 0, c, unit, count)
 
 
 def with_prior(self: RecordModel) -> Any:
@@ -108,11 +108,11 @@ def set_on(owner: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch], 
 
 BUGS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Check]] = {
     "noise halved": (
-        set_on(GaussianNoise, "draw", lambda *a: scaled_noise(0.5, *a)),
+        set_on(LatticeNoise, "draw", lambda *a: scaled_noise(0.5, *a)),
         NOISE,
     ),
     "noise ten per cent short": (
-        set_on(GaussianNoise, "draw", lambda *a: scaled_noise(0.9, *a)),
+        set_on(LatticeNoise, "draw", lambda *a: scaled_noise(0.9, *a)),
         partial(checks.check_noise_of_a_fit, n=1500),
     ),
     "noise left out": (set_on(step, "private_sum", without_noise), SUM),
