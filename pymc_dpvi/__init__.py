@@ -10,11 +10,14 @@ spent and on which assumptions.
 
 from __future__ import annotations
 
+from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.errors import (
     ArgumentError,
+    BudgetExceededError,
     CalibrationError,
     InsecureNoiseWarning,
+    LedgerError,
     ModelEvaluationError,
     NotSeparableError,
     PrivacyError,
@@ -29,14 +32,17 @@ __version__ = "0.1.0"
 __all__ = [
     "DPADVI",
     "ArgumentError",
+    "BudgetExceededError",
     "CalibrationError",
     "DPApproximation",
     "DPFullRank",
     "DPFullRankADVI",
     "DPMeanField",
     "InsecureNoiseWarning",
+    "LedgerError",
     "ModelEvaluationError",
     "NotSeparableError",
+    "PrivacyBudget",
     "PrivacyError",
     "PrivacyReport",
     "PrivacyRun",

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 __all__ = [
     "ArgumentError",
+    "BudgetExceededError",
     "CalibrationError",
     "InsecureNoiseWarning",
+    "LedgerError",
     "ModelEvaluationError",
     "NotSeparableError",
     "PrivacyError",
@@ -30,6 +32,14 @@ class ArgumentError(PrivacyError, ValueError):
 
 class CalibrationError(PrivacyError, ValueError):
     """No noise meets the privacy target that was asked for."""
+
+
+class BudgetExceededError(PrivacyError, ValueError):
+    """A privacy budget has not enough left for what was asked; nothing was charged."""
+
+
+class LedgerError(PrivacyError, RuntimeError):
+    """The file of a privacy budget is missing, busy, damaged or not one; nothing was charged."""
 
 
 class UnsupportedModelError(PrivacyError, ValueError):

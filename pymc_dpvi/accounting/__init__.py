@@ -9,6 +9,10 @@ The cost of a run is a sequence of `dp_accounting.DpEvent`, one for each step, h
 ``contract``        what every accountant here has in common; refusals
 ``pld``, ``rdp``    Google's accountants, guarded
 ``calibration``     `epsilon`, `noise_multiplier`, `default_sampling_prob`
+``budget``          `PrivacyBudget`: what all fits on the same data may spend together
+``composition``     how the costs of adaptively chosen fits add up: basic composition
+``renyi_filter``    the tighter way for many small fits
+``ledger``          where the charges of a budget are kept: in memory, or in a SQLite file
 ``relations``       the neighboring relations by name
 ==================  =============================================================================
 
@@ -27,13 +31,17 @@ from pymc_dpvi.accounting.accountants import (
     make_accountant,
     require_proven,
 )
+from pymc_dpvi.accounting.budget import PrivacyBudget
 from pymc_dpvi.accounting.calibration import default_sampling_prob, epsilon, noise_multiplier
 from pymc_dpvi.accounting.events import UnsupportedEventError, step_event
+from pymc_dpvi.accounting.ledger import Charge
 from pymc_dpvi.accounting.rdp import rdp_curve
 
 __all__ = [
     "ACCOUNTANT_NAMES",
     "AccountantInfo",
+    "Charge",
+    "PrivacyBudget",
     "UnsupportedEventError",
     "accountant_info",
     "default_sampling_prob",
