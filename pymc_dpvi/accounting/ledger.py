@@ -285,6 +285,8 @@ class FileLedger:
                     yield connection
             except sqlite3.Error as error:
                 self._refuse(error)
+            except UnicodeDecodeError:  # SQLite's message quotes the file
+                self._damaged("SQLite cannot read it")
 
     def _refuse(self, error: sqlite3.Error) -> NoReturn:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
