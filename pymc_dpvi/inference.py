@@ -4,8 +4,8 @@ A fit goes through these stations, and nothing is spent before the third:
 
 1. The model is split by records and checked (`records`, `separability`), when the method is made.
 2. The noise is calibrated to ``(epsilon, delta)`` for the planned number of steps (`accounting`).
-3. The planned cost goes into the report. Early stopping, callbacks that raise, and interrupts do not
-   reduce it: what would have been run is what is reported.
+3. The planned cost is charged to the budget, if there is one, and goes into the report. Early stopping,
+   callbacks that raise, and interrupts do not reduce it: what would have been run is what is reported.
 4. The steps run (`step`), with batches and noise from the mechanism's own key streams.
 5. The iterates of the last half are averaged: public post-processing that takes out most of the noise.
 
@@ -24,6 +24,7 @@ import numpy as np
 import pymc as pm
 from pymc.variational.inference import Inference
 
+from pymc_dpvi.accounting import PrivacyBudget, require_proven
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.arguments import check_integer, check_number, check_seed, refuse_unknown
 from pymc_dpvi.compat import PosteriorData, compile_mode, quiet_pytensor, versions
@@ -92,6 +93,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         respect to all variational parameters (Jälkö et al. 2017, where KL/N makes N public).
     accountant : {"pld", "rdp"} or dp_accounting.PrivacyAccountant or callable
         How ε is computed.
+    budget : PrivacyBudget, optional
+        What all fits on these data may spend together. Each `fit` and `refine` is charged to it before
+        noise is drawn, or refused. Without one, nothing limits the sum of several fits.
     record_dim : str, optional
         The dim that runs over records; only needed where lengths are ambiguous.
     public_data : iterable of str
@@ -153,6 +157,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         neighboring_relation: Literal["add_or_remove_one", "replace_one"] = "add_or_remove_one",
         gradient: Literal["aligned", "vanilla"] = "aligned",
         accountant: Any = "pld",
+        budget: PrivacyBudget | None = None,
         record_dim: str | None = None,
         public_data: Iterable[str] = (),
         random_seed: int | None = None,
@@ -177,6 +182,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             gradient=gradient,
             accountant=accountant,
         )
+        self._budget = self._check_budget(budget, insecure_noise_seed)
         model = pm.modelcontext(model)
         self._record = build_record_model(model, record_dim=record_dim, public_data=public_data)
         starting = check_starting_values(
@@ -198,6 +204,23 @@ class DPADVI(Inference):  # type: ignore[misc]
         self.state = None
 
     approx = property(lambda self: self._approx, doc="The approximation; fitted by `fit`.")
+
+    def _check_budget(self, budget: Any, insecure_noise_seed: int | None) -> PrivacyBudget | None:
+        """Return the budget if this method can be charged to it at all."""
+        if budget is None:
+            return None
+        if not isinstance(budget, PrivacyBudget):
+            raise ArgumentError(
+                f"budget must be a PrivacyBudget; found a {type(budget).__name__}. Make one with "
+                "PrivacyBudget(epsilon=3.0, delta=1e-6) and give it to every fit on these data."
+            )
+        if insecure_noise_seed is not None:
+            raise ArgumentError(
+                "insecure_noise_seed= and budget= contradict each other: noise that can be known protects "
+                "nobody, and no charge would bound what such a fit gives away. Leave one of them out."
+            )
+        require_proven(self._terms.accountant_info, budget.allow_unproven)
+        return budget
 
     def fit(
         self,
@@ -252,6 +275,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         ------
         ArgumentError, CalibrationError
             Before anything is spent.
+        BudgetExceededError, LedgerError
+            If the budget has not enough left, or its file cannot be used; nothing is spent.
         ModelEvaluationError
             If the model's graph raises on the records.
         FloatingPointError
@@ -280,6 +305,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         kwargs_compile = compile_mode(backend, compile_kwargs)
         mechanism = self._terms.mechanism(n, self._record.num_records)
         cost = self._terms.cost(mechanism, n)
+        self._reserve(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
         with quiet_pytensor():
             step = PrivateStep(
                 self._record,
@@ -291,6 +317,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 max_grad_norm=total_grad_norm_constraint,
                 compile_kwargs=kwargs_compile,
             )
+        self._reserve(cost, mechanism, "fit")
         self._restore_iterate()
         self._approx.groups[0].include_transformed = include_transformed
         self._mechanism, self._step, self._callbacks = mechanism, step, callbacks
@@ -311,6 +338,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         ------
         TypeError
             Before `fit`, as in PyMC.
+        BudgetExceededError, LedgerError
+            If the budget has not enough left, or its file cannot be used; nothing is spent.
 
         Notes
         -----
@@ -323,6 +352,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._check_idle()
         n = check_integer("n", n)
         cost = self._terms.cost(self._mechanism, n)
+        self._reserve(cost, self._mechanism, "refine")
         self._restore_iterate()
         self._run(cost, progressbar, progressbar_theme)
 
@@ -344,6 +374,21 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "This fit is still running: fit and refine cannot be called from one of its callbacks."
             )
 
+    def _reserve(self, run: PrivacyRun, mechanism: Mechanism, call: str, *, dry_run: bool = False) -> None:
+        """Charge the planned cost to the budget, or raise with everything as it was."""
+        if self._budget is not None:
+            self._budget.charge(
+                epsilon=run.epsilon,
+                delta=run.delta,
+                neighboring_relation=mechanism.neighboring_relation,
+                label=f"{type(self).__name__}.{call}",
+                n_steps=run.n_steps,
+                noise_multiplier=mechanism.noise_multiplier,
+                sampler=mechanism.sampler,
+                accountant=self._terms.accountant,
+                dry_run=dry_run,
+            )
+
     def _charge(self, run: PrivacyRun, streams: Streams) -> None:
         """Put the planned cost into the report, before the first step."""
         self._approx._report = self._terms.report(
@@ -354,6 +399,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             public_arrays=self._record.public_arrays,
             withheld=self._approx.withheld,
             versions=tuple(versions().items()),
+            budget=None if self._budget is None else self._budget.name,
         )  # charged; nothing has been drawn yet
         if not streams.secure:
             warnings.warn(

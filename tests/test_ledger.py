@@ -186,11 +186,13 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "charge garbled": edit("UPDATE charges SET charge = x'00ff' WHERE number = 1"),
     "charges swapped": edit("UPDATE charges SET number = CASE number WHEN 1 THEN 9 ELSE number END"),
     "count changed": edit("UPDATE budget SET num_charges = 2"),
-    "count and last charge changed": lambda path: [
-        edit("DELETE FROM charges WHERE number = 3")(path),
-        edit("UPDATE budget SET num_charges = 2")(path),
-    ]
-    and None,
+    "count and last charge changed": lambda path: (
+        [
+            edit("DELETE FROM charges WHERE number = 3")(path),
+            edit("UPDATE budget SET num_charges = 2")(path),
+        ]
+        and None
+    ),
     "terms changed": edit("UPDATE budget SET terms = replace(terms, '\"epsilon\": 1.0', '\"epsilon\": 9.0')"),
     "digest changed": edit("UPDATE budget SET digest = 'x'"),
     "no terms": edit("DELETE FROM budget"),

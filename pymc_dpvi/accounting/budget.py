@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from pymc_dpvi.accounting.accountants import accountant_info
+from pymc_dpvi.accounting.accountants import accountant_info, require_proven
 from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.accounting.composition import BasicComposition, Composition, float_at_most
 from pymc_dpvi.accounting.events import EventSampler
@@ -374,12 +374,8 @@ class PrivacyBudget:
         if relation is not None:
             check_choice("neighboring_relation", relation, _RELATIONS)
         info = None if accountant is None else accountant_info(accountant)
-        if info is not None and info.guarantee != "proven" and not self._allow_unproven:
-            raise ArgumentError(
-                f"accountant={info.name!r} is {info.guarantee}: its epsilon is not a proven upper bound, and "
-                "cannot be charged to a privacy budget. Use accountant='pld', or make the budget with "
-                "allow_unproven=True; it then guarantees nothing."
-            )
+        if info is not None:
+            require_proven(info, self._allow_unproven)
         return Charge(
             when=datetime.now(UTC).isoformat(timespec="seconds"),
             label=label,
