@@ -37,6 +37,8 @@ from pymc_dpvi.accounting.composition import decimal, float_at_most
 from pymc_dpvi.accounting.renyi_filter import RenyiFilter, _bound, renyi_cost
 from pymc_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler
 
+pytestmark = pytest.mark.usefixtures("without_compiling")
+
 ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 Q, STEPS, NOISE = 0.01, 100, 1.5
 """A small fit."""
