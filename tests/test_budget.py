@@ -428,6 +428,7 @@ def test_the_filter_holds_against_an_adaptive_analyst() -> None:
         (dict(epsilon=1.0, delta=0.0), "delta"),
         (dict(epsilon=1.0, delta=1.0), "delta"),
         (dict(epsilon=1.0, delta=1e-6, dataset=3), "dataset"),
+        (dict(epsilon=1.0, delta=1e-6, dataset="two\nlines"), "dataset"),
         (dict(epsilon=1.0, delta=1e-6, neighboring_relation="both"), "neighboring_relation"),
         (dict(epsilon=1.0, delta=1e-6, composition="advanced"), "composition"),
         (dict(epsilon=1.0, delta=1e-6, orders=[4]), "orders"),

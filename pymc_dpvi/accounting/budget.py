@@ -105,8 +105,8 @@ class PrivacyBudget:
     ) -> None:
         self._epsilon = check_number("epsilon", epsilon, low=0.0, example=1.0)
         self._delta = check_number("delta", delta, low=0.0, high=1.0, example=1e-6)
-        if not isinstance(dataset, str):
-            raise ArgumentError(f"dataset must be a name; found a {type(dataset).__name__}.")
+        if not isinstance(dataset, str) or not dataset.isprintable():
+            raise ArgumentError("dataset must be a name of one line.")
         if not isinstance(allow_unproven, bool):
             raise ArgumentError("allow_unproven must be True or False.")
         if neighboring_relation is not None:
