@@ -1,7 +1,8 @@
 """Privacy accounting: what a run costs, and how much noise a target needs.
 
 The cost of a run is a sequence of `dp_accounting.DpEvent`, one for each step, handed to a
-`dp_accounting.PrivacyAccountant`. Every epsilon that leaves this package is an upper bound.
+`dp_accounting.PrivacyAccountant`. Every epsilon is an upper bound, unless the accountant's guarantee says
+otherwise (``generic`` and ``bayesian``, which do not calibrate).
 
 ========================  ===========================================================================
 ``events``                sampler x neighboring relation x accountant -> `DpEvent`; the one place
