@@ -25,6 +25,8 @@ from pymc_dpvi.errors import (
     UnsupportedModelError,
 )
 from pymc_dpvi.inference import DPADVI, DPFullRankADVI, fit_dpadvi
+from pymc_dpvi.interpretation import interpret
+from pymc_dpvi.meaning import Interpretation
 from pymc_dpvi.report import PrivacyReport, PrivacyRun
 
 __version__ = "0.1.0"
@@ -39,6 +41,7 @@ __all__ = [
     "DPFullRankADVI",
     "DPMeanField",
     "InsecureNoiseWarning",
+    "Interpretation",
     "LedgerError",
     "ModelEvaluationError",
     "NotSeparableError",
@@ -49,4 +52,5 @@ __all__ = [
     "PrivacyWarning",
     "UnsupportedModelError",
     "fit_dpadvi",
+    "interpret",
 ]

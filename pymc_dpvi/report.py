@@ -15,15 +15,16 @@ of records included: only names, settings and versions. Numbers shown to people 
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 from typing import Any
 
+from pymc_dpvi.accounting.profiles import PlannedRun
 from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.meaning import Interpretation, interpret_runs
+from pymc_dpvi.wording import Page, Section, shown
 
 __all__ = ["PrivacyReport", "PrivacyRun"]
 
@@ -38,16 +39,6 @@ _BEFORE: dict[int, dict[str, Any]] = {1: {"noise": "gaussian_float64", "budget":
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
-
-
-def _shown(value: float, *, up: bool = False) -> str:
-    """Return `value` with four significant digits, rounded up if it bounds something."""
-    if not math.isfinite(value):
-        return "infinite"
-    rounding = ROUND_CEILING if up else ROUND_HALF_EVEN
-    # repr first: 1e-5 is meant, not the binary number just above it
-    rounded = Context(prec=4, rounding=rounding).create_decimal(Decimal(repr(float(value))))
-    return f"{float(rounded):.4g}"
 
 
 @dataclass(frozen=True)
@@ -235,6 +226,10 @@ class PrivacyReport:
         said = []
         if not self.secure_randomness:
             said.append("Noise and batches came from a seed. Whoever knows it can take the noise away.")
+        if self.noise == "gaussian_float64":
+            said.append(
+                "Noise was added in floating point, and the last bits of the results can give records away."
+            )
         if self.guarantee != "proven":
             said.append(
                 f"Epsilon is not a proven bound: the accountant {self.accountant!r} is "
@@ -325,10 +320,10 @@ class PrivacyReport:
         lines = [
             (
                 "epsilon",
-                f"{_shown(self.epsilon, up=True)} "
+                f"{shown(self.epsilon, up=True)} "
                 f"({'upper bound' if self.guarantee == 'proven' else 'NOT a proven bound'})",
             ),
-            ("delta", _shown(self.delta, up=True)),
+            ("delta", shown(self.delta, up=True)),
             ("protects against", relation),
             ("record", self.unit),
             ("accountant", f"{self.accountant} (guarantee: {self.guarantee})"),
@@ -351,49 +346,76 @@ class PrivacyReport:
             lines.append(
                 (
                     f"run {number}",
-                    f"epsilon {_shown(run.epsilon, up=True)}, delta {_shown(run.delta, up=True)}, "
+                    f"epsilon {shown(run.epsilon, up=True)}, delta {shown(run.delta, up=True)}, "
                     f"{run.n_steps} steps planned{stopped}, sampling_prob "
-                    f"{_shown(run.sampling_prob)}, noise_multiplier "
-                    f"{_shown(run.noise_multiplier)}, l2_clip_norm {_shown(run.l2_clip_norm)}",
+                    f"{shown(run.sampling_prob)}, noise_multiplier "
+                    f"{shown(run.noise_multiplier)}, l2_clip_norm {shown(run.l2_clip_norm)}",
                 )
             )
         if self.versions:
             lines.append(("versions", ", ".join(f"{a} {b}" for a, b in self.versions)))
         return lines
 
-    def _warning(self) -> str | None:
-        return f"NOT FOR RELEASE: {' '.join(self.obstacles)}" if self.obstacles else None
+    def _page(self) -> Page:
+        warning = f"NOT FOR RELEASE: {' '.join(self.obstacles)}" if self.obstacles else None
+        sections = (Section("Rests on", self.assumptions), Section("Does not cover", self.not_covered))
+        return Page("Differential privacy report", self._lines(), sections, warning)
 
     def __str__(self) -> str:
-        warning = self._warning()
-        text = [] if warning is None else [warning, ""]
-        text.append("Differential privacy report")
-        text.extend(f"  {label:<18} {value}" for label, value in self._lines())
-        text.append("Rests on")
-        text.extend(f"  - {line}" for line in self.assumptions)
-        text.append("Does not cover")
-        text.extend(f"  - {line}" for line in self.not_covered)
-        return "\n".join(text)
+        return self._page().text()
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook; every text is escaped."""
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
-            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-            for label, value in self._lines()
-        )
-        warning = self._warning()
-        head = "" if warning is None else f"<p><strong>{html.escape(warning)}</strong></p>"
-        lists = "".join(
-            f"<p>{title}</p><ul>" + "".join(f"<li>{html.escape(x)}</li>" for x in items) + "</ul>"
-            for title, items in (
-                ("Rests on", self.assumptions),
-                ("Does not cover", self.not_covered),
+        return self._page().html()
+
+    def interpret(
+        self, *, runs_fixed_in_advance: bool = False, group_sizes: Iterable[int] = (2, 5)
+    ) -> Interpretation:
+        """Return what was spent means for one person.
+
+        Parameters
+        ----------
+        runs_fixed_in_advance : bool
+            Whether the settings of all runs were fixed, or limited to what they are, before the first one.
+        group_sizes : iterable of int
+            Numbers of records that one person may have contributed.
+
+        Returns
+        -------
+        Interpretation
+            Trade-off curve, membership bounds, odds, groups, other accountants.
+
+        Raises
+        ------
+        ArgumentError
+            If nothing has been run.
+
+        Notes
+        -----
+        Privacy: uses no data. Speaks of the mechanism that the report describes; its figures are proven, also
+        where the accountant's are not.
+        """
+        planned = [
+            PlannedRun.from_names(
+                sampler=self.sampler,
+                sampling_prob=run.sampling_prob,
+                noise_multiplier=run.noise_multiplier,
+                n_steps=run.n_steps,
             )
-        )
-        return (
-            f"<div>{head}<table><caption>Differential privacy report</caption>"
-            f"<tbody>{rows}</tbody></table>{lists}</div>"
+            for run in self.runs
+        ]
+        return interpret_runs(
+            planned,
+            deltas=[run.delta for run in self.runs],
+            stated_epsilons=[run.epsilon for run in self.runs],
+            guarantee=self.guarantee,
+            neighboring_relation=self.neighboring_relation,
+            unit=self.unit,
+            assumptions=self.assumptions,
+            not_covered=self.not_covered,
+            obstacles=self.obstacles,
+            runs_fixed_in_advance=runs_fixed_in_advance,
+            group_sizes=group_sizes,
         )
 
     # ---------------------------------------------------------------------------- machines

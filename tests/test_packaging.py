@@ -39,19 +39,25 @@ LAYERS = (
     ("guards",),
     ("model_checks",),
     ("graphs",),
-    ("accounting", "report"),
+    ("plots",),
+    ("interpretation",),
+    ("report",),
+    ("meaning",),
+    ("accounting",),
     ("noise", "sampling"),
     ("rounded_normal",),
     ("randomness",),
-    ("compat", "progress"),
+    ("compat", "progress", "wording"),
     ("arguments",),
     ("errors",),
 )
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
-# Two parts that must stay usable, and readable, without PyMC.
+# Parts that must stay usable, and readable, without PyMC.
 ACCOUNTING_MAY_IMPORT = {"dp_accounting", "numpy", "scipy", "arguments", "errors", "sampling"}
-REPORT_MAY_IMPORT = {"errors"}
+REPORT_MAY_IMPORT = {"accounting", "errors", "meaning", "wording"}
+INTERPRETATION_MAY_IMPORT = {"accounting", "arguments", "errors", "meaning", "report"}
+MEANING_MAY_IMPORT = {"numpy", "accounting", "errors", "wording"}
 
 
 def imported(source: str, package: tuple[str, ...]) -> set[str]:
@@ -135,9 +141,14 @@ def test_a_relative_import_counts_from_its_folder() -> None:
 
 @pytest.mark.parametrize(
     ("name", "allowed"),
-    [("accounting", ACCOUNTING_MAY_IMPORT), ("report", REPORT_MAY_IMPORT)],
+    [
+        ("accounting", ACCOUNTING_MAY_IMPORT),
+        ("interpretation", INTERPRETATION_MAY_IMPORT),
+        ("meaning", MEANING_MAY_IMPORT),
+        ("report", REPORT_MAY_IMPORT),
+    ],
 )
-def test_accounting_and_report_stand_alone(name: str, allowed: set[str]) -> None:
+def test_what_needs_no_model_stands_alone(name: str, allowed: set[str]) -> None:
     paths = [path for path in SOURCES if unit(path) == name]
     assert paths
     for path in paths:
@@ -147,19 +158,33 @@ def test_accounting_and_report_stand_alone(name: str, allowed: set[str]) -> None
         assert used <= allowed, f"{path.name} imports {sorted(used - allowed)}"
 
 
-def test_every_import_is_a_declared_dependency() -> None:
-    declared = {
+def names_of(requirements: list[str]) -> set[str]:
+    """Import names of requirements."""
+    return {
         re.match(r"[\w-]+", requirement)[0].replace("-", "_").lower()  # type: ignore[index]
-        for requirement in PYPROJECT["project"]["dependencies"]
+        for requirement in requirements
     }
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    declared = names_of(PYPROJECT["project"]["dependencies"])
     # Comes with every ArviZ and PyMC, in the version that they need.
     declared |= {"xarray"}
-    used = {
-        name.split(".")[0]
-        for path in SOURCES
-        for name in imported(path.read_text(encoding="utf-8"), ("pymc_dpvi",))
-    }
+    extra = names_of(PYPROJECT["project"]["optional-dependencies"]["plots"])
+    used = set()
+    for path in SOURCES:
+        names = imported(path.read_text(encoding="utf-8"), ("pymc_dpvi",))
+        used |= {
+            first for name in names if (first := name.split(".")[0]) not in extra or unit(path) != "plots"
+        }
     assert used - set(sys.stdlib_module_names) - {"pymc_dpvi"} <= declared
+
+
+def test_plots_import_matplotlib_only_when_they_are_made() -> None:
+    tree = ast.parse((PACKAGE / "plots.py").read_text(encoding="utf-8"))
+    at_import = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert "matplotlib" not in " ".join(ast.unparse(node) for node in at_import)
+    assert "matplotlib" in ast.unparse(tree)
 
 
 def test_one_version() -> None:

@@ -1,0 +1,306 @@
+r"""The privacy profile of planned steps, from everything that is proven about them.
+
+* Full batches only: the composition is one Gaussian mechanism with
+  :math:`\mu^2 = \sum_r T_r s^2/z_r^2` (:math:`s` is 1 under add-or-remove-one, 2 under replace-one), and
+
+  .. math:: \delta(\varepsilon) = \Phi(\mu/2 - \varepsilon/\mu)
+            - e^{\varepsilon}\,\Phi(-\mu/2 - \varepsilon/\mu)
+
+  is exact (Balle and Wang 2018, Theorem 8).
+* Otherwise the smaller of two upper bounds: the PLD accountant's curve, which is tight up to its grid but
+  says nothing below some :math:`10^{-10}`, where the FFT's rounding drowns it; and the Rényi curve,
+  :math:`\delta(\varepsilon) = \min_\alpha \frac{1}{\alpha}(1 - \frac{1}{\alpha})^{\alpha-1}
+  e^{(\alpha-1)(\varepsilon_\alpha - \varepsilon)}` (Canonne, Kamath and Steinke 2020, Proposition 12),
+  which is looser and reaches as low as one likes. Groups of records need the far tail, because
+  :math:`e^a` multiplies it there.
+
+**Allowances for rounding.** The PLD accountant's own allowance for its FFT is added
+(`GuardedPLDAccountant.numerical_delta`). dp-accounting evaluates a curve at many points by running sums,
+which differed from single evaluations by less than :math:`2\cdot10^{-14}` over grids of up to two million
+points; :math:`10^{-12}` is added. The Gaussian formula is increased by a relative :math:`10^{-9}`, which is
+ten times what cancellation between its terms costs at :math:`\mu = 10^{-6}`, where it is worst.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import dp_accounting
+import numpy as np
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld import PLDAccountant
+from numpy.typing import NDArray
+from scipy import special
+
+from pymc_dpvi.accounting.accountants import accountant_info
+from pymc_dpvi.accounting.calibration import (
+    MAX_NOISE_MULTIPLIER,
+    MAX_STEPS,
+    MIN_NOISE_MULTIPLIER,
+    _discretization,
+)
+from pymc_dpvi.accounting.events import EventSampler, UnsupportedEventError, step_event
+from pymc_dpvi.accounting.rdp import rdp_curve
+from pymc_dpvi.accounting.relations import check_relation
+from pymc_dpvi.accounting.tradeoff import PrivacyProfile
+from pymc_dpvi.arguments import check_choice, check_integer, check_number
+from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler
+
+__all__ = ["PlannedRun", "composed_profile", "privacy_profile"]
+
+_N_POINTS = 4001
+_MAX_EPSILON = 600.0
+_DEEPEST_DELTA = 1e-40
+_ORDERS = np.unique(np.concatenate([[1.5], np.geomspace(2.0, 1024.0, 65).round()]))
+_RUNNING_SUMS = 1e-12
+_LARGEST_DENOMINATOR = 10**9
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Steps whose number, noise and sampler are fixed.
+
+    Parameters
+    ----------
+    sampler : EventSampler
+        How batches are drawn.
+    noise_multiplier : float
+        Noise standard deviation divided by `l2_clip_norm`.
+    n_steps : int
+        Number of steps.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range.
+    """
+
+    sampler: EventSampler
+    noise_multiplier: float
+    n_steps: int
+
+    def __post_init__(self) -> None:
+        low = math.nextafter(MIN_NOISE_MULTIPLIER, 0.0)
+        noise = check_number(
+            "noise_multiplier", self.noise_multiplier, low=low, high=MAX_NOISE_MULTIPLIER, closed_high=True
+        )
+        object.__setattr__(self, "noise_multiplier", noise)
+        object.__setattr__(self, "n_steps", check_integer("n_steps", self.n_steps, high=MAX_STEPS))
+
+    @classmethod
+    def from_names(
+        cls, *, sampler: Any, sampling_prob: Any, noise_multiplier: float, n_steps: int
+    ) -> PlannedRun:
+        """Return a run from the words of a report, where the number of records is not known.
+
+        Parameters
+        ----------
+        sampler : {"poisson", "fixed_size", "full_batch"} or Sampler
+            How batches are drawn.
+        sampling_prob : float or None
+            Probability that a record is in a batch; B/N for ``"fixed_size"``.
+        noise_multiplier : float
+            Noise standard deviation divided by `l2_clip_norm`.
+        n_steps : int
+            Number of steps.
+
+        Returns
+        -------
+        PlannedRun
+
+        Raises
+        ------
+        ArgumentError
+            If an argument is out of range, or `sampling_prob` does not fit the sampler.
+        """
+        return cls(_sampler(sampler, sampling_prob), noise_multiplier, n_steps)
+
+
+def _sampler(sampler: Any, sampling_prob: Any) -> EventSampler:
+    named = isinstance(sampler, str)
+    if named or not (hasattr(sampler, "dp_event") and hasattr(sampler, "sampling_prob")):
+        check_choice("sampler", sampler, ("poisson", "fixed_size", "full_batch"))
+    own = 1.0 if named and sampler == "full_batch" else None if named else float(sampler.sampling_prob)
+    if sampling_prob is None:
+        if own is None:
+            raise ArgumentError(f"sampler={sampler!r} needs sampling_prob, in (0, 1].")
+        prob = own
+    else:
+        prob = check_number("sampling_prob", sampling_prob, low=0.0, high=1.0, closed_high=True)
+        if own is not None and prob != own:
+            raise ArgumentError(f"sampling_prob={prob:g} contradicts the sampler's own; leave it out.")
+    if not named:
+        return sampler  # type: ignore[no-any-return]
+    if sampler == "full_batch":
+        return FullBatchSampler()
+    if sampler == "poisson":
+        return PoissonSampler(prob)
+    # What a fixed-size batch costs depends on B/N alone, so any two numbers with this ratio will do.
+    ratio = Fraction(prob).limit_denominator(_LARGEST_DENOMINATOR)
+    if float(ratio) != prob:  # no such numbers: the next larger ratio
+        ratio = Fraction(math.ceil(Fraction(prob) * _LARGEST_DENOMINATOR), _LARGEST_DENOMINATOR)
+    return FixedSizeSampler(ratio.numerator, ratio.denominator)
+
+
+def privacy_profile(
+    *,
+    noise_multiplier: float,
+    n_steps: int,
+    sampling_prob: float | None = None,
+    sampler: Any = "poisson",
+    neighboring_relation: Any = "add_or_remove_one",
+) -> PrivacyProfile:
+    """Return upper bounds of delta at every epsilon, for one run.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        Noise standard deviation divided by `l2_clip_norm`.
+    n_steps : int
+        Number of steps.
+    sampling_prob : float, optional
+        Probability that a record is in a batch.
+    sampler : {"poisson", "fixed_size", "full_batch"} or Sampler
+        How batches are drawn.
+    neighboring_relation : {"add_or_remove_one", "replace_one"}
+        Which data sets are neighbours.
+
+    Returns
+    -------
+    PrivacyProfile
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of range, or there is no proven account for the combination.
+
+    Notes
+    -----
+    Privacy: uses no data.
+
+    Examples
+    --------
+    >>> profile = privacy_profile(noise_multiplier=4.0, n_steps=10_000, sampling_prob=0.01)
+    >>> round(profile.epsilon(1e-5), 2), round(profile.advantage, 3)
+    (0.95, 0.099)
+    """
+    run = PlannedRun.from_names(
+        sampler=sampler, sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, n_steps=n_steps
+    )
+    return composed_profile([run], neighboring_relation=neighboring_relation)
+
+
+def composed_profile(
+    runs: Sequence[PlannedRun], *, neighboring_relation: Any = "add_or_remove_one"
+) -> PrivacyProfile:
+    """Return upper bounds of delta at every epsilon, for several runs on the same records.
+
+    Parameters
+    ----------
+    runs : sequence of PlannedRun
+        At least one. All their settings must have been fixed before the first one, or have been
+        limited beforehand to what they are here. (The results of one may enter the next.)
+    neighboring_relation : {"add_or_remove_one", "replace_one"}
+        Which data sets are neighbours.
+
+    Returns
+    -------
+    PrivacyProfile
+
+    Raises
+    ------
+    ArgumentError
+        If there is no run, or no proven account for the combination.
+
+    Notes
+    -----
+    Privacy: uses no data. Tight composition of dominating pairs (Zhu, Dong and Wang 2022, Theorem 10)
+    is not valid for settings that were chosen freely after seeing results; for these see
+    :meth:`PrivacyProfile.then`.
+    """
+    if not runs:
+        raise ArgumentError("runs must hold at least one run.")
+    return _composed(tuple(runs), check_relation(neighboring_relation))
+
+
+@functools.lru_cache(maxsize=64)
+def _composed(runs: tuple[PlannedRun, ...], relation: NeighboringRelation) -> PrivacyProfile:
+    if all(run.sampler.name == "full_batch" for run in runs):
+        sensitivity = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
+        mu = sensitivity * math.sqrt(math.fsum(r.n_steps / r.noise_multiplier**2 for r in runs))
+        return _gaussian(mu)
+    # One grid serves all: the coarsest is still an upper bound for each.
+    interval = max(
+        _discretization(r.sampler.sampling_prob, r.noise_multiplier, r.n_steps, relation) for r in runs
+    )
+    accountant = accountant_info("pld").make(relation, interval)
+    assert isinstance(accountant, PLDAccountant)
+    for run in runs:
+        accountant.compose(_event(run, relation, accountant), run.n_steps)
+    renyi = _renyi(runs, relation)
+    floor = float(accountant.min_delta)
+    ends = [float(accountant.get_epsilon(delta)) for delta in (floor, math.sqrt(floor))]
+    ends += [] if renyi is None else [float(_renyi_epsilon(renyi, _DEEPEST_DELTA))]
+    end = max((e for e in ends if math.isfinite(e)), default=_MAX_EPSILON)
+    epsilons = np.linspace(0.0, min(max(end, 1e-6), _MAX_EPSILON), _N_POINTS)
+    # The guarded accountant answers for one epsilon at a time; its parent class for all at once.
+    deltas = np.asarray(PLDAccountant.get_delta(accountant, epsilons))
+    deltas = np.maximum(deltas, 0.0) + accountant.numerical_delta + _RUNNING_SUMS
+    deltas = np.clip(deltas, floor, 1.0)
+    if renyi is not None:
+        deltas = np.minimum(deltas, _renyi_delta(renyi, epsilons))
+    return PrivacyProfile(epsilons, deltas)
+
+
+def _event(run: PlannedRun, relation: NeighboringRelation, accountant: Any) -> dp_accounting.DpEvent:
+    return step_event(
+        sampler=run.sampler,
+        noise_multiplier=run.noise_multiplier,
+        neighboring_relation=relation,
+        accountant=accountant,
+    )
+
+
+def _renyi(runs: tuple[PlannedRun, ...], relation: NeighboringRelation) -> NDArray[np.float64] | None:
+    """Rényi divergences at `_ORDERS`; None if there is no bound for these steps."""
+    accountant = accountant_info("rdp").make(relation)
+    try:
+        curves = [
+            r.n_steps * rdp_curve(_event(r, relation, accountant), list(_ORDERS), relation) for r in runs
+        ]
+    except UnsupportedEventError:
+        return None
+    return np.sum(curves, axis=0)
+
+
+def _renyi_delta(renyi: NDArray[np.float64], epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return delta by the conversion of Canonne, Kamath and Steinke (2020, Proposition 12)."""
+    constant = (_ORDERS - 1.0) * np.log1p(-1.0 / _ORDERS) - np.log(_ORDERS)
+    found = np.full(epsilons.size, np.inf)
+    for order, divergence, log_c in zip(_ORDERS, renyi, constant, strict=True):
+        exponent = (order - 1.0) * (divergence - epsilons) + log_c
+        found = np.minimum(found, np.exp(np.minimum(exponent, 0.0)))
+    return found
+
+
+def _renyi_epsilon(renyi: NDArray[np.float64], delta: float) -> float:
+    """Return the inverse of `_renyi_delta`."""
+    constant = (_ORDERS - 1.0) * np.log1p(-1.0 / _ORDERS) - np.log(_ORDERS)
+    return float(np.min(renyi + (constant - math.log(delta)) / (_ORDERS - 1.0)))
+
+
+def _gaussian(mu: float) -> PrivacyProfile:
+    # At epsilon = mu^2/2 + t mu, delta is below the normal tail beyond t
+    depth = math.sqrt(-2.0 * math.log(_DEEPEST_DELTA))
+    end = min(mu * mu / 2.0 + depth * mu, _MAX_EPSILON)
+    epsilons: NDArray[np.float64] = np.linspace(0.0, end, _N_POINTS)
+    first = special.log_ndtr(mu / 2.0 - epsilons / mu)
+    second = epsilons + special.log_ndtr(-mu / 2.0 - epsilons / mu)
+    deltas = np.exp(first) * -np.expm1(np.minimum(second - first, 0.0))
+    return PrivacyProfile(epsilons, np.minimum(deltas * (1.0 + 1e-9), 1.0))

@@ -1,0 +1,148 @@
+"""Numbers and pages for people: rounded towards caution, as plain text and as HTML."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
+
+__all__ = ["Page", "Section", "Table", "percent", "shown"]
+
+
+def shown(value: float, *, up: bool = False, digits: int = 4) -> str:
+    """Return `value` with a few significant digits, rounded up if it bounds something.
+
+    Parameters
+    ----------
+    value : float
+        What to show.
+    up : bool
+        Whether it is an upper bound.
+    digits : int
+        Significant digits.
+
+    Returns
+    -------
+    str
+    """
+    if not math.isfinite(value):
+        return "infinite"
+    rounding = ROUND_CEILING if up else ROUND_HALF_EVEN
+    # repr first: 1e-5 is meant, not the binary number just above it
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(Decimal(repr(float(value))))
+    return f"{float(rounded):.{digits}g}"
+
+
+def percent(value: float, *, up: bool = True) -> str:
+    """Return a probability in per cent, with three significant digits, rounded up.
+
+    Parameters
+    ----------
+    value : float
+        In [0, 1].
+    up : bool
+        Whether it is an upper bound.
+
+    Returns
+    -------
+    str
+    """
+    # in decimals, so that 0.07 is 7 % and not 7.01 %
+    return f"{shown(float(Decimal(repr(float(value))) * 100), up=up, digits=3)} %"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        Headings.
+    rows : sequence of sequence of str
+        As many cells each.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self) -> list[str]:
+        """Return the lines of the table, with columns aligned."""
+        lines = [self.columns, *self.rows]
+        widths = [max(len(line[k]) for line in lines) for k in range(len(self.columns))]
+        return [
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+
+    def html(self) -> str:
+        """Return the table for a notebook; every text is escaped."""
+        left = "style='text-align:left'"
+        head = "".join(f"<th {left}>{html.escape(c)}</th>" for c in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td {left}>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with sentences, and perhaps a table below them."""
+
+    title: str
+    lines: Sequence[str] = ()
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """A title with settings, and sections below.
+
+    Parameters
+    ----------
+    title : str
+        What the page is about.
+    facts : sequence of (str, str)
+        Labels and texts.
+    sections : sequence of Section
+        What follows.
+    warning : str, optional
+        The first line, if there is one.
+    """
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    sections: Sequence[Section] = ()
+    warning: str | None = None
+
+    def text(self) -> str:
+        """Return the page as plain text."""
+        lines = [] if self.warning is None else [self.warning, ""]
+        lines.append(self.title)
+        lines.extend(f"  {label:<18} {value}" for label, value in self.facts)
+        for section in self.sections:
+            lines.append(section.title)
+            lines.extend(f"  - {line}" for line in section.lines)
+            lines.extend(f"    {line}" for line in (section.table.text() if section.table else ()))
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """Return the page for a notebook; every text is escaped."""
+        warning = "" if self.warning is None else f"<p><strong>{html.escape(self.warning)}</strong></p>"
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
+            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+            for label, value in self.facts
+        )
+        facts = f"<table><caption>{html.escape(self.title)}</caption><tbody>{rows}</tbody></table>"
+        return f"<div>{warning}{facts}{''.join(_section_html(s) for s in self.sections)}</div>"
+
+
+def _section_html(section: Section) -> str:
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in section.lines)
+    items = f"<ul>{items}</ul>" if items else ""
+    table = "" if section.table is None else section.table.html()
+    return f"<p>{html.escape(section.title)}</p>{items}{table}"

@@ -1,0 +1,159 @@
+"""Plots: what is drawn is the curve, what is written says so."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pymc_dpvi import Interpretation, accounting, interpret
+from pymc_dpvi.accounting import accountants
+from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.plots import plot_epsilon, plot_privacy_profile, plot_trade_off
+from pymc_dpvi.report import PrivacyReport, PrivacyRun
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+plt = pytest.importorskip("matplotlib.pyplot")
+
+PLOTS = [plot_trade_off, plot_privacy_profile, plot_epsilon]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def meaning() -> Interpretation:
+    return interpret(noise_multiplier=4.0, n_steps=100, sampling_prob=0.05, delta=1e-5, group_sizes=())
+
+
+def lines(ax: Any) -> dict[str, Any]:
+    return {line.get_label(): line for line in ax.get_lines()}
+
+
+def legend(ax: Any) -> list[str]:
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_the_trade_off(meaning: Interpretation) -> None:
+    ax = plot_trade_off(meaning)
+    mechanism, alone, nothing, points = ax.get_lines()
+    x = mechanism.get_xdata()
+    assert (x[0], x[-1]) == (0.0, 1.0)
+    np.testing.assert_array_equal(mechanism.get_ydata(), meaning.trade_off(x))
+    np.testing.assert_array_equal(alone.get_ydata(), meaning.from_epsilon_alone.false_negative_rate(x))
+    np.testing.assert_array_equal(nothing.get_ydata(), 1 - x)
+    assert points.get_xdata().tolist() == [1e-3, 1e-2]
+    np.testing.assert_array_equal(points.get_ydata(), meaning.trade_off(points.get_xdata()))
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("false positive rate", "smallest false negative rate")
+    assert legend(ax)[0] == "this mechanism"
+    assert "finds at most" in legend(ax)[-1] and "at 0.1 %" in legend(ax)[-1]
+    assert "advantage at most" in ax.get_title()
+
+
+def test_the_profile(meaning: Interpretation) -> None:
+    ax = plot_privacy_profile(meaning)
+    curve, point = ax.get_lines()
+    x = curve.get_xdata()
+    np.testing.assert_array_equal(x, meaning.profile.epsilons[: x.size])
+    np.testing.assert_array_equal(curve.get_ydata(), meaning.profile.deltas[: x.size])
+    assert curve.get_ydata().min() >= 1e-12
+    assert (point.get_xdata()[0], point.get_ydata()[0]) == (meaning.epsilon, meaning.delta)
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_yscale()) == ("ε", "δ", "log")
+    (only,) = plot_privacy_profile(meaning.profile).get_lines()
+    np.testing.assert_array_equal(only.get_ydata(), curve.get_ydata())
+
+
+def test_epsilon_by_steps(meaning: Interpretation) -> None:
+    ax = plot_epsilon(meaning, n_steps=[10, 100], accountants=["pld", "rdp"])
+    found = lines(ax)
+    assert list(found) == legend(ax) == ["pld", "rdp"]
+    for name, line in found.items():
+        assert line.get_xdata().tolist() == [10, 100]
+        for steps, value in zip((10, 100), line.get_ydata(), strict=True):
+            assert value == accounting.epsilon(
+                delta=1e-5, noise_multiplier=4.0, n_steps=steps, sampling_prob=0.05, accountant=name
+            )
+        assert line.get_linestyle() == "-"
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("number of steps", "ε at δ = 1e-05")
+    default = plot_epsilon(meaning, accountants=["rdp"]).get_lines()[0].get_xdata()
+    assert (default[0], default[-1]) == (1, 100)
+
+
+def test_what_is_no_bound_is_dashed(meaning: Interpretation, monkeypatch: Any) -> None:
+    doubtful = dataclasses.replace(accountants._REGISTRY["rdp"], guarantee="heuristic")
+    monkeypatch.setitem(accountants._REGISTRY, "rdp", doubtful)
+    found = lines(plot_epsilon(meaning, n_steps=[10], accountants=["pld", "rdp"]))
+    assert found["rdp (heuristic, not a bound)"].get_linestyle() == "--"
+    assert found["pld"].get_linestyle() == "-"
+
+
+def test_what_is_not_supported_is_left_out() -> None:
+    meaning = interpret(
+        noise_multiplier=4.0,
+        n_steps=10,
+        sampling_prob=0.05,
+        delta=1e-5,
+        neighboring_relation="replace_one",
+        group_sizes=(),
+    )
+    assert list(lines(plot_epsilon(meaning, n_steps=[10], accountants=["pld", "rdp"]))) == ["pld"]
+
+
+def test_one_run_of_several() -> None:
+    run = PrivacyRun(1.0, 1e-5, 100, 100, 0.05, 4.0, 1.0)
+    report = PrivacyReport(
+        neighboring_relation="add_or_remove_one",
+        unit="one row",
+        sampler="poisson",
+        gradient="aligned",
+        accountant="pld",
+        guarantee="proven",
+        secure_randomness=True,
+        num_records_public=False,
+        noise="lattice",
+    )
+    both = report.with_run(run).with_run(dataclasses.replace(run, n_steps=20, steps_run=20))
+    line = plot_epsilon(both, run=1, accountants=["pld"]).get_lines()[0]
+    assert line.get_xdata()[-1] == 20
+    with pytest.raises(ArgumentError, match="run"):
+        plot_epsilon(both, run=2)
+    with pytest.raises(ArgumentError, match="n_steps"):
+        plot_epsilon(both, n_steps=[0])
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_axes_are_taken_and_returned(plot: Any, meaning: Interpretation) -> None:
+    options = {"accountants": ["rdp"], "n_steps": [1, 10]} if plot is plot_epsilon else {}
+    _, ax = plt.subplots()
+    before = len(plt.get_fignums())
+    assert plot(meaning, ax=ax, plot_kwargs={"color": "red"}, **options) is ax
+    assert len(plt.get_fignums()) == before
+    assert ax.get_lines()[0].get_color() == "red"
+    assert plot(meaning, **options) is not ax
+    ax.figure.canvas.draw()  # everything can be rendered
+    with pytest.raises(ArgumentError, match="ax must be"):
+        plot(meaning, ax=3)
+    with pytest.raises(ArgumentError, match="source must be"):
+        plot(3)
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_without_matplotlib_the_error_says_so(plot: Any, meaning: Interpretation, monkeypatch: Any) -> None:
+    real = builtins.__import__
+
+    def blocked(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", blocked)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        plot(meaning)
