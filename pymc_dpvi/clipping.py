@@ -1,16 +1,20 @@
 r"""Clip, sum, add noise: the only place where a function of the records becomes public.
 
-For per-record gradients :math:`g_1,\dots,g_B \in \mathbb{R}^P` and noise :math:`\eta`,
+For per-record gradients :math:`g_1,\dots,g_B \in \mathbb{R}^P` and integer noise X in units u,
 
 .. math::
 
-    \tilde s = \sum_{i=1}^{B} g_i \min\!\left(1, \frac{C'}{\lVert g_i\rVert_2}\right) + \eta ,
-    \qquad C' = C\,(1 - 2^{-20}),
+    \tilde s &= (K + X)\,u, \qquad C' = C\,(1 - 2^{-20}) - \sqrt P\,u , \\
+    K &= \operatorname{round}\Big(\frac1u \sum_{i=1}^{B} g_i \min(1, C'/\lVert g_i\rVert_2)\Big) ,
 
 where a record with a non-finite norm (a NaN, an infinity, or an overflow of a squared norm) counts as
-:math:`g_i = 0`. Adding or removing one record moves the sum by at most :math:`C` in Euclidean norm,
-replacing one by at most :math:`2C`, whatever the record holds. The slack :math:`2^{-20}` covers the rounding
-of the norm, of the scaling and of the float64 sum.
+:math:`g_i = 0`. Adding or removing one record moves :math:`K u` by at most :math:`C` in Euclidean norm,
+replacing one by at most :math:`2C`, whatever the record holds. The term :math:`\sqrt P\,u` covers the
+rounding to the lattice; the slack :math:`2^{-20}` covers the rounding of the norm, of the scaling and of the
+float64 sum, in whatever order its terms are added, for batches of up to :math:`2^{24}` records: blocks of
+128 records are added up plainly, and the sums of the blocks with their rounding errors (Knuth's TwoSum). K
+is held between :math:`\pm 2^{62}`, which moves neighbours no further apart and keeps :math:`K + X` inside 64
+bits. ``docs/noise.md`` has the proof.
 
 A gradient comes in blocks, :math:`g_i = (g_i^{(1)}, g_i^{(2)}, \dots)`, each either *dense*, a row of a
 matrix, or *outer*, :math:`g_i^{(k)} = a_i \otimes \delta_i`, kept as its two factors: then
@@ -39,9 +43,12 @@ from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.tensor.type import dvector
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["Block", "PrivateSum", "private_sum"]
+__all__ = ["LARGEST_SUM", "MAX_PARAMS", "MAX_RECORDS", "Block", "PrivateSum", "private_sum"]
 
 SLACK = 2.0**-20
+#: Records of a batch, and columns of a gradient, up to which the slack is proven to suffice.
+MAX_RECORDS = 2**24
+MAX_PARAMS = 2**26
 #: Records whose shares are added up in plain float64; the sums of such blocks are added with compensation.
 BLOCK_RECORDS = 128
 #: Bound of the rounded sum, in units of the lattice: with the noise, it stays inside int64.
@@ -177,7 +184,7 @@ def add_block(block: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:  # 
 def clip_bound(l2_clip_norm: float, unit: float, num_params: int) -> float:  # pragma: no cover
     """C': the largest norm of a record's share for which one record moves the rounded sum by at most C."""
     bound = l2_clip_norm * (1.0 - SLACK) - np.sqrt(num_params) * unit
-    if not bound > 0.0:
+    if not (unit > 0.0 and bound > 0.0):  # also for NaN
         raise ValueError("the lattice is too coarse for the clip norm")
     return bound
 
@@ -271,8 +278,6 @@ class PrivateSum(Op):
     ----------
     l2_clip_norm : float
         C, in the units of the gradient.
-    unit : float
-        The lattice unit u, in the units of the gradient (`LatticeNoise.unit`).
     outer : tuple of bool
         Per block, whether it comes as two factors.
 
@@ -280,21 +285,22 @@ class PrivateSum(Op):
     -----
     Inputs: the blocks' matrices, one or two each, all with one row per record; ``count``, how many of
     the rows are there, from the first (so that a batch can be empty where a backend cannot take
-    arrays of length zero); ``noise``, int64 vector (num_params,), in units of u. Output: float64 vector
-    (num_params,), multiples of u. An empty batch is a normal case: the output is the noise.
+    arrays of length zero); ``noise``, int64 vector (num_params,), in units of the lattice; ``unit``, float64
+    number, the lattice unit u in the units of the gradient (`LatticeNoise.unit`; an input, so that another
+    noise multiplier needs no other compiled function). Output: float64 vector (num_params,), multiples of
+    u. An empty batch is a normal case: the output is the noise.
     """
 
-    __props__ = ("l2_clip_norm", "unit", "outer")
+    __props__ = ("l2_clip_norm", "outer")
 
-    def __init__(self, l2_clip_norm: float, unit: float, outer: Sequence[bool] = (False,)) -> None:
+    def __init__(self, l2_clip_norm: float, outer: Sequence[bool] = (False,)) -> None:
         self.l2_clip_norm = float(l2_clip_norm)
-        self.unit = float(unit)
         self.outer = tuple(bool(o) for o in outer)
         self._function = _make_private_sum(self.outer)
 
     def make_node(self, *inputs: Any) -> Apply:
         """Build the node; see the class for shapes."""
-        *matrices, count, noise = (pt.as_tensor_variable(i) for i in inputs)
+        *matrices, count, noise, unit = (pt.as_tensor_variable(i) for i in inputs)
         if len(matrices) != len(self.outer) + sum(self.outer):
             raise TypeError("one matrix per dense block and two per outer block are needed")
         if any(m.type.ndim != 2 or not m.type.dtype.startswith("float") for m in matrices):
@@ -303,29 +309,31 @@ class PrivateSum(Op):
             raise TypeError("noise must be an int64 vector")
         if count.type.ndim != 0 or count.type.dtype != "int64":
             raise TypeError("count must be an int64 number")
-        return Apply(self, [*matrices, count, noise], [dvector()])
+        if unit.type.ndim != 0 or unit.type.dtype != "float64":
+            raise TypeError("unit must be a float64 number")
+        return Apply(self, [*matrices, count, noise, unit], [dvector()])
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
         """Evaluate with the same kernels that the numba backend compiles in."""
-        *matrices, count, noise = inputs
-        output_storage[0][0] = self._function(*matrices, int(count), noise, self.l2_clip_norm, self.unit)
+        *matrices, count, noise, unit = inputs
+        output_storage[0][0] = self._function(*matrices, int(count), noise, self.l2_clip_norm, float(unit))
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""
         shapes = args[-1]  # PyTensor 2 passes (fgraph, node, shapes), PyTensor 3 (node, shapes)
-        return [tuple(shapes[-1])]
+        return [tuple(shapes[-2])]
 
 
 @register_funcify_and_cache_key(PrivateSum)
 def _numba_private_sum(op: PrivateSum, node: Apply, **kwargs: Any) -> Any:
     kernel = numba.njit(fastmath=False)(op._function)
-    names = ", ".join(f"x{k}" for k in range(len(node.inputs) - 2))
-    scope = {"kernel": kernel, "l2_clip_norm": op.l2_clip_norm, "unit": op.unit}
-    body = f"return kernel({names}, count.item(), noise, l2_clip_norm, unit)"
-    exec(f"def private_sum({names}, count, noise):\n    {body}", scope)
+    names = ", ".join(f"x{k}" for k in range(len(node.inputs) - 3))
+    scope = {"kernel": kernel, "l2_clip_norm": op.l2_clip_norm}
+    body = f"return kernel({names}, count.item(), noise, l2_clip_norm, unit.item())"
+    exec(f"def private_sum({names}, count, noise, unit):\n    {body}", scope)
     # The key must change with the code: PyTensor keeps compiled functions on disk between versions.
     source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    key = f"pymc_dpvi.PrivateSum {op.outer} {op.l2_clip_norm.hex()} {op.unit.hex()} {source}"
+    key = f"pymc_dpvi.PrivateSum {op.outer} {op.l2_clip_norm.hex()} {source}"
     return numba.njit(fastmath=False)(scope["private_sum"]), hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -333,7 +341,7 @@ def private_sum(
     blocks: Sequence[Block],
     noise: TensorVariable,
     l2_clip_norm: float,
-    unit: float,
+    unit: TensorVariable | float,
     count: TensorVariable | None = None,
 ) -> TensorVariable:
     """Noisy sum of clipped gradients, as a graph.
@@ -346,8 +354,8 @@ def private_sum(
         int64, in units of `unit`.
     l2_clip_norm : float
         C.
-    unit : float
-        The lattice unit u.
+    unit : TensorVariable or float
+        The lattice unit u, a float64 number.
     count : TensorVariable, optional
         How many rows there are, from the first; all by default.
 
@@ -356,6 +364,6 @@ def private_sum(
     TensorVariable, shape (num_params,)
         float64; the blocks' columns in order.
     """
-    op = PrivateSum(l2_clip_norm, unit, tuple(b.right is not None for b in blocks))
+    op = PrivateSum(l2_clip_norm, tuple(b.right is not None for b in blocks))
     matrices = [m for b in blocks for m in (b.left, b.right) if m is not None]
-    return op(*matrices, matrices[0].shape[0] if count is None else count, noise)
+    return op(*matrices, matrices[0].shape[0] if count is None else count, noise, unit)

@@ -11,14 +11,18 @@ and the noise, :meth:`Mechanism.epsilon` says what they cost.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from pymc_dpvi import accounting
+from pymc_dpvi.clipping import LARGEST_SUM, MAX_PARAMS, MAX_RECORDS
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.noise import LatticeNoise
 from pymc_dpvi.randomness import KeyStream
+from pymc_dpvi.rounded_normal import LATTICE_BITS
 from pymc_dpvi.sampling import Sampler
 
 __all__ = ["Draws", "Mechanism", "Streams"]
@@ -98,6 +102,50 @@ class Mechanism:
     def noise(self) -> LatticeNoise:
         """The noise of one coordinate."""
         return LatticeNoise(self.noise_multiplier * self.l2_clip_norm)
+
+    def check_lattice(self, num_records: int, num_noise: int) -> None:
+        """Raise unless the proof of the noise covers a run, and its sums fit into 64 bits.
+
+        Parameters
+        ----------
+        num_records : int
+        num_noise : int
+            Length of the vector that is released in a step.
+
+        Raises
+        ------
+        ArgumentError
+            If the noise multiplier is too large or too small for the lattice.
+        UnsupportedModelError
+            If there are more records or more numbers in a gradient than the bounds of rounding errors cover.
+
+        Notes
+        -----
+        Privacy: where the number of records is private, this betrays only whether it is above 2^24; no
+        guarantee is given across that line. Whether a sum is too large for 64 bits is not checked
+        there: the kernel holds it inside, at no cost in privacy.
+        """
+        if num_noise > MAX_PARAMS or num_records > MAX_RECORDS:
+            raise UnsupportedModelError(
+                f"At most {MAX_RECORDS:,} records and {MAX_PARAMS:,} gradient entries (latent values times "
+                "obj_n_mc) can be summed with a proven bound of the rounding errors. Fit a random subset of "
+                "the records, or a smaller model."
+            )
+        if self.noise_multiplier * math.sqrt(num_noise) > 2.0**30:
+            raise ArgumentError(
+                f"noise_multiplier={self.noise_multiplier:g} is too large for {num_noise} gradient entries: "
+                "rounding to 2^-40 noise standard deviations would be coarse beside the clip norm. The noise "
+                "drowns the gradient long before; use a larger epsilon or a smaller noise_multiplier."
+            )
+        room = LARGEST_SUM * 2.0**-LATTICE_BITS * self.noise_multiplier
+        public = self.neighboring_relation == "replace_one"
+        batch = self.sampler.sampling_prob * num_records if public else 1.0
+        if room < batch:
+            raise ArgumentError(
+                f"noise_multiplier={self.noise_multiplier:g} is too small: a sum over {room:.3g} records "
+                "would leave the 64-bit integers in which the noise is added. Use a smaller epsilon, a "
+                "larger noise_multiplier or a smaller batch."
+            )
 
     def draw(self, streams: Streams, num_records: int, n_steps: int, num_noise: int) -> Draws:
         """Draw the batches and the noise of `n_steps` steps."""

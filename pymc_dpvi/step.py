@@ -93,6 +93,7 @@ class PrivateStep:
         indices = pt.lvector("indices")
         count = pt.lscalar("count")
         noise = pt.lvector("noise")
+        unit = pt.dscalar("unit")
         epsilon = pt.matrix("epsilon", dtype=floatx, shape=(n_mc, latents.size))
         weight = pt.scalar("weight", dtype=floatx)
 
@@ -109,15 +110,16 @@ class PrivateStep:
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
             self.num_noise = n_mc * latents.size
-            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, mechanism.noise.unit, count)
+            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, mechanism.sampler.sampling_prob)
         else:
             per_record = vanilla_gradients(record, batch, latents, group, epsilon, z, entropy, n_mc)
             sizes = [p.get_value(borrow=True).size for p in self.params]
             self.num_noise = sum(sizes)
-            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, mechanism.noise.unit, count)
+            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count)
             ends = np.cumsum([0, *sizes])
             grads = [-noisy[a:b] / mechanism.sampler.sampling_prob for a, b in itertools.pairwise(ends)]
+        mechanism.check_lattice(record.num_records, self.num_noise)
         grads = [
             g.reshape(p.get_value(borrow=True).shape).astype(p.type.dtype)
             for g, p in zip(grads, self.params, strict=True)
@@ -129,13 +131,14 @@ class PrivateStep:
             new = updates.get(p, p)
             updates[average] = (average + weight * (new - average)).astype(average.type.dtype)
         self._function = pm_compile(
-            [indices, count, noise, epsilon, weight],
+            [indices, count, noise, unit, epsilon, weight],
             [],
             updates=updates,
             on_unused_input="ignore",
             **compile_kwargs,
         )
         self._function.trust_input = True
+        self._unit = np.asarray(mechanism.noise.unit)
         self.calls = 0
         self.dtype = np.dtype(floatx)
 
@@ -197,7 +200,9 @@ class PrivateStep:
         try:
             # Numba compiles at the first call, and warns of what is slow.
             with np.errstate(all="ignore"), nullcontext() if self.calls else quiet_pytensor():
-                self._function(indices, count, noise, epsilon, np.asarray(weight, dtype=self.dtype))
+                self._function(
+                    indices, count, noise, self._unit, epsilon, np.asarray(weight, dtype=self.dtype)
+                )
         except Exception as error:  # its text may hold data; raised below, so that it is not chained
             failure = type(error).__name__
         if failure:

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from pymc_dpvi import accounting
+from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.mechanism import Draws, Mechanism, Streams
 from pymc_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler
 
@@ -42,6 +43,29 @@ def test_noise_stddev_is_multiplier_times_clip_norm(clip: float, multiplier: flo
     assert low < np.sum((noise / (clip * multiplier)) ** 2) < high
     assert not low < np.sum((noise / (clip * multiplier * 1.1)) ** 2) < high  # power
     assert stats.kstest(noise.ravel() / (clip * multiplier), "norm").pvalue > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("num_records", "num_noise", "options", "message"),
+    [
+        (2**24 + 1, 3, {}, "At most 16,777,216 records"),
+        (10, 2**26 + 1, {}, "67,108,864 gradient entries"),
+        (10, 3, {"noise_multiplier": 1e9}, "too large for 3 gradient"),
+        (10, 10**6, {"noise_multiplier": 2e6}, "too large"),
+        (10, 3, {"noise_multiplier": 1e-7}, "too small: a sum over 0.419 records"),
+        (10**6, 3, {"noise_multiplier": 0.02, "neighboring_relation": REPLACE}, "8.39e\\+04 records"),
+    ],
+)
+def test_what_the_proof_of_the_noise_does_not_cover_is_refused(num_records, num_noise, options, message):
+    with pytest.raises(PrivacyError, match=message) as raised:
+        mechanism(**options).check_lattice(num_records, num_noise)
+    with pytest.raises(PrivacyError) as further:
+        mechanism(**options).check_lattice(2 * num_records, num_noise)
+    assert str(further.value) == str(raised.value)  # and so tells nothing of the number of records
+    mechanism().check_lattice(2**24, 2**26)
+    mechanism(noise_multiplier=1e-6).check_lattice(4, 2)
+    # Where the number of records is private, it decides nothing below the limit.
+    mechanism(noise_multiplier=0.02).check_lattice(2**24, 3)
 
 
 def test_sensitivity():
