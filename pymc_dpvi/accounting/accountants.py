@@ -1,18 +1,18 @@
 """The accountants by name: what each guarantees, what it takes, and how to make one.
 
-======================  ==============  =====================================================
-name                    guarantee       takes (add-or-remove-one, AR; replace-one, RO)
-======================  ==============  =====================================================
-``pld``                 proven          full batch, Poisson, truncated Poisson AR and RO;
-                                        fixed size RO
-``rdp``                 proven          full batch AR and RO; Poisson AR; fixed size RO
-``moments``             proven          full batch AR and RO; Poisson AR
-``advanced_composition``  proven        full batch, Poisson AR and RO; fixed size RO
-``zcdp``                proven          full batch AR and RO
-``gdp``                 proven, exact   full batch AR and RO
-``generic``             heuristic       full batch, Poisson AR and RO
-``bayesian``            bayesian        full batch, Poisson AR and RO
-======================  ==============  =====================================================
+========================  ==============  =====================================================
+name                      guarantee       takes (add-or-remove-one, AR; replace-one, RO)
+========================  ==============  =====================================================
+``pld``                   proven          full batch, Poisson, truncated Poisson AR and RO;
+                                          fixed size RO
+``rdp``                   proven          full batch AR and RO; Poisson AR; fixed size RO
+``moments``               proven          full batch AR and RO; Poisson AR
+``advanced_composition``  proven          full batch, Poisson AR and RO; fixed size RO
+``zcdp``                  proven          full batch AR and RO
+``gdp``                   proven, exact   full batch AR and RO
+``generic``               heuristic       full batch, Poisson AR and RO
+``bayesian``              bayesian        full batch, Poisson AR and RO; made from gradients
+========================  ==============  =====================================================
 
 The first is the default and the tightest. A heuristic or Bayesian epsilon is no upper bound of
 anything in the sense of differential privacy: such accountants are diagnostics. They compute, but they
@@ -34,7 +34,11 @@ from dp_accounting import NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from pymc_dpvi.accounting.advanced_composition import AdvancedCompositionAccountant
+from pymc_dpvi.accounting.concentrated import GdpAccountant, ZCdpAccountant
 from pymc_dpvi.accounting.contract import Schemes
+from pymc_dpvi.accounting.diagnostics import BayesianAccountant, GenericAccountant
+from pymc_dpvi.accounting.moments import MomentsAccountant
 from pymc_dpvi.accounting.pld import DEFAULT_DISCRETIZATION, PLD_MIN_DELTA, GuardedPLDAccountant
 from pymc_dpvi.accounting.rdp import GuardedRdpAccountant
 from pymc_dpvi.accounting.relations import check_relation
@@ -161,6 +165,12 @@ _KINDS: dict[str, type[PrivacyAccountant]] = {
     for kind in (
         GuardedPLDAccountant,
         GuardedRdpAccountant,
+        MomentsAccountant,
+        AdvancedCompositionAccountant,
+        ZCdpAccountant,
+        GdpAccountant,
+        GenericAccountant,
+        BayesianAccountant,
     )
 }
 
@@ -176,6 +186,11 @@ _WANTED = (
 def _make_kind(kind: Any, relation: NeighboringRelation, interval: float) -> PrivacyAccountant:
     if kind is GuardedPLDAccountant:
         return GuardedPLDAccountant(relation, interval)
+    if kind is BayesianAccountant:
+        raise ArgumentError(
+            "accountant='bayesian' computes epsilon from the distances between records' gradients. Pass "
+            "accountant=pymc_dpvi.accounting.BayesianAccountant(gradient_distances, neighboring_relation)."
+        )
     return kind(neighboring_relation=relation)  # type: ignore[no-any-return]
 
 
