@@ -6,7 +6,8 @@ A report holds one :class:`PrivacyRun` for each call of `fit` or `refine`. Its t
 
 which is basic composition (Dwork and Roth 2014, Theorem 3.16). It is loose, and it stays valid when
 a later run, its size, or whether it happens at all was chosen after looking at the results of
-earlier ones; tighter composition theorems are not valid then without further work.
+earlier ones, provided that the totals were limited in advance (Rogers, Roth, Ullman and Vadhan
+2016), as by a `PrivacyBudget`. Tighter composition theorems need more than that.
 
 The report is part of what is published. It holds nothing that depends on the records, the number
 of records included: only names, settings and versions. Numbers shown to people are rounded up.
@@ -278,8 +279,18 @@ class PrivacyReport:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the guarantee rests on, in sentences."""
+        if len(self.runs) < 2 or self.budget is not None:
+            return self._assumptions_of_a_run()
+        return (
+            *self._assumptions_of_a_run(),
+            "The runs' costs add up to a guarantee if their total was limited in advance. There was no "
+            "PrivacyBudget to see to that.",
+        )
+
+    def _assumptions_of_a_run(self) -> tuple[str, ...]:
         said = [
-            "The model treats each record by itself; this was checked before the fit.",
+            f"The model treats each record by itself; this {'was' if self.runs else 'is'} checked before the "
+            "fit.",
             "One person contributes one record. For somebody with k records multiply epsilon by k "
             "(delta grows too).",
         ]
@@ -411,7 +422,7 @@ class PrivacyReport:
             guarantee=self.guarantee,
             neighboring_relation=self.neighboring_relation,
             unit=self.unit,
-            assumptions=self.assumptions,
+            assumptions=self._assumptions_of_a_run(),  # the interpretation says itself what a sum rests on
             not_covered=self.not_covered,
             obstacles=self.obstacles,
             runs_fixed_in_advance=runs_fixed_in_advance,

@@ -58,6 +58,14 @@ def test_runs_add_up() -> None:
     assert REPORT.runs == ()  # nothing was changed in place
 
 
+def test_several_runs_without_a_budget_rest_on_a_promise() -> None:
+    promise = "limited in advance"
+    assert promise not in str(REPORT.with_run(RUN))
+    assert promise in str(REPORT.with_run(RUN).with_run(RUN))
+    assert promise not in str(dataclasses.replace(REPORT, budget="survey").with_run(RUN).with_run(RUN))
+    assert "this is checked" in str(REPORT) and "this was checked" in str(REPORT.with_run(RUN))
+
+
 def test_steps_run_do_not_change_the_cost() -> None:
     report = REPORT.with_run(RUN)
     stopped = report.with_steps_run(17)
