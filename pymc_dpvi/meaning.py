@@ -40,27 +40,23 @@ from pymc_dpvi.accounting.comparison import AccountantFigure, compare_accountant
 from pymc_dpvi.accounting.profiles import PlannedRun, composed_profile
 from pymc_dpvi.accounting.tradeoff import PrivacyProfile
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.wording import Page, Section, Table, percent, shown
+from pymc_dpvi.risk_words import (
+    FALSE_POSITIVE_RATES,
+    RELATIONS,
+    SHARES,
+    accountant_table,
+    attack_lines,
+    group_table,
+    odds_lines,
+)
+from pymc_dpvi.wording import Page, Section, shown
 
-__all__ = ["FALSE_POSITIVE_RATES", "GroupMeaning", "Interpretation", "RunMeaning", "interpret_runs"]
+__all__ = ["GroupMeaning", "Interpretation", "RunMeaning", "interpret_runs"]
 
-FALSE_POSITIVE_RATES = (1e-3, 1e-2)
-"""Where true positive rates are given."""
-
-_SHARES = (1e-2, 1e-3)
-_PRIOR = 0.1
 _RECOMPUTED = "proven here from the settings; the accountant's own figure is not"
 _FORMAT = "pymc_dpvi.Interpretation"
 _FORMAT_VERSION = 1
 
-_RELATIONS = {
-    "add_or_remove_one": "adding or removing one record",
-    "replace_one": "replacing one record",
-}
-_QUESTIONS = {
-    "add_or_remove_one": "whether one given record was among the data",
-    "replace_one": "which of two given records was among the data",
-}
 _BASES = {
     "one_run": "The figures are those of the steps that were planned.",
     "fixed_in_advance": (
@@ -220,81 +216,27 @@ class Interpretation:
         return [
             ("epsilon", f"{shown(self.epsilon, up=True)} ({'upper bound' if proven else _RECOMPUTED})"),
             ("delta", shown(self.delta, up=True)),
-            ("protects against", _RELATIONS[self.neighboring_relation]),
+            ("protects against", RELATIONS[self.neighboring_relation]),
             ("record", self.unit),
         ]
 
-    def _attack_lines(self) -> tuple[str, ...]:
-        question = _QUESTIONS[self.neighboring_relation]
-        lines = [
-            "The attacker knows all other records, the model and this program, sees every step of the fit, "
-            f"and wants to find out {question}. A real attacker knows less.",
-            f"It guesses right at most {percent(self.accuracy)} of the time, where tossing a coin gives "
-            f"50 % (advantage {shown(self.advantage, up=True)}).",
-        ]
-        yes = "says yes" if self.neighboring_relation == "add_or_remove_one" else "names the first"
-        for rate in FALSE_POSITIVE_RATES:
-            found = percent(self.true_positive_rate(rate))
-            lines.append(
-                f"If it {yes} wrongly in at most {percent(rate)} of cases, it {yes} rightly in at most "
-                f"{found}; without the release, in {percent(rate)}."
-            )
-        alone = self.from_epsilon_alone
-        lines.append(
-            "These figures come from the mechanism's whole curve. From epsilon and delta alone one could "
-            f"only say: right at most {percent(0.5 + 0.5 * alone.advantage)} of the time, and "
-            f"{percent(alone.true_positive_rate(FALSE_POSITIVE_RATES[0]))} in place of the first of the two "
-            "rates."
-        )
-        return tuple(lines)
-
-    def _odds_lines(self) -> tuple[str, ...]:
-        lines = [
-            "Whatever somebody knew or believed about one record before, the release moves the odds for the "
-            "truth, against its being otherwise, only so far. The program's own random draws decide how far."
-        ]
-        for share in _SHARES:
-            factor = self.profile.odds_factor(share)
-            if not math.isfinite(factor):
-                lines.append(f"In {percent(share)} of releases there is no limit that could be shown.")
-                continue
-            after = self.profile.posterior(_PRIOR, share)
-            lines.append(
-                f"In all but {percent(share)} of releases they grow at most {shown(factor, up=True)}-fold: "
-                f"who held the truth {percent(_PRIOR)} likely then holds it at most {percent(after)} likely."
-            )
-        lines.append("Delta is not the share of releases in which e to the epsilon fails to be such a limit.")
-        return tuple(lines)
-
     def _sections(self) -> list[Section]:
         sections = [
-            Section("Can somebody find out about one record?", self._attack_lines()),
-            Section("How much can a belief change?", self._odds_lines()),
+            Section(
+                "Can somebody find out about one record?",
+                attack_lines(self.profile, self.from_epsilon_alone, self.neighboring_relation),
+            ),
+            Section("How much can a belief change?", odds_lines(self.profile)),
         ]
         if self.groups:
-            rows = [
-                (
-                    str(g.records),
-                    shown(g.epsilon, up=True),
-                    shown(g.delta, up=True),
-                    percent(0.5 + 0.5 * g.profile.advantage),
-                    percent(g.profile.true_positive_rate(FALSE_POSITIVE_RATES[0])),
-                )
-                for g in self.groups
-            ]
-            columns = ("records", "epsilon", "delta", "right guesses", "found, 0.1 % false alarms")
-            sections.append(
-                Section(
-                    "What if one person has several records?",
-                    ("For all records of one person together the guarantee is weaker:",),
-                    Table(columns, rows),
-                )
-            )
+            lines = ("For all records of one person together the guarantee is weaker:",)
+            rows = [(g.records, g.epsilon, g.delta, g.profile) for g in self.groups]
+            sections.append(Section("What if one person has several records?", lines, group_table(rows)))
         for number, run in enumerate(self.runs, start=1):
             title = "The same steps by every accountant"
             if len(self.runs) > 1:
                 title = f"Run {number} by every accountant, at delta {shown(run.delta, up=True)}"
-            sections.append(Section(title, (), _accountant_table(run.accountants)))
+            sections.append(Section(title, (), accountant_table(run.accountants)))
         sections.append(Section("Rests on", (_BASES[self.basis], *self.assumptions)))
         sections.append(Section("Does not cover", self.not_covered))
         return sections
@@ -373,18 +315,9 @@ def _figures(profile: PrivacyProfile) -> dict[str, Any]:
             for a in FALSE_POSITIVE_RATES
         ],
         "odds": [
-            {"share_of_releases": share, "factor": _plain(profile.odds_factor(share))} for share in _SHARES
+            {"share_of_releases": share, "factor": _plain(profile.odds_factor(share))} for share in SHARES
         ],
     }
-
-
-def _accountant_table(figures: Sequence[AccountantFigure]) -> Table:
-    rows = []
-    for f in figures:
-        found = "not supported" if f.epsilon is None else shown(f.epsilon, up=True)
-        guarantee = f.guarantee if f.guarantee == "proven" else f"{f.guarantee}, NOT a bound"
-        rows.append((f.name, found, guarantee))
-    return Table(("accountant", "epsilon", "guarantee"), rows)
 
 
 def _of_pair(epsilon: float, delta: float) -> PrivacyProfile:

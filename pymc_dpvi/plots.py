@@ -19,7 +19,8 @@ from pymc_dpvi.accounting.tradeoff import PrivacyProfile
 from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.interpretation import interpret
-from pymc_dpvi.meaning import FALSE_POSITIVE_RATES, Interpretation
+from pymc_dpvi.meaning import Interpretation
+from pymc_dpvi.risk_words import FALSE_POSITIVE_RATES
 from pymc_dpvi.wording import percent, shown
 
 __all__ = ["plot_epsilon", "plot_privacy_profile", "plot_trade_off"]

@@ -16,77 +16,22 @@ of records included: only names, settings and versions. Numbers shown to people 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pymc_dpvi import report_json
 from pymc_dpvi.accounting.profiles import PlannedRun
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.meaning import Interpretation, interpret_runs
+from pymc_dpvi.privacy_run import PrivacyRun
+from pymc_dpvi.report_json import to_number
 from pymc_dpvi.wording import Page, Section, shown
 
 __all__ = ["PrivacyReport", "PrivacyRun"]
 
-_FORMAT = "pymc_dpvi.PrivacyReport"
-_FORMAT_VERSION = 2
-
 _NOISES = ("gaussian_float64", "lattice")
-
-# What a field meant before there was one. Version 1 knew one kind of noise and no budgets.
-_BEFORE: dict[int, dict[str, Any]] = {1: {"noise": "gaussian_float64", "budget": None}, _FORMAT_VERSION: {}}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
-
-
-@dataclass(frozen=True)
-class PrivacyRun:
-    """The cost of one call of `fit` or `refine`.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        What the planned steps spend.
-    n_steps : int
-        Number of steps that were planned, and that are charged.
-    steps_run : int
-        Number of steps that were run; less after an early stop or an interrupt, which saves
-        nothing.
-    sampling_prob : float
-        Probability with which one record takes part in one step.
-    noise_multiplier : float
-        Noise standard deviation divided by `l2_clip_norm`.
-    l2_clip_norm : float
-        Bound on the Euclidean norm of one record's contribution to one step.
-
-    Raises
-    ------
-    ArgumentError
-        If a value is not a number in its range.
-    """
-
-    epsilon: float
-    delta: float
-    n_steps: int
-    steps_run: int
-    sampling_prob: float
-    noise_multiplier: float
-    l2_clip_norm: float
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            whole = field.name in ("n_steps", "steps_run")
-            kind = "a whole number" if whole else "a number"
-            if not _is_number(value) or (whole and int(value) != value) or value < 0:
-                raise ArgumentError(f"PrivacyRun: {field.name} must be {kind}, 0 or more.")
-            # NumPy scalars would not survive JSON
-            object.__setattr__(self, field.name, int(value) if whole else float(value))
-        if self.steps_run > self.n_steps:
-            raise ArgumentError("PrivacyRun: steps_run is larger than n_steps.")
 
 
 @dataclass(frozen=True)
@@ -439,8 +384,7 @@ class PrivacyReport:
         dict
         """
         return {
-            "format": _FORMAT,
-            "format_version": _FORMAT_VERSION,
+            **report_json.header(),
             "epsilon": self.epsilon,
             "delta": self.delta,
             "neighboring_relation": self.neighboring_relation,
@@ -468,7 +412,7 @@ class PrivacyReport:
         -------
         str
         """
-        return json.dumps(_finite(self.to_dict()), allow_nan=False)
+        return report_json.write(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyReport:
@@ -488,46 +432,21 @@ class PrivacyReport:
         ArgumentError
             If `text` is not such a report, or its totals do not follow from its runs.
         """
-        try:
-            found = json.loads(text)
-        except (TypeError, ValueError):
-            raise ArgumentError("text is not JSON.") from None
-        if not isinstance(found, dict) or found.get("format") != _FORMAT:
-            raise ArgumentError("text is not a privacy report of pymc_dpvi.")
-        version = found.get("format_version")
-        if type(version) is not int or version not in _BEFORE:
-            raise ArgumentError(
-                f"the report has format_version {version!r}; this version of pymc_dpvi reads "
-                f"{sorted(_BEFORE)}. A newer pymc_dpvi may be needed."
-            )
-        found = {**found, **_BEFORE[version]}
+        found = report_json.read(text)
         computed = ("runs", "versions")
         names = [f.name for f in dataclasses.fields(cls) if f.name not in computed]
         try:
             runs = tuple(
-                PrivacyRun(**{key: _number(value) for key, value in run.items()}) for run in found["runs"]
+                PrivacyRun(**{key: to_number(value) for key, value in run.items()}) for run in found["runs"]
             )
             report = cls(
                 **{name: found[name] for name in names},
                 runs=runs,
                 versions=tuple(found["versions"].items()),
             )
-            totals = (_number(found["epsilon"]), _number(found["delta"]))
+            totals = (to_number(found["epsilon"]), to_number(found["delta"]))
         except (KeyError, TypeError, AttributeError):
             raise ArgumentError("text is a privacy report with missing or wrong fields.") from None
         if totals != (report.epsilon, report.delta):
             raise ArgumentError("the report's totals do not follow from its runs.")
         return report
-
-
-def _finite(value: Any) -> Any:
-    """Return `value` with infinite numbers as ``"inf"``, which strict JSON can carry."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
-
-
-def _number(value: Any) -> Any:
-    return math.inf if value == "inf" else value

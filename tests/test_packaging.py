@@ -43,11 +43,12 @@ LAYERS = (
     ("interpretation",),
     ("report",),
     ("meaning",),
+    ("risk_words",),
     ("accounting",),
     ("noise", "sampling"),
     ("rounded_normal",),
     ("randomness",),
-    ("compat", "progress", "wording"),
+    ("compat", "privacy_run", "progress", "report_json", "wording"),
     ("arguments",),
     ("errors",),
 )
@@ -55,9 +56,9 @@ DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Parts that must stay usable, and readable, without PyMC.
 ACCOUNTING_MAY_IMPORT = {"dp_accounting", "numpy", "scipy", "arguments", "errors", "sampling"}
-REPORT_MAY_IMPORT = {"accounting", "errors", "meaning", "wording"}
+REPORT_MAY_IMPORT = {"accounting", "errors", "meaning", "privacy_run", "report_json", "wording"}
 INTERPRETATION_MAY_IMPORT = {"accounting", "arguments", "errors", "meaning", "report"}
-MEANING_MAY_IMPORT = {"numpy", "accounting", "errors", "wording"}
+MEANING_MAY_IMPORT = {"numpy", "accounting", "errors", "risk_words", "wording"}
 
 
 def imported(source: str, package: tuple[str, ...]) -> set[str]:

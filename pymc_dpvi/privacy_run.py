@@ -1,0 +1,61 @@
+"""What one call of `fit` or `refine` cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from pymc_dpvi.errors import ArgumentError
+
+__all__ = ["PrivacyRun"]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+@dataclass(frozen=True)
+class PrivacyRun:
+    """The cost of one call of `fit` or `refine`.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        What the planned steps spend.
+    n_steps : int
+        Number of steps that were planned, and that are charged.
+    steps_run : int
+        Number of steps that were run; less after an early stop or an interrupt, which saves
+        nothing.
+    sampling_prob : float
+        Probability with which one record takes part in one step.
+    noise_multiplier : float
+        Noise standard deviation divided by `l2_clip_norm`.
+    l2_clip_norm : float
+        Bound on the Euclidean norm of one record's contribution to one step.
+
+    Raises
+    ------
+    ArgumentError
+        If a value is not a number in its range.
+    """
+
+    epsilon: float
+    delta: float
+    n_steps: int
+    steps_run: int
+    sampling_prob: float
+    noise_multiplier: float
+    l2_clip_norm: float
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            whole = field.name in ("n_steps", "steps_run")
+            kind = "a whole number" if whole else "a number"
+            if not _is_number(value) or (whole and int(value) != value) or value < 0:
+                raise ArgumentError(f"PrivacyRun: {field.name} must be {kind}, 0 or more.")
+            # NumPy scalars would not survive JSON
+            object.__setattr__(self, field.name, int(value) if whole else float(value))
+        if self.steps_run > self.n_steps:
+            raise ArgumentError("PrivacyRun: steps_run is larger than n_steps.")
