@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 import math
 from decimal import Decimal, localcontext
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from scipy import special
 from scipy.stats import norm
 
-from pymc_dpvi import accounting
+from pymc_dpvi import accounting, interpretation
 from pymc_dpvi.accounting import epsilon as run_epsilon
+from pymc_dpvi.accounting import profiles
 from pymc_dpvi.accounting.profiles import PlannedRun, composed_profile, privacy_profile
 from pymc_dpvi.accounting.tradeoff import PrivacyProfile
 from pymc_dpvi.errors import ArgumentError
@@ -524,3 +526,9 @@ def test_a_fixed_size_run_needs_no_number_of_records() -> None:
         sampler="fixed_size", sampling_prob=1 / math.pi, noise_multiplier=1, n_steps=1
     )
     assert 1 / math.pi <= odd.sampler.sampling_prob <= 1 / math.pi + 1e-9
+
+
+@pytest.mark.parametrize("module", [profiles, interpretation])
+def test_examples_in_docstrings(module: Any) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed

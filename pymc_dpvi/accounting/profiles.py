@@ -192,7 +192,7 @@ def privacy_profile(
     --------
     >>> profile = privacy_profile(noise_multiplier=4.0, n_steps=10_000, sampling_prob=0.01)
     >>> round(profile.epsilon(1e-5), 2), round(profile.advantage, 3)
-    (0.95, 0.099)
+    (0.95, 0.101)
     """
     run = PlannedRun.from_names(
         sampler=sampler, sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, n_steps=n_steps
