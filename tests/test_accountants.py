@@ -387,7 +387,8 @@ def test_the_generic_accountant_is_below_the_truth(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["generic", "bayesian"])
 def test_diagnostics_need_a_word_from_the_user(name: str) -> None:
-    info = accountant_info(fresh(name, AR))
+    public = BayesianAccountant(DISTANCES, distances_are_public=True)
+    info = accountant_info(public if name == "bayesian" else name)
     assert info.guarantee == {"generic": "heuristic", "bayesian": "bayesian"}[name]
     assert not info.proven
     with pytest.raises(ArgumentError, match=r"allow_unproven=True.*first line"):
@@ -395,6 +396,17 @@ def test_diagnostics_need_a_word_from_the_user(name: str) -> None:
     with pytest.raises(ArgumentError, match=info.guarantee):
         require_proven(info, allow_unproven=False)
     require_proven(info, allow_unproven=True)
+
+
+def test_an_epsilon_that_is_made_of_the_data_is_never_released() -> None:
+    """Neither it nor noise calibrated to it: both would tell about the records."""
+    for accountant in ("bayesian", BayesianAccountant, BayesianAccountant(DISTANCES)):
+        info = accountant_info(accountant)
+        assert info.data_dependent
+        for allow in (False, True):
+            with pytest.raises(ArgumentError, match="distances_are_public=True"):
+                require_proven(info, allow)
+    assert not any(accountant_info(name).data_dependent for name in ACCOUNTANT_NAMES if name != "bayesian")
 
 
 @pytest.mark.parametrize("name", PROVEN)

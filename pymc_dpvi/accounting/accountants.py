@@ -78,6 +78,8 @@ class AccountantInfo:
         Whether equal inputs give equal answers, so that they may be remembered.
     schemes : mapping of str to frozenset of NeighboringRelation, optional
         The sampling schemes that it takes, by relation; None if that is not known.
+    data_dependent : bool
+        Whether its epsilon is computed from the records, and so is itself private.
     """
 
     name: str
@@ -86,6 +88,7 @@ class AccountantInfo:
     factory: Callable[[NeighboringRelation, float], PrivacyAccountant]
     cacheable: bool = False
     schemes: Schemes | None = field(default=None, hash=False, compare=False)
+    data_dependent: bool = False
 
     @property
     def proven(self) -> bool:
@@ -149,8 +152,15 @@ def require_proven(info: AccountantInfo, allow_unproven: bool = False) -> None:
     Raises
     ------
     ArgumentError
-        If the guarantee is not "proven" and `allow_unproven` is False.
+        If the guarantee is not "proven" and `allow_unproven` is False; and, whatever the user said, if
+        epsilon is computed from the records: a calibrated noise multiplier, or a report, would publish it.
     """
+    if info.data_dependent:
+        raise ArgumentError(
+            f"accountant={info.name!r} computes epsilon from the records, so that the epsilon, and any noise "
+            "calibrated to it, would tell about them. Use accountant='pld'. If gradient_distances come "
+            "from public data, say distances_are_public=True when making the accountant."
+        )
     if info.proven or allow_unproven:
         return
     raise ArgumentError(
@@ -199,7 +209,7 @@ def _info_of(
 ) -> Any:
     return AccountantInfo(
         **{"name": kind.name, "guarantee": kind.guarantee, "source": kind.source, "schemes": kind.schemes}
-        | {"factory": factory}
+        | {"factory": factory, "data_dependent": kind is BayesianAccountant}
         | more
     )
 
@@ -276,7 +286,12 @@ def accountant_info(accountant: Any) -> AccountantInfo:
         known = _GUARDED.get(kind, kind if kind in _KINDS.values() else None)
         factory: Callable[..., Any] = functools.partial(_fresh_copy, accountant)
         if known is not None:
-            return _info_of(known, factory, name=known.name if known is kind else kind.__name__)
+            return _info_of(
+                known,
+                factory,
+                name=known.name if known is kind else kind.__name__,
+                data_dependent=getattr(accountant, "data_dependent", False),
+            )
         name = kind.__name__
     elif isinstance(accountant, type) and accountant in (*_GUARDED, *_KINDS.values()):
         return _REGISTRY[_GUARDED.get(accountant, accountant).name]

@@ -95,6 +95,9 @@ class BayesianAccountant(CountingAccountant):
     failure_prob : float, optional
         The probability :math:`\gamma` with which one confidence bound may fail. By default such that
         all of them together take half of delta.
+    distances_are_public : bool
+        Whether the distances come from public data. If not, the accountant neither calibrates nor satisfies a
+        budget, whatever else the user says: the result would tell about the records.
     independent_steps : bool
         Whether to assume that steps do not share their record (H = 1 in place of H = T). It makes epsilon
         smaller, and it is not true of a fit on one data set.
@@ -106,10 +109,10 @@ class BayesianAccountant(CountingAccountant):
 
     Notes
     -----
-    Privacy: epsilon is computed from the records' gradients. It depends on the data, nobody has
-    accounted for it, and it is itself private: do not publish it, and do not choose a run by it. The
-    same holds for an error or a comparison that tells its size. It never enters a privacy report of this
-    package as anything but a name.
+    Privacy: epsilon is computed from the records' gradients. It depends on the data, nobody has accounted
+    for it, and it is itself private: do not publish it, and do not choose a run by it. The same holds for a
+    comparison that tells its size. :func:`require_proven` refuses it for whatever ends in a release, unless
+    the distances are declared public.
     """
 
     name: ClassVar[str] = "bayesian"
@@ -123,6 +126,7 @@ class BayesianAccountant(CountingAccountant):
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
         *,
         failure_prob: float | None = None,
+        distances_are_public: bool = False,
         independent_steps: bool = False,
     ) -> None:
         super().__init__(neighboring_relation)
@@ -144,6 +148,12 @@ class BayesianAccountant(CountingAccountant):
             None if failure_prob is None else check_number("failure_prob", failure_prob, high=1.0)
         )
         self._independent_steps = bool(independent_steps)
+        self._public = distances_are_public is True
+
+    @property
+    def data_dependent(self) -> bool:
+        """Whether epsilon is computed from private records."""
+        return not self._public
 
     def _cost(self, step: GaussianStep, distances: Any, n_steps: int, failure_prob: float) -> Any:
         """Upper confidence bounds of a step's cost, one for each moment."""

@@ -168,6 +168,22 @@ class GuardedRdpAccountant(RdpAccountant):
             return math.inf
         return float(super().get_epsilon(target_delta))
 
+    def get_delta(self, target_epsilon: float) -> float:
+        """Return an upper bound of delta at `target_epsilon`.
+
+        Parameters
+        ----------
+        target_epsilon : float
+            Epsilon of the guarantee, 0 or more.
+
+        Returns
+        -------
+        float
+        """
+        if np.isnan(self._rdp).any():
+            return 1.0
+        return float(super().get_delta(target_epsilon))
+
 
 def rdp_curve(
     event: dp_accounting.DpEvent,
