@@ -300,7 +300,9 @@ class PrivateSum(Op):
 
     def make_node(self, *inputs: Any) -> Apply:
         """Build the node; see the class for shapes."""
-        *matrices, count, noise, unit = (pt.as_tensor_variable(i) for i in inputs)
+        # A bare Python float would become float32 where that holds it exactly.
+        arrays = (np.asarray(i) if isinstance(i, float) else i for i in inputs)
+        *matrices, count, noise, unit = (pt.as_tensor_variable(a) for a in arrays)
         if len(matrices) != len(self.outer) + sum(self.outer):
             raise TypeError("one matrix per dense block and two per outer block are needed")
         if any(m.type.ndim != 2 or not m.type.dtype.startswith("float") for m in matrices):

@@ -1,4 +1,4 @@
-"""Cryptographic random numbers: an AES-256-CTR keystream and deviates made from it.
+"""Cryptographic random numbers: an AES-256-CTR keystream, and uniform numbers made from it.
 
 A differential privacy guarantee speaks of random numbers that nobody can predict. Privacy noise
 and the choice of batches therefore come from a cryptographic generator, never from a statistical
@@ -14,15 +14,6 @@ may start at zero. Every 8 bytes, read as a little-endian integer, are one *word
 ``1 - 2^-53``. Small values keep their full relative precision, so that ``log(u)`` has a right tail
 up to 45. Neither 0 nor 1 ever occurs.
 
-**Normal deviates.** Box and Muller (1958): for independent uniforms ``u1, u2``,
-
-    r = sqrt(-2 log u1),    a = 2 pi (u2 - 1/2),    z1 = r cos(a),    z2 = r sin(a)
-
-are independent standard normals. Unlike the ziggurat or the polar method there is no rejection
-loop whose number of rounds depends on the deviate. Deviates end at ``sqrt(130 log 2) = 9.49``; an
-ideal radius goes beyond with probability ``2^-65``. The limits of float64 noise are described in
-`pymc_dpvi.noise`.
-
 **Integers.** ``w mod high`` for ``w`` below the largest multiple of ``high``; other words are
 rejected, so that the result is exactly uniform.
 
@@ -35,8 +26,6 @@ the rounding of the platform's ``log``, ``sin`` and ``cos``.
 from __future__ import annotations
 
 import hashlib
-import math
-import operator
 import os
 import secrets
 import threading
@@ -47,6 +36,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
+from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = ["KeyStream"]
@@ -56,8 +46,6 @@ _BLOCK_BYTES = 16
 _WORD_BYTES = 8
 # Encrypting this string gives the keystream itself. 64 KiB stays in the second-level cache.
 _ZEROS = bytes(1 << 16)
-# Work is cut into pieces of this many words, for the same reason.
-_PIECE = 1 << 13
 _BELOW_ONE = 1.0 - 2.0**-53
 _SEED_DOMAIN = b"pymc_dpvi insecure seed v1"
 _NO_COPY = (
@@ -89,8 +77,8 @@ class KeyStream:
     >>> stream = KeyStream.from_os()
     >>> stream
     KeyStream(secure=True)
-    >>> stream.standard_normal((2, 3)).shape
-    (2, 3)
+    >>> stream.words(3).dtype
+    dtype('uint64')
     """
 
     __slots__ = ("__weakref__", "_encryptor", "_lock", "_pid", "_secure")
@@ -125,7 +113,7 @@ class KeyStream:
         Parameters
         ----------
         seed : int
-            Any integer.
+            Any integer from 0 on.
         label : str
             What the stream is for, such as ``"noise"``. Different labels give independent streams.
 
@@ -137,9 +125,9 @@ class KeyStream:
         Raises
         ------
         ArgumentError
-            If `seed` is not an integer or `label` not a string.
+            If `seed` is not a non-negative integer or `label` not a string.
         """
-        number = _integer("seed", seed)
+        number = check_integer("seed", seed, low=0)
         if not isinstance(label, str):
             raise ArgumentError(f"label must be a string such as 'noise', found {type(label).__name__}.")
         # A length before each variable part: no two (seed, label) share an encoding.
@@ -207,7 +195,7 @@ class KeyStream:
         ArgumentError
             If `n` is not a non-negative integer.
         """
-        n = _count("n", n)
+        n = check_integer("n", n, low=0)
         # `update_into` is documented to want up to a block less one byte of room beyond the data.
         room = np.empty(n + _BLOCK_BYTES // _WORD_BYTES, dtype="<u8")
         view = room.data.cast("B")
@@ -239,44 +227,6 @@ class KeyStream:
         """
         return _to_uniform(self.words(n))
 
-    def standard_normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
-        """Draw independent standard normal deviates.
-
-        Parameters
-        ----------
-        shape : int or tuple of int
-            Shape of the result; ``()`` gives an array without axes.
-
-        Returns
-        -------
-        ndarray of float64
-            Independent N(0, 1) deviates of that shape.
-
-        Raises
-        ------
-        ArgumentError
-            If `shape` has an entry that is not a non-negative integer.
-        """
-        axes = shape if isinstance(shape, (tuple, list)) else (shape,)
-        axes = tuple(_count("shape", axis) for axis in axes)
-        n = math.prod(axes)
-        out = np.empty(n + n % 2)
-        for start in range(0, len(out), _PIECE):
-            piece = out[start : start + _PIECE]
-            half = len(piece) // 2
-            u = self.uniforms(len(piece))
-            radius, angle = u[:half], u[half:]
-            np.log(radius, out=radius)
-            radius *= -2.0
-            np.sqrt(radius, out=radius)
-            angle -= 0.5  # the trigonometric functions are fastest around zero
-            angle *= 2.0 * math.pi
-            np.cos(angle, out=piece[:half])
-            np.sin(angle, out=piece[half:])
-            piece[:half] *= radius
-            piece[half:] *= radius
-        return out[:n].reshape(axes)
-
     def integers(self, high: int, n: int) -> NDArray[np.int64]:
         """Draw independent integers, exactly uniform on ``0, ..., high - 1``.
 
@@ -297,9 +247,7 @@ class KeyStream:
         ArgumentError
             If `high` is outside its range or `n` not a non-negative integer.
         """
-        high = _count("high", high)
-        if not 1 <= high <= 2**63:
-            raise ArgumentError("high must be between 1 and 2**63.")
+        high = check_integer("high", high, low=1, high=2**63)
         words = self.words(n)
         excess = 2**64 % high
         if excess:
@@ -351,19 +299,3 @@ def _to_uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     # The 1024 largest words round to 1.0. They stand for (1 - 2^-54, 1), whose nearest float64
     # below 1 is this.
     return np.minimum(u, _BELOW_ONE, out=u)
-
-
-def _integer(name: str, value: int) -> int:
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise ArgumentError(f"{name} must be an integer such as 1, found {type(value).__name__}.") from None
-
-
-def _count(name: str, value: int) -> int:
-    count = _integer(name, value)
-    if count < 0:
-        raise ArgumentError(f"{name} must not be negative.")
-    return count

@@ -147,10 +147,12 @@ class Tables:
         num_upper = (1 << _TABLE_BITS) - sum(lower)
         needed = [(height * high) - (n << bits) for (_, high), n in zip(curve[:-1], lower, strict=True)]
         upper = [-((-need << 64) // (num_upper << bits)) for need in needed]
-        spare = (1 << 64) - sum(upper)
-        if num_upper <= 0 or spare < 0:
+        total = sum(upper)
+        if num_upper <= 0 or total > 1 << 64:
             raise ValueError("height is too large for the table")
-        upper[0] += spare
+        upper = [(b << 64) // total for b in upper]  # none becomes smaller: what is left over is shared out
+        upper[0] += (1 << 64) - sum(upper)
+        upper_height = [num_upper * b >> 40 for b in upper]
         starts = [sum(upper[:j]) for j in range(_STRIPS)]
         entries = np.repeat(np.arange(_STRIPS + 1), [*lower, num_upper])
         return cls(
@@ -161,7 +163,7 @@ class Tables:
             strip_of_entry=entries.astype(np.uint16),
             upper_from=np.array(starts, dtype=np.uint64),
             curve=np.array([low >> (bits - 30) for low, _ in curve[:-1]], dtype=np.int64),
-            upper_height=np.array([num_upper * b >> 40 for b in upper], dtype=np.int64),
+            upper_height=np.array(upper_height, dtype=np.int64),
         )
 
 

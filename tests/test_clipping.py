@@ -208,6 +208,87 @@ def test_many_records_stay_within_the_bound_in_spite_of_rounding():
         assert exact_norm(base - without) <= 1.0
 
 
+def rounding_error(records: np.ndarray) -> float:
+    """How far the rounded sum of short rows is from the exact sum, in units of the proven bound."""
+    fine, count = 2.0**-46, len(records)  # a lattice too fine to matter
+    released = clipped_sum(records, 1.0, fine)
+    exact = [math.fsum(column) for column in records.T]
+    error = exact_norm(released - np.array(exact))
+    # docs/noise.md: 134 rounding units per record, and half a lattice unit per coordinate.
+    return error / (134 * 2.0**-53 * count + math.sqrt(records.shape[1]) * fine / 2)
+
+
+@pytest.mark.parametrize("num_params", [1, 3])
+def test_float_sums_stay_within_the_proven_error(num_params: int, monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(1)
+    constant = np.full((200_000, num_params), 0.1)  # rounded the same way again and again
+    mixed = (
+        rng.uniform(-1, 1, size=(200_000, num_params))
+        / num_params
+        * 10.0 ** rng.integers(-9, 1, (200_000, 1))
+    )
+    for records in (constant, mixed, np.concatenate([constant, -constant, mixed])):
+        assert rounding_error(records) <= 1
+    # Planted: one block for all, as in a plain loop over the records.
+    monkeypatch.setattr(clipping, "BLOCK_RECORDS", 10**9)
+    assert rounding_error(constant) > 1
+
+
+def test_outer_sums_stay_within_the_proven_error():
+    rng = np.random.default_rng(2)
+    left, right = rng.normal(size=(20_000, 3)), rng.normal(size=(20_000, 2))
+    dense = columns([left, right], (True,))
+    norms = np.sqrt(np.sum(dense**2, axis=1))
+    fine = 2.0**-47
+    got = release([left, right], (True,), 1.0, zeros(6), fine)
+    bound = 1.0 - SLACK - math.sqrt(6) * fine
+    weights = np.minimum(1.0, bound / norms)
+    exact = np.array([math.fsum(column) for column in (dense * weights[:, None]).T])
+    # 3 more rounding units: in the reference, the norms and products are rounded too.
+    assert exact_norm(got - exact) <= (137 * 2.0**-53 * 20_000 + math.sqrt(6) * fine)
+
+
+def test_the_slack_covers_the_largest_batch():
+    # The inequality at the end of the proof, step by step (docs/noise.md).
+    eps, batch, size = Fraction(1, 2**53), clipping.MAX_RECORDS, clipping.MAX_PARAMS
+    norm_error = (2 * size + 16) * eps
+    sum_error = 2 * 134 * eps * batch
+    assert (1 - Fraction(SLACK)) * (1 + norm_error) + sum_error <= 1 - Fraction(1, 2**22)
+    assert clipping.BLOCK_RECORDS + 6 <= 134
+    assert batch >= 10**7
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e-9])
+@pytest.mark.parametrize("num_params", [1, 4, 1000])
+def test_rounding_to_the_lattice_is_inside_the_sensitivity(unit: float, num_params: int):
+    """A coarse lattice: the clip bound leaves room for the rounding of every coordinate."""
+    rng = np.random.default_rng(4)
+    base = rng.normal(size=(5, num_params))
+    for _ in range(20):
+        row = rng.normal(size=(1, num_params)) * 10
+        with_row, without = (clipped_sum(g, 1.0, unit) for g in (np.concatenate([base, row]), base))
+        # A few roundings beyond C: of the released float64 numbers and of their difference here.
+        assert exact_norm(with_row - without) <= 1.0 + 1e-13 * math.sqrt(num_params)
+
+
+@pytest.mark.parametrize("unit", [0.0, -1e-9, np.nan, 1.0, 0.6, np.inf])
+def test_a_lattice_that_is_no_lattice_or_too_coarse_is_refused(unit: float):
+    with pytest.raises(ValueError, match="too coarse"):
+        clipped_sum(np.ones((1, 4)), 1.0, unit)
+
+
+def test_a_sum_beyond_64_bits_is_held_inside():
+    unit = 2.0**-60
+    rows = np.repeat([[0.9, -0.1], [0.9, -0.1]], 4, axis=0)
+    noise = np.array([12 * 2**40, -12 * 2**40])
+    got = release([rows], (False,), 1.0, noise, unit)
+    assert steps(got, unit).tolist()[0] == int(float(2**62 + 12 * 2**40))
+    assert steps(got, unit).tolist()[1] == pytest.approx(-0.8 * 2**60 - 12 * 2**40, rel=1e-12)
+    # A held coordinate moves less than the sum did.
+    fewer = release([rows[:-1]], (False,), 1.0, noise, unit)
+    assert exact_norm(got - fewer) <= 1.0
+
+
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "C": np.ascontiguousarray,
     "Fortran": np.asfortranarray,

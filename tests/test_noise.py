@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pymc_dpvi.clipping import PrivateSum
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.noise import LatticeNoise
 from pymc_dpvi.randomness import KeyStream
@@ -87,3 +88,64 @@ def test_stddev_must_be_finite_and_positive(stddev: float) -> None:
 def test_stddev_must_be_a_number(stddev: object) -> None:
     with pytest.raises(ArgumentError, match=r"stddev must be a finite number"):
         LatticeNoise(stddev)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------
+# The precision attack
+# ------------------------------------------------------------------------------------------------
+
+
+def release(clipped_sum: float, noise: np.ndarray, lattice: LatticeNoise) -> np.ndarray:
+    """What the kernel releases of one record with this gradient, again and again."""
+    op, records = PrivateSum(4.0), np.full((1, noise.size), clipped_sum)
+    # One coordinate per release, each clipped by itself: the outer norm must not bind.
+    out = np.empty(noise.size)
+    for k in range(noise.size):
+        storage: list[list[np.ndarray]] = [[None]]
+        op.perform(
+            None, [records[:, k : k + 1], np.asarray(1), noise[k : k + 1], np.asarray(lattice.unit)], storage
+        )
+        out[k] = storage[0][0][0]
+    return out
+
+
+def certain(released: np.ndarray) -> np.ndarray:
+    """Where a release proves that the sum was 0 and not 1 (Mironov 2012; Haney et al. 2022).
+
+    For -3/2 <= n < -1/2 the number n is a multiple of 2^-53, and so is 1 + n; for larger n, 1 + n is at least
+    1/2 and a multiple of 2^-53 too. So below 1/2, any other number can only be noise alone.
+    """
+    return np.rint(released * 2.0**53) != released * 2.0**53
+
+
+def test_one_release_identifies_nothing() -> None:
+    n = 20_000
+    rng = np.random.default_rng(26)
+    # Plain float64 noise: about a quarter of the releases give the sum away for certain.
+    assert 0.24 < np.mean(certain(0.0 + rng.standard_normal(n))) < 0.28
+    assert not certain(1.0 + rng.standard_normal(n)).any()
+    lattice = LatticeNoise(1.0)
+    for clipped_sum in (0.0, 1.0, 0.7, 1 / 3):
+        released = release(clipped_sum, lattice.draw(stream(f"attack {clipped_sum}"), n), lattice)
+        assert not certain(released).any()
+        # Every release is a multiple of the unit, whatever the sum: no value speaks for one sum alone.
+        np.testing.assert_array_equal(np.rint(released / lattice.unit) * lattice.unit, released)
+
+
+@pytest.mark.parametrize("stddev", [1.0, 0.3, 7.7])
+def test_last_bits_of_a_release_carry_nothing(stddev: float) -> None:
+    lattice, n = LatticeNoise(stddev), 20_000
+    digits = []
+    for k, clipped_sum in enumerate((0.0, 1.0, 0.7)):
+        released = release(clipped_sum, lattice.draw(stream(f"bits {stddev} {k}"), n), lattice)
+        steps = np.rint(released / lattice.unit).astype(np.int64)
+        digits.append(np.bincount(steps & 63, minlength=64))
+    assert all(stats.chisquare(counts).pvalue > 1e-3 for counts in digits)
+    assert stats.chi2_contingency(np.array(digits)).pvalue > 1e-3
+    # Planted: float noise on the same sums, seen in steps of its own last bits.
+    rng = np.random.default_rng(3)
+    planted = [
+        np.bincount(np.rint((s + rng.standard_normal(n)) * 2.0**54).astype(np.int64) & 63, minlength=64)
+        for s in (0.0, 1.0)
+    ]
+    assert stats.chi2_contingency(np.array(planted) + 1).pvalue < 1e-9

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import copy
+import gc
+import logging
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 import pymc_dpvi.randomness as randomness
@@ -29,15 +34,6 @@ def stream(label: str = "test", seed: int = 20250101) -> KeyStream:
 
 def p_uniform(u: np.ndarray) -> float:
     return float(stats.kstest(u, "uniform").pvalue)
-
-
-def p_normal(z: np.ndarray) -> float:
-    """Smaller (Bonferroni) of a KS test and a chi-squared test of the second moment."""
-    z = z.ravel()
-    n = z.size
-    p_shape = stats.kstest(z, "norm").pvalue
-    tail = stats.chi2(n).cdf(float(np.sum(z**2)))
-    return float(min(1.0, 2 * min(p_shape, 2 * min(tail, 1 - tail))))
 
 
 def p_counts(values: np.ndarray, cells: int) -> float:
@@ -64,6 +60,44 @@ def test_keystream_is_nist_ctr_aes256() -> None:
     crypted = bytes(a ^ b for a, b in zip(keystream, bytes.fromhex(plain), strict=True))
     assert crypted.hex() == cipher
     assert not tested.secure
+
+
+def independent_keystream(key: bytes, n_bytes: int) -> bytes:
+    """Counter mode written out: block j is the encryption of the number j (NIST SP 800-38A, section 6.5)."""
+    encryptor = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
+    return b"".join(encryptor.update(j.to_bytes(16, "big")) for j in range(n_bytes // 16))
+
+
+def test_keystream_is_counter_mode_over_many_pieces() -> None:
+    key = bytes(range(7, 39))
+    tested = KeyStream._from_key(key, bytes(16))
+    n_words = 3 * 8192 + 10  # pieces of 64 KiB, and a rest
+    assert tested.words(n_words).astype("<u8").tobytes() == independent_keystream(key, 8 * n_words)
+    assert tested.words(2).tobytes() not in independent_keystream(key, 8 * n_words)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
+def test_keystream_is_that_of_the_openssl_command() -> None:
+    key, counter = (
+        bytes(range(32)),
+        bytes.fromhex("00112233445566778899aabbffffffff"),
+    )  # carries after one block
+    command = ["openssl", "enc", "-aes-256-ctr", "-K", key.hex(), "-iv", counter.hex()]
+    done = subprocess.run(command, input=bytes(1 << 17), capture_output=True, check=True)
+    assert KeyStream._from_key(key, counter).words(1 << 14).astype("<u8").tobytes() == done.stdout
+
+
+def test_streams_are_independent_with_power() -> None:
+    words = [stream(label, seed).words(4000) for label in ("noise", "sampling") for seed in (1, 2, 3)]
+    words += [KeyStream.from_os().words(4000) for _ in range(3)]
+    bits = np.array([np.unpackbits(w.view(np.uint8)) for w in words]).astype(float) - 0.5
+    bits = np.concatenate(
+        [bits, bits[:1] * np.where(np.random.default_rng(0).random(bits.shape[1]) < 0.49, -1, 1)]
+    )
+    agreement = np.abs(4 * bits @ bits.T / bits.shape[1] - np.eye(len(bits))) * np.sqrt(bits.shape[1])
+    assert agreement[:-1, :-1].max() < 5
+    assert agreement[0, -1] > 5  # planted: two per cent of the bits shared
+    assert len(np.unique(np.concatenate(words))) == 9 * 4000
 
 
 def test_words_do_not_depend_on_how_they_are_asked_for() -> None:
@@ -117,7 +151,7 @@ def test_os_key_is_32_bytes_from_secrets(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_insecure_seed_reproduces_and_separates() -> None:
     assert not stream().secure
     np.testing.assert_array_equal(stream("a", 7).words(5), stream("a", np.int64(7)).words(5))
-    pairs = [("a", 7), ("b", 7), ("a", 8), ("a", -7), ("a7", 7), ("", 0), ("a", 77), ("a", 2**80)]
+    pairs = [("a", 7), ("b", 7), ("a", 8), ("a7", 7), ("", 0), ("a", 77), ("a", 2**80)]
     assert len({stream(*pair).words(2).tobytes() for pair in pairs}) == len(pairs)
 
 
@@ -130,7 +164,7 @@ def test_insecure_streams_are_the_same_for_ever() -> None:
 GOLDEN_WORDS = ["0x6f8c5b682b4a927a", "0x1e61f510304613b9"]
 
 
-@pytest.mark.parametrize("seed", [True, 1.0, "1", None, b"1", np.array([1, 2])])
+@pytest.mark.parametrize("seed", [True, 1.0, "1", None, b"1", -1, np.array([1, 2])])
 def test_insecure_seed_refuses_other_types(seed: object) -> None:
     with pytest.raises(ArgumentError, match="seed must be an integer"):
         KeyStream.from_insecure_seed(seed, "noise")  # type: ignore[arg-type]
@@ -157,6 +191,35 @@ def test_repr_shows_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not hasattr(tested, "__dict__")
     held = [repr(getattr(tested, name)) for name in KeyStream.__slots__ if name[0:2] != "__"]
     assert not any("KKK" in text or "4b4b" in text for text in held)
+
+
+def test_no_key_is_reachable_or_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key = bytes(range(100, 132))
+    monkeypatch.setattr(randomness.secrets, "token_bytes", lambda n: key)
+    with caplog.at_level(logging.DEBUG):
+        tested = KeyStream.from_os()
+        tested.words(1000)
+        tested.integers(10, 5)
+        with pytest.raises(ArgumentError) as raised:
+            tested.words(-1)
+    shown = caplog.text + "".join(capfd.readouterr()) + repr(raised.value)
+    # Every object that the stream leads to, the class and modules aside.
+    seen: dict[int, object] = {}
+    todo: list[object] = [tested]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type | types.ModuleType | types.FunctionType):
+            continue
+        seen[id(item)] = item
+        todo.extend(gc.get_referents(item))
+    assert len(seen) >= 3
+    for held in (*seen.values(), shown):
+        text = held if isinstance(held, str) else repr(held)
+        assert key.hex() not in text and repr(key)[2:-1] not in text
+        assert not (isinstance(held, bytes | bytearray | memoryview) and key in bytes(held))
+    assert key in gc.get_referents({"planted": key})  # the search sees bytes
 
 
 @pytest.mark.parametrize("make", [KeyStream.from_os, stream], ids=["secure", "insecure"])
@@ -254,6 +317,48 @@ def test_fork_test_has_power() -> None:
     assert "two processes drew the same words" in done.stderr
 
 
+WORKERS = """
+def draw(_, path):
+    import sys, types
+    if "pymc_dpvi" not in sys.modules:
+        package = sys.modules["pymc_dpvi"] = types.ModuleType("pymc_dpvi")
+        package.__path__ = [path]
+    from pymc_dpvi.randomness import KeyStream
+    return KeyStream.from_os().words(4).tobytes().hex()
+
+import joblib
+from pymc_dpvi.randomness import KeyStream
+shared = KeyStream.from_os()
+shared.words(5)
+
+def inherited(_):
+    return shared.words(4).tobytes().hex()
+
+path = package.__path__[0]
+found = [shared.words(4).tobytes().hex()]
+found += joblib.Parallel(n_jobs=2)(joblib.delayed(draw)(i, path) for i in range(6))
+found += joblib.Parallel(n_jobs=2, backend="threading")(joblib.delayed(inherited)(i) for i in range(6))
+if "fork" in joblib.parallel.mp.get_all_start_methods():
+    import multiprocessing
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        found += pool.map(inherited, range(6), chunksize=3)
+assert len(set(found)) == len(found), "two workers drew the same words"
+try:
+    joblib.Parallel(n_jobs=2)(joblib.delayed(lambda s: s.words(4))(shared) for _ in range(2))
+except Exception as error:
+    assert "pickle" in str(error).lower(), error
+else:
+    raise AssertionError("a stream was sent to another process")
+print("passed")
+"""
+
+
+def test_joblib_and_multiprocessing_never_share_noise() -> None:
+    pytest.importorskip("joblib")
+    done = run_fork_script(WORKERS)
+    assert done.returncode == 0 and "passed" in done.stdout, done.stderr
+
+
 def test_threads_share_a_stream_without_repetition() -> None:
     tested = stream("threads")
     results: list[np.ndarray] = []
@@ -308,79 +413,6 @@ def test_uniforms_are_uniform_with_power() -> None:
     assert p_uniform(u) > P_GOOD
     assert p_uniform(u**1.03) < P_BAD  # planted
     assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 4 / np.sqrt(u.size)
-
-
-# ---------------------------------------------------------------- normals
-
-
-@pytest.mark.parametrize(
-    "shape", [0, 1, 7, (), (0, 4), (3,), (5, 3), (2, 3, 4), (8191,), (8193,), np.int64(4)]
-)
-def test_normal_shapes(shape: object) -> None:
-    z = stream().standard_normal(shape)  # type: ignore[arg-type]
-    assert isinstance(z, np.ndarray) and z.dtype == np.float64
-    assert z.shape == np.zeros(shape).shape  # type: ignore[arg-type]
-    assert np.all(np.isfinite(z)) and len(np.unique(z)) == z.size
-
-
-def test_normals_are_normal_with_power() -> None:
-    z = stream("normals").standard_normal(300_001)
-    assert p_normal(z) > P_GOOD
-    assert p_normal(1.015 * z) < P_BAD  # planted: 1.5 per cent too wide
-    assert p_normal(z + 0.02) < P_BAD  # planted: shifted by two hundredths
-    rng = np.random.default_rng(1)
-    assert p_normal(rng.standard_t(60, 300_000)) < P_BAD  # planted: heavier tails
-
-
-def test_normals_of_one_pair_and_of_neighbours_are_independent() -> None:
-    piece = randomness._PIECE
-    z = stream("pairs").standard_normal((60, piece))
-    first, second = z[:, : piece // 2].ravel(), z[:, piece // 2 :].ravel()  # same radius
-
-    def p_pair(a: np.ndarray, b: np.ndarray) -> float:
-        cells = 16 * (16 * stats.norm.cdf(a)).astype(int) + (16 * stats.norm.cdf(b)).astype(int)
-        return p_counts(cells, 256)
-
-    assert p_pair(first, second) > P_GOOD
-    assert p_pair(z.ravel()[:-1], z.ravel()[1:]) > P_GOOD
-    assert p_pair(first, -first) < P_BAD
-    sign = np.where(stream("signs").uniforms(first.size) < 0.5, -1.0, 1.0)
-    assert p_pair(first, sign * first) < P_BAD  # planted: uncorrelated but dependent
-    # Rows (steps) must not repeat each other.
-    correlations = np.corrcoef(z)[np.triu_indices(60, 1)]
-    assert np.abs(correlations).max() < 5 / np.sqrt(piece)
-
-
-def test_normal_tails() -> None:
-    z = np.abs(stream("tails").standard_normal(4_000_000))
-    for bound in (3.0, 4.0, 4.5):
-        prob = 2 * stats.norm.sf(bound)
-        assert stats.binomtest(int(np.sum(z > bound)), z.size, prob).pvalue > P_GOOD
-    assert z.max() < 9.5
-
-
-def test_normals_are_box_muller_of_the_uniforms() -> None:
-    z = stream("oracle").standard_normal(10)
-    u = stream("oracle").uniforms(10)
-    radius, angle = np.sqrt(-2 * np.log(u[:5])), 2 * np.pi * (u[5:] - 0.5)
-    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    np.testing.assert_allclose(z, expected, rtol=1e-14)
-
-
-def test_normals_survive_the_extreme_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    tested = stream()
-    for word in (0, 2**64 - 1):
-        fixed = lambda self, n, word=word: np.full(n, word, dtype=np.uint64)  # noqa: E731
-        monkeypatch.setattr(KeyStream, "words", fixed)
-        z = tested.standard_normal(4)
-        assert np.all(np.isfinite(z))
-        assert np.hypot(z[0], z[2]) <= np.sqrt(130 * np.log(2)) * (1 + 1e-15)
-
-
-@pytest.mark.parametrize("shape", [-1, 2.5, "3", None, True, (2, -1), (2, 1.0)])
-def test_normals_refuse_bad_shapes(shape: object) -> None:
-    with pytest.raises(ArgumentError, match="shape must"):
-        stream().standard_normal(shape)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- integers

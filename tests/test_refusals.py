@@ -38,7 +38,6 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     watch(KeyStream, "words")
     watch(KeyStream, "uniforms")
-    watch(KeyStream, "standard_normal")
     watch(Streams, "make")
     watch(Mechanism, "draw")
     watch(PrivateStep, "__call__")
