@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
+from pymc_dpvi.auditing import AuditReport, audit
 from pymc_dpvi.errors import (
     ArgumentError,
     BudgetExceededError,
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DPADVI",
     "ArgumentError",
+    "AuditReport",
     "BudgetExceededError",
     "CalibrationError",
     "DPApproximation",
@@ -51,6 +53,7 @@ __all__ = [
     "PrivacyRun",
     "PrivacyWarning",
     "UnsupportedModelError",
+    "audit",
     "fit_dpadvi",
     "interpret",
 ]

@@ -14,13 +14,12 @@ own likelihood), never on the data, so that the verdict cannot depend on any rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.abstract import MeasurableOp
-from pymc.pytensorf import compile as pm_compile
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.tensor.type import TensorType
@@ -30,14 +29,12 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.gradients import Latents, aligned_gradients, as_matrix, in_draws, put
 from pymc_dpvi.graphs import is_array, walk
-from pymc_dpvi.records import Likelihood, RecordModel, in_values, rebuild_likelihood
+from pymc_dpvi.records import Likelihood, RecordModel, rebuild_likelihood
+from pymc_dpvi.synthetic import Rows, python_function, synthetic_records
 
 __all__ = ["check_separable"]
 
 ROWS = 5
-DRAWS = 3
-
-Rows = list[np.ndarray]
 
 
 @quiet_pytensor()
@@ -62,13 +59,13 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
     graphs, draw = in_draws([*many.factors.values(), *record.factors.values()], latents)
     own, one = graphs[: len(many.factors)], graphs[len(many.factors) :]
     both = [_per_row(t) for t in (*own, *_over_rows(one, record.rows, many.rows))]
-    terms = _compile([*many.rows, z], put(both, draw, values))
-    grad = _compile([*many.rows, z], [as_matrix(aligned_gradients(record, many.rows, latents, z, 1))])
+    terms = python_function([*many.rows, z], put(both, draw, values))
+    grad = python_function([*many.rows, z], [as_matrix(aligned_gradients(record, many.rows, latents, z, 1))])
     names = list(many.factors)
     seen = dict.fromkeys(names, False)
     rng = np.random.default_rng(0)
     tolerance = 1e-6 if pytensor.config.floatX == "float64" else 1e-3
-    for rows, point in _synthetic(record, many, latents, z, start, rng, lambda: all(seen.values())):
+    for rows, point in synthetic_records(record, many, latents, z, start, rng, lambda: all(seen.values())):
         try:
             with np.errstate(all="ignore"):
                 out = [np.asarray(o, dtype="float64") for o in terms(*rows, point)]
@@ -113,71 +110,9 @@ def _per_row(term: TensorVariable) -> TensorVariable:
     return term.sum(axis=tuple(range(1, term.type.ndim))) if term.type.ndim > 1 else term
 
 
-def _compile(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., list[np.ndarray]]:
-    return pm_compile(
-        list(inputs), list(outputs), mode="FAST_COMPILE", on_unused_input="ignore", random_seed=0
-    )
-
-
 def _same(left: np.ndarray, right: np.ndarray, tolerance: float) -> bool:
     with np.errstate(invalid="ignore"):
         return bool(np.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True))
-
-
-def _synthetic(
-    record: RecordModel,
-    many: Likelihood,
-    latents: Latents,
-    z: TensorVariable,
-    start: np.ndarray,
-    rng: np.random.Generator,
-    done: Callable[[], bool],
-) -> Iterator[tuple[Rows, np.ndarray]]:
-    """Yield synthetic records and latent values until every term has been seen finite."""
-    kinds = [(r.type.shape, np.dtype(r.type.dtype)) for r in many.rows]
-
-    def point() -> np.ndarray:
-        draw = start + rng.normal(scale=0.5, size=start.shape)
-        return draw[None].astype(pytensor.config.floatX)
-
-    for high, simplex in ((2, False), (1, False), (2, True)):
-        for _ in range(DRAWS):
-            yield [_uniform(rng, *k, high=high, simplex=simplex) for k in kinds], point()
-        if done():
-            return
-    # Draws from the likelihood lie in its support, whatever that is.
-    observed = [record.model.rvs_to_values[rv] for rv in record.model.observed_RVs]
-    roots = [next((v for v in walk([o]) if v in record.arrays), None) for o in observed]
-    draws = in_values(record.model, [many.memo[rv] for rv in record.model.observed_RVs], many.free)
-    try:
-        draw_fn = _compile([*many.rows, z], put(draws, latents.value_vars, latents.split(z[0])))
-    except Exception:
-        return
-    for high in (2, 1):
-        for _ in range(DRAWS):
-            rows, at = [_uniform(rng, *k, high=high, simplex=False) for k in kinds], point()
-            try:
-                drawn = draw_fn(*rows, at)
-            except Exception:
-                continue
-            for root, value in zip(roots, drawn, strict=True):
-                if root is not None:
-                    k = record.arrays.index(root)
-                    rows[k] = np.asarray(value).astype(rows[k].dtype).reshape(rows[k].shape)
-            yield rows, at
-        if done():
-            return
-
-
-def _uniform(
-    rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, *, high: int, simplex: bool
-) -> np.ndarray:
-    if dtype.kind in "iub":
-        return rng.integers(0, high, size=shape).astype(dtype)
-    draw = rng.uniform(0.05, 0.95, size=shape)
-    if simplex and len(shape) > 1:
-        draw = draw / draw.sum(axis=-1, keepdims=True)
-    return draw.astype(dtype)
 
 
 def _check_isolated(
@@ -225,7 +160,7 @@ def _mixing(record: RecordModel, many: Likelihood, rows: Rows) -> str:
         try:
             (single,) = graph_replace([one.memo[var]], swap, strict=False)
             (wide,) = _over_rows([single], one.rows, many.rows)
-            fn = _compile([*many.rows, *free], [many.memo[var], wide])
+            fn = python_function([*many.rows, *free], [many.memo[var], wide])
             left, right = fn(*rows, *points)
             same = left.shape == right.shape and _same(left, right, 1e-9)
         except Exception:

@@ -24,6 +24,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # A new module takes its place here.
 LAYERS = (
     ("__init__",),
+    ("auditing",),
     ("inference",),
     ("terms",),
     ("approximation",),
@@ -31,6 +32,7 @@ LAYERS = (
     ("step",),
     ("mechanism",),
     ("separability",),
+    ("synthetic",),
     ("gradients",),
     ("clipping",),
     ("starting_values",),

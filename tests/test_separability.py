@@ -93,13 +93,13 @@ def test_the_data_are_never_evaluated(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(RecordModel, "data", refuse)
     inputs: list[Any] = []
-    real = separability._compile
+    real = separability.python_function
 
     def watch(ins: Any, outs: Any) -> Any:
         inputs.append((ins, outs))
         return real(ins, outs)
 
-    monkeypatch.setattr(separability, "_compile", watch)
+    monkeypatch.setattr(separability, "python_function", watch)
     check_separable(record, latents, start)
     held = set(record.arrays)
     assert len(inputs) >= 2

@@ -1,0 +1,264 @@
+r"""A compiled private step on synthetic records, whose release can be read.
+
+The release of a step is the vector :math:`\tilde s = \sum_{i \in B} \operatorname{clip}_C(g_i) + \eta`, the
+output of ``clipping.PrivateSum``. Everything that an optimiser gets must be a function of it, of the
+parameters, the public draws and the prior. A :class:`Probe` hands the step an optimiser that changes nothing
+and looks at the graph of its gradients: it cuts the graph at the noisy sums, keeps their values, and lists
+what can still be reached behind the cut (:attr:`Probe.leaks`; there must be nothing).
+
+A graph without a noisy sum is a finding, too. The gradients themselves are then taken for the release, so
+that the other checks still have something to measure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+
+from pymc_dpvi.approximation import DPApproximation
+from pymc_dpvi.clipping import PrivateSum
+from pymc_dpvi.compat import quiet_pytensor
+from pymc_dpvi.gradients import Latents
+from pymc_dpvi.graphs import walk
+from pymc_dpvi.mechanism import Mechanism, Streams
+from pymc_dpvi.records import RecordModel, rebuild_likelihood
+from pymc_dpvi.sampling import FullBatchSampler
+from pymc_dpvi.step import PrivateStep
+from pymc_dpvi.synthetic import Rows, hostile_records, synthetic_records
+
+__all__ = ["Probe", "without_sampling"]
+
+_ROWS = 4  # synthetic records that are made at a time
+_POOL_NUMBERS = 20_000_000  # entries of the matrix of all records' contributions, at most
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _SyntheticModel(RecordModel):
+    """The user's model with synthetic records in place of the data."""
+
+    tables: tuple[SharedVariable, ...] = field(default=(), repr=False)
+
+    def data(self) -> list[SharedVariable]:
+        """Return the synthetic records."""
+        return list(self.tables)
+
+
+class _Release:
+    """An optimiser that moves nothing and keeps the release."""
+
+    def __init__(self, record: _SyntheticModel, draw_shape: tuple[int, int]) -> None:
+        self._record = record
+        self._draw_shape = draw_shape
+        self._values: list[SharedVariable] = []
+        self.leaks: tuple[str, ...] = ()
+
+    def __call__(self, grads: list[Any], params: list[Any]) -> dict[Any, Any]:
+        noisy = [v for v in walk(grads) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
+        self.leaks = tuple(self._behind(grads, noisy, params))
+        released = [pt.concatenate([v.flatten() for v in noisy or grads]).astype("float64")]
+        if noisy and len(noisy) == 1:
+            released = noisy  # as it is
+        self._values = [pytensor.shared(np.zeros(0)) for _ in released]
+        return dict(zip(self._values, released, strict=True))
+
+    def _behind(self, grads: list[Any], noisy: list[Any], params: list[Any]) -> list[str]:
+        """Name what the gradients depend on besides the noisy sum and what is public."""
+        record = self._record
+        public = {*params, *walk([record.prior_logp])} - {*record.arrays, *record.tables}
+        found = [] if noisy else ["no noisy sum at all"]
+        for var in walk(grads, stop=noisy):
+            if var.owner is not None or var in noisy or var in public:
+                continue
+            if isinstance(var, Constant) and var not in record.arrays:
+                continue
+            if not isinstance(var, SharedVariable | Constant) and var.type.shape == self._draw_shape:
+                continue  # the public draws
+            found.append(_what(var, record))
+        return found
+
+    def value(self) -> Vector:
+        (shared,) = self._values
+        return np.array(shared.get_value(borrow=True), dtype=np.float64)
+
+
+def _what(var: Variable, record: _SyntheticModel) -> str:
+    if var in record.tables or var in record.arrays:
+        return f"the records ({var.name!r})"
+    kind = {"indices": "the batch", "count": "the size of the batch", "noise": "the noise on its own"}
+    return kind.get(str(var.name), f"{var.name!r}")
+
+
+def without_sampling(mechanism: Mechanism) -> Mechanism:
+    """Return the same mechanism with every record in every step, q = 1."""
+    return dataclasses.replace(mechanism, sampler=FullBatchSampler())
+
+
+class Probe:
+    """One compiled private step on synthetic records.
+
+    Parameters
+    ----------
+    record : RecordModel
+        The user's model, split by records. Its arrays are never evaluated.
+    approx : DPApproximation
+        Where the variational parameters stand; they are not changed.
+    mechanism : Mechanism
+    n_mc : int
+        Latent draws a step.
+    compile_kwargs : dict
+        For PyTensor's ``function``, with ``mode``.
+    rng : numpy.random.Generator
+        For the synthetic records.
+
+    Attributes
+    ----------
+    leaks : tuple of str
+        What the optimiser's gradients depend on besides the noisy sum and public things.
+    pool : list of ndarray
+        The synthetic records, ordinary ones first.
+    num_ordinary : int
+        How many of them are ordinary; the others are hostile.
+    blocks : dict of str to ndarray of int
+        Which entries of the release belong to which free variable (with aligned gradients) or
+        variational parameter (with vanilla ones).
+    num_noise : int
+        Length of the release.
+    draw_shape : tuple of int
+        Shape of a step's public draws.
+    """
+
+    def __init__(
+        self,
+        record: RecordModel,
+        approx: DPApproximation,
+        mechanism: Mechanism,
+        *,
+        n_mc: int = 1,
+        compile_kwargs: dict[str, Any],
+        rng: np.random.Generator,
+    ) -> None:
+        latents = approx.latents
+        with quiet_pytensor():
+            ordinary = _ordinary(record, latents, approx.start, rng)
+            hostile = hostile_records(ordinary, rng)
+            longest = max(32, _POOL_NUMBERS // (n_mc * latents.size))
+            hostile = _some(hostile, longest - min(len(ordinary[0]), longest // 2), rng)
+            ordinary = _some(ordinary, longest // 2, rng)
+            self.num_ordinary = len(ordinary[0])
+            self.pool: Rows = [np.concatenate(both) for both in zip(ordinary, hostile, strict=True)]
+            tables = [
+                pytensor.shared(p[:1], name=a.name) for p, a in zip(self.pool, record.arrays, strict=True)
+            ]
+            fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(RecordModel)}
+            synthetic = _SyntheticModel(**fields, tables=tuple(tables))
+            self._release = _Release(synthetic, (n_mc, latents.size))
+            self.step = PrivateStep(
+                synthetic,
+                latents,
+                approx.groups[0],
+                mechanism,
+                n_mc=n_mc,
+                optimizer=self._release,
+                max_grad_norm=None,
+                compile_kwargs=compile_kwargs,
+            )
+        self._tables = tables
+        self.leaks = self._release.leaks
+        self.num_noise = self.step.num_noise
+        self.draw_shape = self.step.draw_shape
+        self.blocks = _blocks(latents, self.step, mechanism.gradient, n_mc)
+        self.l2_clip_norm = mechanism.l2_clip_norm
+        self.quiet = np.zeros_like(self.noise(mechanism, Streams.make(0), 1)[0])
+        self._loaded = 0
+
+    def __len__(self) -> int:
+        """Return the number of synthetic records."""
+        return len(self.pool[0])
+
+    def load(self, rows: Sequence[int] | NDArray[np.int64]) -> None:
+        """Make these synthetic records, by their numbers in the pool, the data set."""
+        self._loaded = len(rows)
+        at = np.asarray(
+            rows if len(rows) else [0], dtype=np.int64
+        )  # a table has a row; nobody is in the batch
+        for table, records in zip(self._tables, self.pool, strict=True):
+            table.set_value(records[at], borrow=True)
+
+    def release(
+        self,
+        noise: NDArray[Any],
+        draw: NDArray[Any],
+        batch: NDArray[np.int64] | None = None,
+    ) -> Vector:
+        """Make one step; return what it releases, shape ``(num_noise,)``.
+
+        Parameters
+        ----------
+        noise : ndarray, shape (num_noise,)
+            As the mechanism draws it; ``self.quiet`` for none.
+        draw : ndarray, shape draw_shape
+            Public standard normal draws.
+        batch : ndarray of int64, optional
+            Places in the loaded data set; all of it by default.
+        """
+        if batch is None:
+            batch = np.arange(self._loaded, dtype=np.int64)
+        self.step(batch, noise, draw, 0.0)
+        return self._release.value()
+
+    def draws(self, rng: np.random.Generator, n: int) -> NDArray[Any]:
+        """Draw the public numbers of `n` steps, shape ``(n, *draw_shape)``."""
+        return rng.standard_normal((n, *self.draw_shape)).astype(self.step.dtype)
+
+    def noise(self, mechanism: Mechanism, streams: Streams, n: int) -> NDArray[Any]:
+        """Draw the noise of `n` steps as the mechanism does, shape ``(n, num_noise)``."""
+        return without_sampling(mechanism).draw(streams, 1, n, self.num_noise).noise
+
+    def contributions(self, draw: NDArray[Any]) -> Vector:
+        """Return each synthetic record's release when it is alone and there is no noise.
+
+        Returns
+        -------
+        ndarray, shape (len(self), num_noise)
+        """
+        out = np.empty((len(self), self.num_noise))
+        for i in range(len(self)):
+            self.load([i])
+            out[i] = self.release(self.quiet, draw)
+        return out
+
+
+def _ordinary(record: RecordModel, latents: Latents, start: np.ndarray, rng: np.random.Generator) -> Rows:
+    many = rebuild_likelihood(record.model, record.num_records, record.record_dims, record.arrays, rows=_ROWS)
+    z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
+    made = [rows for rows, _ in synthetic_records(record, many, latents, z, start, rng)]
+    return [np.concatenate([rows[k] for rows in made]) for k in range(len(record.arrays))]
+
+
+def _some(rows: Rows, most: int, rng: np.random.Generator) -> Rows:
+    if len(rows[0]) <= most:
+        return rows
+    kept = rng.choice(len(rows[0]), size=most, replace=False)
+    return [r[kept] for r in rows]
+
+
+def _blocks(latents: Latents, step: PrivateStep, gradient: str, n_mc: int) -> dict[str, NDArray[np.int64]]:
+    if gradient == "aligned":
+        offsets = np.arange(n_mc)[:, None] * latents.size
+        return {
+            str(v.name): (offsets + np.arange(latents.size)[s]).ravel()
+            for v, s in zip(latents.value_vars, latents.slices, strict=True)
+        }
+    ends = np.cumsum([0, *(p.get_value(borrow=True).size for p in step.params)])
+    return {str(p.name): np.arange(a, b) for p, a, b in zip(step.params, ends[:-1], ends[1:], strict=True)}

@@ -1,0 +1,244 @@
+r"""(B) What a run releases when nobody is in the batch: noise of the accounted size, and nothing else.
+
+The package's own loop runs the compiled step, but every batch is emptied on the way. Of what is released,
+divided by :math:`\sigma C`, every entry must be N(0, 1), independent of all others: of every other
+coordinate, of every block of parameters, and of every other step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from pymc_dpvi.auditing import statistics as st
+from pymc_dpvi.auditing.probe import Probe, Vector
+from pymc_dpvi.auditing.report import CheckResult
+from pymc_dpvi.loop import iterate
+from pymc_dpvi.mechanism import Mechanism, Streams
+from pymc_dpvi.sampling import FixedSizeSampler
+from pymc_dpvi.step import PrivateStep
+
+__all__ = ["LoopStep", "check_noise", "check_randomness", "noise_pvalues", "summarise"]
+
+_COLUMNS = 256  # coordinates between which correlations are looked at, at most
+_LAGS = (1, 2, 3)
+_KS_NUMBERS = 200_000
+
+
+class LoopStep:
+    """Stands where the loop expects the step; notes what the loop does.
+
+    Parameters
+    ----------
+    probe : Probe, optional
+        Makes the steps, on empty batches. Without one, only the batches are noted.
+
+    Attributes
+    ----------
+    batches : list of ndarray
+        What the loop hands to each step.
+    released : list of ndarray
+        What each step releases on an empty batch.
+    """
+
+    def __init__(self, probe: Probe | None) -> None:
+        self._probe = probe
+        self.num_noise = 1 if probe is None else probe.num_noise
+        self.draw_shape = (1, 1) if probe is None else probe.draw_shape
+        self.dtype = np.dtype("float64") if probe is None else probe.step.dtype
+        self.params: tuple[Any, ...] = ()
+        self.calls = 0
+        self.batches: list[NDArray[np.int64]] = []
+        self.released: list[Vector] = []
+        if probe is not None:
+            probe.load([])
+
+    def __call__(self, indices: Any, noise: Any, epsilon: Any, weight: float) -> None:
+        """Do what a step does, without the records."""
+        self.calls += 1
+        if self._probe is None:
+            self.batches.append(np.array(indices))
+        else:
+            self.released.append(self._probe.release(noise, epsilon))
+
+    def run(
+        self,
+        mechanism: Mechanism,
+        streams: Streams,
+        rng: np.random.Generator,
+        num_records: int,
+        n_steps: int,
+    ) -> None:
+        """Run the package's own loop."""
+        for _ in iterate(cast(PrivateStep, self), mechanism, streams, rng, num_records, n_steps):
+            pass
+
+
+def summarise(pvalues: Mapping[str, Any]) -> tuple[float, str]:
+    """Combine p-values by name (a number, an array, or a tuple of them).
+
+    Returns
+    -------
+    pvalue : float
+        The smallest one, corrected for the number of all.
+    name : str
+        Whose it is.
+    """
+    each = {
+        what: st.corrected(*p) if isinstance(p, tuple) else st.corrected(p) for what, p in pvalues.items()
+    }
+    smallest = min(each, key=lambda what: each[what])
+    return min(1.0, each[smallest] * len(each)), smallest
+
+
+def noise_pvalues(z: Vector, blocks: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+    """Test that the entries of a matrix are independent standard normal deviates.
+
+    Parameters
+    ----------
+    z : ndarray, shape (n_steps, num_noise)
+    blocks : mapping of str to ndarray of int
+        Columns that belong together.
+
+    Returns
+    -------
+    dict of str to array_like
+        P-values by what they are about.
+    """
+    n, width = z.shape
+    found: dict[str, Any] = {
+        "the variance of a coordinate": st.chi2_pvalues(z, axis=0),
+        "the mean of a coordinate": st.normal_pvalues(z.sum(axis=0) / np.sqrt(n)),
+        "a deviate that occurs twice": st.repetition_pvalue(z),
+        "the size of a step": st.chi2_pvalues(z, axis=1),
+        "the sum over a step": st.chi2_pvalues(z.sum(axis=1) / np.sqrt(width)),
+    }
+    for name, columns in blocks.items():
+        part = z[:, columns]
+        found[f"the variance of block '{name}'"] = st.chi2_pvalues(part)
+        if part.size:
+            shown = part.ravel()[:: max(1, part.size // _KS_NUMBERS)]
+            found[f"the distribution of block '{name}'"] = stats.kstest(shown, "norm").pvalue
+            found[f"the sum over block '{name}'"] = st.chi2_pvalues(part.sum(axis=1) / np.sqrt(part.shape[1]))
+    chosen = z[:, np.unique(np.linspace(0, width - 1, min(width, _COLUMNS)).astype(int))]
+    if chosen.shape[1] > 1:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            products = (chosen.T @ chosen) / np.linalg.norm(chosen, axis=0)[:, None]
+        pairs = np.triu_indices(chosen.shape[1], 1)
+        found["the correlation of two coordinates"] = st.normal_pvalues(products[pairs])
+    for lag in _LAGS:
+        # Pairs (t, t + lag) that have no step in common, so that the first members are independent of
+        # the second ones: two families of them hold all pairs.
+        for shift in (0, lag):
+            first = [t for k in range(shift, n - lag, 2 * lag) for t in range(k, min(k + lag, n - lag))]
+            if first:
+                a, b = z[first], z[np.asarray(first) + lag]
+                found[f"the correlation of steps {lag} apart ({'odd' if shift else 'even'})"] = (
+                    st.product_pvalues(a, b),
+                    st.product_pvalues(a, b, axis=0),
+                )
+    return found
+
+
+def check_noise(
+    probe: Probe, mechanism: Mechanism, streams: Streams, rng: np.random.Generator, n_steps: int
+) -> CheckResult:
+    """Check (B): what is released about nobody is independent noise of standard deviation σC.
+
+    Parameters
+    ----------
+    probe : Probe
+    mechanism : Mechanism
+    streams : Streams
+    rng : numpy.random.Generator
+        Public.
+    n_steps : int
+
+    Returns
+    -------
+    CheckResult
+        Its statistic is the smallest p-value, corrected for the number of tests.
+    """
+    listener = LoopStep(probe)
+    sampler = mechanism.sampler
+    few = sampler.num_records if isinstance(sampler, FixedSizeSampler) else 8
+    listener.run(mechanism, streams, rng, few, n_steps)
+    z = np.array(listener.released) / (mechanism.noise_multiplier * mechanism.l2_clip_norm)
+    pvalue, where = summarise(noise_pvalues(z, probe.blocks))
+    spread = float(np.sqrt(np.mean(np.square(z))))
+    return CheckResult(
+        "noise",
+        "Every released number has fresh, independent Gaussian noise of standard deviation "
+        "noise_multiplier × l2_clip_norm.",
+        pvalue >= st.FALSE_ALARM,
+        pvalue,
+        st.FALSE_ALARM,
+        f"{len(z)} steps on empty batches, {z.size} deviates in {len(probe.blocks)} blocks; their standard "
+        f"deviation is {spread:.4f} of the claim; smallest p-value {pvalue:.2g} ({where}).",
+    )
+
+
+def check_randomness(
+    mechanism: Mechanism, insecure_seed: int | None, n: int = 2000, fits: int = 3
+) -> CheckResult:
+    """Check that every fit has noise of its own, from the system's randomness, apart from its batches.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    insecure_seed : int or None
+        What the method was told.
+    n : int
+        Deviates for each fit.
+    fits : int
+        How many fits there could have been.
+
+    Returns
+    -------
+    CheckResult
+    """
+    sampler = mechanism.sampler
+    few = sampler.num_records if isinstance(sampler, FixedSizeSampler) else 1000
+
+    def draw(streams: Streams) -> tuple[Vector, bytes]:
+        draws = mechanism.draw(streams, few, 4, n)
+        return np.asarray(draws.noise, dtype=float), draws.indices.tobytes() + draws.offsets.tobytes()
+
+    made = [Streams.make(None) for _ in range(fits)]
+    noise = np.array([draw(s)[0].ravel() for s in made])
+    noise /= np.sqrt(np.mean(np.square(noise[0])))
+    pairs = [(a, b) for a in range(fits) for b in range(a)]
+    pvalue, _ = summarise(
+        {
+            "repeated": st.repetition_pvalue(noise),
+            "alike": [st.product_pvalues(noise[a], noise[b]) for a, b in pairs],
+        }
+    )
+    one, two = Streams.make(1), Streams.make(2)
+    crossed = draw(Streams(one.sampling, two.noise))
+    straight, other = draw(Streams.make(1)), draw(Streams.make(2))
+    apart = np.array_equal(crossed[0], other[0]) and crossed[1] == straight[1]
+    told = ""
+    if not all(s.secure for s in made):
+        told = "Streams for a release do not come from the operating system's randomness."
+    elif pvalue < st.FALSE_ALARM:
+        told = "Different fits share noise."
+    elif not apart:
+        told = "The noise depends on the stream that draws batches, or the batches on that of the noise."
+    elif insecure_seed is not None:
+        told = (
+            "insecure_noise_seed= was given: whoever knows the seed can take the noise off. Leave it out "
+            "for a release."
+        )
+    return CheckResult(
+        "randomness",
+        "Noise and batches come from cryptographic streams of their own, new in each fit.",
+        not told,
+        pvalue,
+        st.FALSE_ALARM,
+        told or f"{fits} fits, {noise.size} deviates: none shared; smallest p-value {pvalue:.2g}.",
+    )
