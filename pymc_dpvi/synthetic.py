@@ -24,7 +24,7 @@ __all__ = ["Rows", "hostile_records", "python_function", "synthetic_records"]
 #: One array per record array of the model, all of the same leading length.
 Rows = list[np.ndarray]
 
-_DRAWS = 3
+_DRAWS = 3  # sets of records of each kind
 
 #: NaN, infinities, overflow of the number, of its square and of a product, underflow, zeros, and
 #: numbers that are only large: those whose gradients are clipped.

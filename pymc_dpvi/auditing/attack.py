@@ -21,7 +21,7 @@ sampler's batches (`sampled`) is about what sampling is claimed to save.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ from pymc_dpvi.sampling import FixedSizeSampler
 
 __all__ = ["Attack", "Rates", "check_attack", "claims", "lower_bound", "run_attack"]
 
-_DELTAS = (0.3, 0.1, 0.03, 1e-3, 1e-5)
+_DELTAS = (0.3, 0.05, 1e-3)
 _CUTS = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])  # from the middle, in standard deviations
 _BASE = 3  # records that are in both data sets
 _MOST_BLOCKS = 8
@@ -185,7 +185,11 @@ def _above(
 
 
 def claims(
-    mechanism: Mechanism, accountant: Any, delta: float | None = None, *, sampled: bool = False
+    mechanism: Mechanism,
+    accountant: Any,
+    deltas: Iterable[float] = (),
+    *,
+    sampled: bool = False,
 ) -> dict[float, float]:
     """Return what the accountant says of one step: ε by δ.
 
@@ -193,8 +197,8 @@ def claims(
     ----------
     mechanism : Mechanism
     accountant : str, dp_accounting.PrivacyAccountant or callable
-    delta : float, optional
-        One more δ.
+    deltas : iterable of float
+        Further δ; some are always asked for.
     sampled : bool
         Whether batches are drawn by the mechanism's sampler; else every record is in every step.
 
@@ -206,7 +210,7 @@ def claims(
     if not sampled:
         mechanism = without_sampling(mechanism)
     found = {}
-    for d in {*_DELTAS, *([] if delta is None else [delta])}:
+    for d in {*_DELTAS, *deltas}:
         try:
             found[d] = mechanism.epsilon(1, d, accountant)
         except ArgumentError:

@@ -37,7 +37,7 @@ from pymc_dpvi.synthetic import Rows, hostile_records, synthetic_records
 
 __all__ = ["Probe", "without_sampling"]
 
-_ROWS = 4  # synthetic records that are made at a time
+_ROWS = 2  # synthetic records that are made at a time
 _POOL_NUMBERS = 20_000_000  # entries of the matrix of all records' contributions, at most
 
 Vector = NDArray[np.float64]

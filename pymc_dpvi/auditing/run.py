@@ -114,7 +114,7 @@ def audit(
     streams = Streams.make(None)
     kept = int(np.clip(_MOST_NUMBERS // probe.num_noise, 100, runs))
     attack = run_attack(probe, mechanism, streams, rng, runs)
-    claimed = claims(mechanism, terms.accountant, terms.delta)
+    claimed = claims(mechanism, terms.accountant, [0.1, 1e-5, terms.delta])
     oracle = (
         [check_gradients(probe, record, approx, rng)] if mechanism.gradient == "aligned" and n_mc == 1 else []
     )
