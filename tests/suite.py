@@ -114,8 +114,8 @@ class Suite:
     def randomness(self) -> CheckResult:
         return check_randomness(self.mechanism, None)
 
-    def run_attack(self, n: int = 200, sampled: bool = False) -> Attack:
-        return run_attack(self.probe, self.mechanism, self.streams, self.rng, n, sampled=sampled)
+    def run_attack(self, n: int = 200, sampled: bool = False, **kwargs: Any) -> Attack:
+        return run_attack(self.probe, self.mechanism, self.streams, self.rng, n, sampled=sampled, **kwargs)
 
     def attack(self, n: int = 200, accountant: Any = "rdp", sampled: bool = False) -> CheckResult:
         seen = self.run_attack(n, sampled)

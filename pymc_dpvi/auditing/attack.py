@@ -40,7 +40,6 @@ __all__ = ["Attack", "Rates", "check_attack", "claims", "lower_bound", "run_atta
 _DELTAS = (0.3, 0.05, 1e-3)
 _CUTS = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])  # from the middle, in standard deviations
 _BASE = 3  # records that are in both data sets
-_MOST_BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,7 @@ def run_attack(
     n: int,
     *,
     sampled: bool = False,
+    most_blocks: int = 8,
 ) -> Attack:
     """Run the step many times with and without one record, for each block.
 
@@ -113,6 +113,8 @@ def run_attack(
         Steps in each world.
     sampled : bool
         Whether batches are drawn by the mechanism's sampler; else every record is in every step.
+    most_blocks : int
+        Blocks that are attacked, from the first.
 
     Returns
     -------
@@ -129,7 +131,7 @@ def run_attack(
         mechanism = without_sampling(mechanism)
     fixed = mechanism.sampler if isinstance(mechanism.sampler, FixedSizeSampler) else None
     rates = []
-    for block, columns in list(probe.blocks.items())[:_MOST_BLOCKS]:
+    for block, columns in list(probe.blocks.items())[:most_blocks]:
         record = _strongest(single, columns)
         direction = single[record]
         absent: list[int] = []

@@ -23,8 +23,8 @@ from pymc_dpvi.mechanism import Mechanism, Streams
 __all__ = ["check_lattice", "check_one_way_out", "check_sensitivity"]
 
 _DRAWS = 2  # latent draws at which everything is measured
-_DATA_SETS = 6  # data sets that get a record more, or another record
-_NEIGHBOURS = 12  # records that come to each of them
+_DATA_SETS = 5  # data sets that get a record more, or another record
+_NEIGHBOURS = 6  # records that come to each of them, besides those that pull most
 
 
 def check_one_way_out(probe: Probe) -> CheckResult:
