@@ -117,6 +117,5 @@ class Suite:
     def run_attack(self, n: int = 200, sampled: bool = False, **kwargs: Any) -> Attack:
         return run_attack(self.probe, self.mechanism, self.streams, self.rng, n, sampled=sampled, **kwargs)
 
-    def attack(self, n: int = 200, accountant: Any = "rdp", sampled: bool = False) -> CheckResult:
-        seen = self.run_attack(n, sampled)
-        return check_attack(seen, claims(self.mechanism, accountant, sampled=sampled))
+    def attack(self, n: int = 200, accountant: Any = "rdp", **kwargs: Any) -> CheckResult:
+        return check_attack(self.run_attack(n, **kwargs), claims(self.mechanism, accountant))

@@ -13,7 +13,7 @@ import pytest
 from suite import CLIP, FAMILIES, GRADIENTS, SAMPLERS, Suite, layers, mechanism, regression
 
 from pymc_dpvi import accounting
-from pymc_dpvi.auditing.attack import Attack, check_attack, claims
+from pymc_dpvi.auditing.attack import DELTAS, Attack, check_attack, claims
 from pymc_dpvi.auditing.report import CheckResult
 
 CELLS = [(family, gradient, sampler) for family in FAMILIES for gradient in GRADIENTS for sampler in SAMPLERS]
@@ -45,7 +45,7 @@ def suite(family: str, gradient: str, sampler: str) -> Suite:
 
 @cache
 def claimed(sampler: str, accountant: str, sampled: bool) -> dict[float, float]:
-    return claims(mechanism(sampler), accountant, sampled=sampled)
+    return claims(mechanism(sampler), accountant, (0.1, 1e-3) if sampled else DELTAS, sampled=sampled)
 
 
 def kept(result: CheckResult) -> None:

@@ -350,9 +350,9 @@ BATCHES: Check = Suite.batches
 RANDOMNESS: Check = Suite.randomness
 ONE_WAY: Check = Suite.one_way_out
 GRADIENT: Check = Suite.gradients
-ATTACK: Check = lambda s: s.attack(1000)  # noqa: E731
+ATTACK: Check = lambda s: s.attack(2000, "pld", most_blocks=1)  # noqa: E731
 
-REPLACED: Check = lambda s: s.attack(1000, fresh_rdp)  # noqa: E731
+REPLACED: Check = lambda s: s.attack(2000, fresh_rdp, most_blocks=1)  # noqa: E731
 
 #: Bug → how it is planted, which check must fail, and in which setting.
 BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
@@ -501,11 +501,11 @@ def test_a_hundred_clean_runs_raise_no_alarm():
     pvalues: dict[str, list[float]] = {}
     for _ in range(100):
         suite.streams = Streams.make(None)
-        for check in (lambda s: s.noise(300), lambda s: s.batches(150), Suite.randomness):
+        for check in (lambda s: s.noise(200), lambda s: s.batches(150), Suite.randomness):
             found = check(suite)
             assert found.passed, str(found)
             pvalues.setdefault(found.name, []).append(found.statistic)
-        found = suite.attack(150)
+        found = suite.attack(100, most_blocks=1)
         assert found.passed, str(found)
     for name, values in pvalues.items():
         # At most 5 % each; more than 18 of 100 happen once in 300,000 times.

@@ -35,9 +35,11 @@ from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.mechanism import Mechanism, Streams
 from pymc_dpvi.sampling import FixedSizeSampler
 
-__all__ = ["Attack", "Rates", "check_attack", "claims", "lower_bound", "run_attack"]
+__all__ = ["DELTAS", "Attack", "Rates", "check_attack", "claims", "lower_bound", "run_attack"]
 
-_DELTAS = (0.3, 0.05, 1e-3)
+DELTAS = (0.3, 0.1, 0.03, 0.01, 1e-3)
+"""Where a claimed curve is compared with what an attack sees."""
+
 _CUTS = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])  # from the middle, in standard deviations
 _BASE = 3  # records that are in both data sets
 
@@ -189,7 +191,7 @@ def _above(
 def claims(
     mechanism: Mechanism,
     accountant: Any,
-    deltas: Iterable[float] = (),
+    deltas: Iterable[float] = DELTAS,
     *,
     sampled: bool = False,
 ) -> dict[float, float]:
@@ -200,7 +202,7 @@ def claims(
     mechanism : Mechanism
     accountant : str, dp_accounting.PrivacyAccountant or callable
     deltas : iterable of float
-        Further δ; some are always asked for.
+        At which δ.
     sampled : bool
         Whether batches are drawn by the mechanism's sampler; else every record is in every step.
 
@@ -212,7 +214,7 @@ def claims(
     if not sampled:
         mechanism = without_sampling(mechanism)
     found = {}
-    for d in {*_DELTAS, *deltas}:
+    for d in deltas:
         try:
             found[d] = mechanism.epsilon(1, d, accountant)
         except ArgumentError:

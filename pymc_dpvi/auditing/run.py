@@ -9,7 +9,7 @@ import numpy as np
 import pymc as pm
 
 from pymc_dpvi.arguments import check_integer, check_seed
-from pymc_dpvi.auditing.attack import check_attack, claims, lower_bound, run_attack
+from pymc_dpvi.auditing.attack import DELTAS, check_attack, claims, lower_bound, run_attack
 from pymc_dpvi.auditing.batches import check_batches
 from pymc_dpvi.auditing.gradients import check_gradients
 from pymc_dpvi.auditing.probe import Probe
@@ -114,7 +114,7 @@ def audit(
     streams = Streams.make(None)
     kept = int(np.clip(_MOST_NUMBERS // probe.num_noise, 100, runs))
     attack = run_attack(probe, mechanism, streams, rng, runs)
-    claimed = claims(mechanism, terms.accountant, [0.1, 1e-5, terms.delta])
+    claimed = claims(mechanism, terms.accountant, {*DELTAS, 1e-5, terms.delta})
     oracle = (
         [check_gradients(probe, record, approx, rng)] if mechanism.gradient == "aligned" and n_mc == 1 else []
     )
