@@ -5,11 +5,20 @@ record stands behind, with the privacy report in the attributes. Nothing else th
 leaves: no ``observed_data``, no ``constant_data``, no log-likelihood, no coordinates of the record axis.
 The draws are a function of the variational parameters, which are a function of the noisy sums alone; so
 the release is post-processing and costs nothing more.
+
+What PyMC's class has besides falls into three kinds:
+
+* functions of the variational parameters (``mean``, ``std``, ``cov``, ``mean_data``, ``std_data``,
+  ``params``, ``logq``, ``varlogp``, ``sample_dict_fn``, ...): as private as `sample`;
+* the density of the records (`_ON_RECORDS`), and any expression with records behind it (`sample_node`
+  and the functions beneath it): refused;
+* ``model``, ``groups`` and what hangs on them: the user's own model with the data in it. They are for
+  the process in which the data are anyway, and no release.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,15 +27,37 @@ import pytensor.tensor as pt
 from pymc.pytensorf import compile as pm_compile
 from pymc.variational.approximations import FullRankGroup, MeanFieldGroup, SingleGroupApproximation
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.compat import PosteriorData, posterior_data, versions
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.gradients import Latents
+from pymc_dpvi.graphs import walk
 from pymc_dpvi.records import RecordModel
 from pymc_dpvi.report import PrivacyReport
+from pymc_dpvi.tracebacks import sealed
 
 __all__ = ["DPApproximation", "DPFullRank", "DPMeanField"]
+
+#: What PyMC computes on the records, or on the records among others.
+_ON_RECORDS = frozenset(
+    {
+        "_single_symbolic_varlogp_and_datalogp",
+        "_sized_symbolic_varlogp_and_datalogp",
+        "datalogp",
+        "datalogp_norm",
+        "logp",
+        "logp_norm",
+        "single_symbolic_datalogp",
+        "single_symbolic_logp",
+        "sized_symbolic_datalogp",
+        "sized_symbolic_logp",
+    }
+)
+#: Numbers that one call of `sample` makes at most: 16 GiB.
+_MOST_NUMBERS = 2**31
 
 
 class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
@@ -89,6 +120,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         """Draw unconstrained latent vectors, shape ``(draws, D)``."""
         raise NotImplementedError
 
+    @sealed
     def sample(
         self,
         draws: int = 500,
@@ -131,8 +163,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         Deterministics that depend on records are left out and listed in `withheld`.
         """
         report = self.privacy
-        if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
-            raise ArgumentError(f"draws must be a positive whole number; found {draws!r}.")
+        draws = self.check_draws(draws)
         if not return_inferencedata:
             raise ArgumentError(
                 "return_inferencedata=False is refused: PyMC's MultiTrace holds the model and with it "
@@ -146,8 +177,8 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         if include_transformed is None:
             include_transformed = bool(getattr(self.groups[0], "include_transformed", False))
         model, latents = self._record.model, self.latents
-        rng = self._rng if random_seed is None else np.random.default_rng(random_seed)
-        flat = self.draw_latents(int(draws), rng)
+        rng = self._rng if random_seed is None else _generator(random_seed)
+        flat = self.draw_latents(draws, rng)
         released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in self.withheld)]
         values = _evaluate(model, latents, released, flat)
         posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
@@ -174,22 +205,122 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         }
         return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
 
-    def sample_node(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+    def check_draws(self, draws: Any) -> int:
+        """Return the number of draws, or raise if it is none or there is no room for them.
+
+        Parameters
+        ----------
+        draws : int
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        ArgumentError
+        """
+        most = _MOST_NUMBERS // max(1, self.latents.size)
+        return check_integer("draws", draws, high=max(1, most))
+
+    @sealed
+    def sample_node(
+        self,
+        node: Any,
+        size: Any = None,
+        deterministic: Any = False,
+        more_replacements: Mapping[Variable, Variable] | None = None,
+    ) -> Any:
         """As in PyMC, for expressions of the free variables; refused if a record stands behind it.
+
+        Parameters
+        ----------
+        node : TensorVariable or list of TensorVariable
+        size, deterministic
+            As in PyMC.
+        more_replacements : mapping of Variable to Variable, optional
+            Made first, so that the check sees them.
+
+        Returns
+        -------
+        TensorVariable or list of TensorVariable
 
         Raises
         ------
         UnsupportedModelError
             If `node` depends on record data.
+        ArgumentError
+            If `node` is no expression.
         """
-        for var in node if isinstance(node, list | tuple) else [node]:
+        if more_replacements:
+            node = graph_replace(node, dict(more_replacements), strict=False)
+        for var in _variables(node):
             if not self._record.may_be_released(var):
-                raise UnsupportedModelError(
-                    f"'{var.name or 'The expression'}' depends on the records, or on an array that was not "
-                    "declared public, so a sample of it may not be private. Use expressions of the free "
-                    "variables, and name public pm.Data in public_data=[...]."
-                )
-        return super().sample_node(node, *args, **kwargs)
+                raise UnsupportedModelError(_depends(var))
+        return super().sample_node(node, size=size, deterministic=deterministic)
+
+    def to_flat_input(self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None) -> Any:
+        """As in PyMC; refused if a record stands behind `node`.
+
+        All that PyMC offers to evaluate an expression under the approximation comes through here:
+        ``symbolic_single_sample``, ``symbolic_sample_over_posterior``, ``sample_node``.
+
+        Raises
+        ------
+        UnsupportedModelError
+        """
+        if more_replacements:
+            node = graph_replace(node, dict(more_replacements), strict=False)
+        self._refuse_records(node)
+        return super().to_flat_input(node)
+
+    def set_size_and_deterministic(
+        self, node: Any, s: Any, d: Any, more_replacements: Mapping[Variable, Variable] | None = None
+    ) -> Any:
+        """As in PyMC; refused if a record stands behind `node` or the replacements.
+
+        Raises
+        ------
+        UnsupportedModelError
+        """
+        self._refuse_records(node)
+        self._refuse_records(list((more_replacements or {}).values()))
+        return super().set_size_and_deterministic(node, s, d, more_replacements)
+
+    def get_optimization_replacements(self, s: Any, d: Any) -> dict[Variable, Variable]:
+        """Return nothing: in PyMC, these would replace the density of the records, which is not there."""
+        return {}
+
+    def _refuse_records(self, node: Any) -> None:
+        # The prior has been checked; the numbers in it are the model's.
+        own = {*self.params, *self._record.public, *walk([self._record.prior_logp])}
+        for var in _variables(node):
+            behind = walk([var], into_size=True, through_shape=False)
+            if any(v not in own and self._record.is_private(v) for v in behind):
+                raise UnsupportedModelError(_depends(var))
+
+    @property
+    def sized_symbolic_varlogp(self) -> TensorVariable:
+        """Log prior of draws, shape ``(draws,)``; PyMC computes it together with that of the records."""
+        return self.symbolic_sample_over_posterior(self.model.varlogp)
+
+    @property
+    def single_symbolic_varlogp(self) -> TensorVariable:
+        """Log prior of one draw, a scalar."""
+        return self.symbolic_single_sample(self.model.varlogp)
+
+    def __getattribute__(self, name: str) -> Any:
+        """Refuse the attributes of PyMC's class that are a function of the records."""
+        if name in _ON_RECORDS:
+            raise PrivacyError(
+                f"{name} is refused: it is a function of the records, and nobody accounts for it. "
+                "logq and varlogp are there; the loss of a private fit is not."
+            )
+        return super().__getattribute__(name)
+
+    def __dir__(self) -> list[str]:
+        """List what is there, without what is refused: tools ask for every name that they find here."""
+        return sorted(set(super().__dir__()) - _ON_RECORDS)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled or copied."""
@@ -229,6 +360,35 @@ class DPFullRank(DPApproximation):
         diagonal = np.diag_indices(mu.size)
         chol[diagonal] = np.logaddexp(0, chol[diagonal])
         return mu + rng.standard_normal((draws, mu.size)).astype(mu.dtype) @ chol.T
+
+
+def _generator(random_seed: Any) -> np.random.Generator:
+    failure = ""
+    try:
+        return np.random.default_rng(random_seed)
+    except (TypeError, ValueError) as error:  # raised below: its text holds what was given
+        failure = type(error).__name__
+    raise ArgumentError(
+        f"random_seed must be a seed of numpy.random.default_rng, such as 1, or a generator ({failure})."
+    )
+
+
+def _variables(node: Any) -> list[Variable]:
+    found = list(node) if isinstance(node, list | tuple) else [node]
+    for var in found:
+        if not isinstance(var, Variable):
+            raise ArgumentError(
+                f"node must be an expression of the model's variables; found a {type(var).__name__}."
+            )
+    return found
+
+
+def _depends(var: Variable) -> str:
+    return (
+        f"'{var.name or 'The expression'}' depends on the records, or on an array that was not "
+        "declared public, so a sample of it may not be private. Use expressions of the free "
+        "variables, and name public pm.Data in public_data=[...]."
+    )
 
 
 def _evaluate(

@@ -17,14 +17,28 @@ import numpy as np
 
 from pymc_dpvi.errors import ArgumentError
 
-__all__ = ["check_choice", "check_integer", "check_number", "check_seed", "refuse_unknown"]
+__all__ = [
+    "check_choice",
+    "check_flag",
+    "check_integer",
+    "check_number",
+    "check_seed",
+    "refuse_unknown",
+]
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Raise unless `value` is one of the strings in `choices`."""
     if not isinstance(value, str) or value not in choices:
-        found = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+        found = repr(value) if type(value) is str else f"a {type(value).__name__}"
         raise ArgumentError(f"{name} must be one of {list(choices)}; found {found}.")
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return `value` as a bool, or raise: an array or a string is no answer to yes or no."""
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentError(f"{name} must be True or False; found a {type(value).__name__}.")
+    return bool(value)
 
 
 def check_number(

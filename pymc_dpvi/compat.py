@@ -101,8 +101,9 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
     if backend is not None and "mode" in kwargs:
         raise ArgumentError("Give backend= or compile_kwargs={'mode': ...}, not both.")
     if backend is not None and (not isinstance(backend, str) or backend not in _BACKENDS):
+        found = repr(backend) if type(backend) is str else f"a {type(backend).__name__}"
         raise ArgumentError(
-            f"backend={backend!r} is not available: a private step needs the noise kernel, which exists "
+            f"backend={found} is not available: a private step needs the noise kernel, which exists "
             "for backend='numba' (default) and backend='c'."
         )
     mode: Any = None

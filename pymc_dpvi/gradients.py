@@ -156,7 +156,7 @@ def aligned_gradients(
     """
     (logp,), draw = in_draws([record.row_logp], latents)
     pairs = [_outer_factors(g) or (g.flatten(), None) for g in _gradient(_stable(logp), draw)]
-    many = iter(_over_batch(record, [v for pair in pairs for v in pair if v is not None], batch))
+    many = iter(_over_batch(record, [_as_float(v) for pair in pairs for v in pair if v is not None], batch))
     blocks = [Block(next(many), None if right is None else next(many)) for _, right in pairs]
     out = []
     for m in range(n_mc):
@@ -165,6 +165,12 @@ def aligned_gradients(
             left, *right = put(parts, draw, latents.split(z[m]))
             out.append(Block(left / np.sqrt(n_mc) if n_mc > 1 else left, *right))
     return out
+
+
+def _as_float(factor: TensorVariable) -> TensorVariable:
+    """Make a factor float32 or float64: a column of integer data is a factor as it stands."""
+    kept = factor.type.dtype in ("float32", "float64")
+    return factor if kept else factor.astype(pytensor.config.floatX)
 
 
 def as_matrix(blocks: Sequence[Block]) -> TensorVariable:

@@ -7,6 +7,8 @@ vectorised:
 
 * every index that depends on the record is put into range, and a record for which that changed
   anything has log-density :math:`-\infty` and gradient zero;
+* so is every float that becomes an integer: what a NaN or 1e300 turns into is undefined in C, and
+  raises in Python;
 * every other operation that sees the record must be known to be harmless for all values (`_TOTAL`);
   anything else, such as a `Scan`, a shape that depends on values, or a matrix inverse, is refused.
 """
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.scalar.basic import IntDiv, Mod, ScalarType
+from pytensor.scalar.basic import Cast, IntDiv, Mod, Pow, ScalarType
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT
@@ -145,6 +147,9 @@ def guard_records(
                 for position, axis in indices:
                     inputs[position], ok = _in_range(inputs[position], inputs[0].shape[axis])
                     valid.append(ok)
+            elif _truncates(node):
+                inputs[0], ok = _representable(inputs[0], node.outputs[0].type.dtype)
+                valid.append(ok)
             else:
                 _check_total(node, marked, where)
         if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
@@ -179,6 +184,22 @@ def _in_range(index: Variable, length: Variable) -> tuple[Variable, Variable]:
     ok = pt.and_(pt.ge(tensor, -length), pt.lt(tensor, length))
     safe = pt.switch(ok, tensor, pt.zeros_like(tensor))
     return (pt.scalar_from_tensor(safe) if scalar else safe), ok
+
+
+def _truncates(node: Apply) -> bool:
+    """Whether the operation makes integers of floats."""
+    if not isinstance(getattr(node.op, "scalar_op", None), Cast):
+        return False
+    before, after = np.dtype(node.inputs[0].type.dtype), np.dtype(node.outputs[0].type.dtype)
+    return before.kind == "f" and after.kind in "iu"
+
+
+def _representable(value: Variable, dtype: str) -> tuple[Variable, Variable]:
+    """Replace a float that no integer of the type stands for by 0, and say whether there was one."""
+    limits = np.iinfo(dtype)
+    # The largest int64 is no float64; one more is.
+    ok = pt.and_(pt.ge(value, float(limits.min)), pt.lt(value, float(limits.max) + 1.0))
+    return pt.switch(ok, value, pt.zeros_like(value)), ok
 
 
 def _checked_indices(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> list[tuple[int, int]]:
@@ -234,8 +255,8 @@ def _check_total(node: Apply, marked: Sequence[int], where: Callable[[], str]) -
     elif kind in _TOTAL_MATRIX:
         allowed = True
     scalar_op = getattr(op, "scalar_op", None)
-    if isinstance(scalar_op, IntDiv | Mod) and node.outputs[0].type.dtype[:3] in ("int", "uin"):
-        allowed = allowed and 1 not in marked  # a zero divisor
+    if isinstance(scalar_op, IntDiv | Mod | Pow) and node.outputs[0].type.dtype[:3] in ("int", "uin"):
+        allowed = allowed and 1 not in marked  # a zero divisor, a negative power
         kind = type(scalar_op).__name__
     if not allowed:
         raise NotSeparableError(

@@ -26,18 +26,25 @@ from pymc.variational.inference import Inference
 
 from pymc_dpvi.accounting import PrivacyBudget, require_proven
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
-from pymc_dpvi.arguments import check_integer, check_number, check_seed, refuse_unknown
+from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed, refuse_unknown
 from pymc_dpvi.compat import PosteriorData, compile_mode, quiet_pytensor, versions
-from pymc_dpvi.errors import ArgumentError, InsecureNoiseWarning, PrivacyError, PrivacyWarning
+from pymc_dpvi.errors import (
+    ArgumentError,
+    InsecureNoiseWarning,
+    PrivacyError,
+    PrivacyWarning,
+    UnsupportedModelError,
+)
 from pymc_dpvi.loop import averages_from, iterate
 from pymc_dpvi.mechanism import Mechanism, Streams
-from pymc_dpvi.progress import StepProgress
+from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.records import build_record_model
 from pymc_dpvi.report import PrivacyRun
 from pymc_dpvi.separability import check_separable
 from pymc_dpvi.starting_values import check_starting_values
 from pymc_dpvi.step import Optimizer, PrivateStep
 from pymc_dpvi.terms import PrivacyTerms
+from pymc_dpvi.tracebacks import sealed, shielded
 
 __all__ = ["DPADVI", "DPFullRankADVI", "fit_dpadvi"]
 
@@ -45,6 +52,22 @@ _logger = logging.getLogger(__name__)
 
 #: A delta that is warned of whatever the number of records, which would have to be below ten thousand.
 _LARGE_DELTA = 1e-4
+
+#: Latent draws in a step: each has a gradient of its own in the compiled graph.
+_MOST_DRAWS = 1000
+#: Frames from `_charge` to whoever called `fit`: `_run`, `fit`, and the wrapper of `sealed`.
+_CALLER = 5
+
+_ANALYSIS = (
+    "The model could not be taken apart by records: {} was raised on the way. Its text may quote data and is "
+    "left out; to read it, build the model on made-up data and call "
+    "pymc_dpvi.records.build_record_model(model)."
+)
+_STARTING = "The fit cannot start: {} was raised. Check start= and start_sigma=, and the variables' initval."
+_COMPILING = (
+    "The private step could not be compiled: {} was raised. Check compile_kwargs= and obj_optimizer=; what "
+    "PyTensor says may quote data and is left out, so try them on made-up data. Nothing is spent."
+)
 
 Callback = Callable[[DPApproximation, None, int], Any]
 
@@ -144,6 +167,7 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     _family: type[DPApproximation] = DPMeanField
 
+    @sealed
     def __init__(
         self,
         *,
@@ -184,7 +208,13 @@ class DPADVI(Inference):  # type: ignore[misc]
         )
         self._budget = self._check_budget(budget, insecure_noise_seed)
         model = pm.modelcontext(model)
-        self._record = build_record_model(model, record_dim=record_dim, public_data=public_data)
+        if not isinstance(model, pm.Model):
+            raise ArgumentError(f"model must be a pymc.Model; found a {type(model).__name__}.")
+        self._record = shielded(
+            lambda: build_record_model(model, record_dim=record_dim, public_data=public_data),
+            UnsupportedModelError,
+            _ANALYSIS,
+        )
         starting = check_starting_values(
             self._record, start, start_sigma, mean_field=self._family is DPMeanField
         )
@@ -197,8 +227,18 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._callbacks: list[Callback] = []
         self._steps_run = 0
         self._running = False
-        self._approx = self._family(self._record, random_seed=random_seed, **starting)
-        check_separable(self._record, self._approx.latents, self._approx.start)
+        self._approx = shielded(
+            lambda: self._family(self._record, random_seed=random_seed, **starting), ArgumentError, _STARTING
+        )
+        if not self._approx.latents.size:
+            raise UnsupportedModelError(
+                "The free variables of the model have no entries, so there is nothing to infer."
+            )
+        shielded(
+            lambda: check_separable(self._record, self._approx.latents, self._approx.start),
+            UnsupportedModelError,
+            _ANALYSIS,
+        )
         self._terms.check_sampler(self._record.num_records)
         self.hist: np.ndarray = np.asarray(())
         self.state = None
@@ -222,6 +262,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         require_proven(self._terms.accountant_info, budget.allow_unproven)
         return budget
 
+    @sealed
     def fit(
         self,
         n: int = 10000,
@@ -247,8 +288,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         score : bool, optional
             Refused if True: the loss on the data is not private.
         callbacks : sequence of callable, optional
-            Called as ``callback(approx, None, i)`` after each step; ``StopIteration`` ends the fit. They
-            see the private iterates only. The planned cost is reported in any case.
+            Called as ``callback(approx, None, i)`` after each step; ``StopIteration`` ends the fit. The
+            iterates that they are shown are private; code that goes on to the model in the process reads
+            the data, as the caller's own code can. The planned cost is reported in any case.
         progressbar : bool
             Show steps, speed and ε.
         progressbar_theme : rich.theme.Theme, optional
@@ -289,15 +331,19 @@ class DPADVI(Inference):  # type: ignore[misc]
         """
         self._check_idle()
         n = check_integer("n", n)
-        if score:
+        if score is not None and score is not False:
             raise ArgumentError(
                 "score=True is refused: the loss is computed on the records, and releasing it would need "
                 "noise and budget of its own. Look at the iterates with pymc.variational.callbacks.Tracker."
             )
         refuse_unknown(kwargs, _REFUSED, "DPADVI.fit")
-        n_mc = check_integer("obj_n_mc", obj_n_mc)
+        n_mc = check_integer("obj_n_mc", obj_n_mc, high=_MOST_DRAWS)
+        include_transformed = check_flag("include_transformed", include_transformed)
+        check_bar(progressbar, progressbar_theme)
         if total_grad_norm_constraint is not None:
             check_number("total_grad_norm_constraint", total_grad_norm_constraint, low=0.0)
+        if not isinstance(callbacks, Iterable | None):
+            raise ArgumentError(f"callbacks must be a list of functions; found a {type(callbacks).__name__}.")
         callbacks = [] if callbacks is None else list(callbacks)
         for callback in callbacks:
             if not callable(callback):
@@ -306,17 +352,22 @@ class DPADVI(Inference):  # type: ignore[misc]
         mechanism = self._terms.mechanism(n, self._record.num_records)
         cost = self._terms.cost(mechanism, n)
         self._reserve(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
-        with quiet_pytensor():
-            step = PrivateStep(
+        optimizer = default_optimizer() if obj_optimizer is None else obj_optimizer
+
+        @quiet_pytensor()
+        def compiled() -> PrivateStep:
+            return PrivateStep(
                 self._record,
                 self._approx.latents,
                 self._approx.groups[0],
                 mechanism,
                 n_mc=n_mc,
-                optimizer=obj_optimizer or default_optimizer(),
+                optimizer=optimizer,
                 max_grad_norm=total_grad_norm_constraint,
                 compile_kwargs=kwargs_compile,
             )
+
+        step = shielded(compiled, ArgumentError, _COMPILING)
         self._reserve(cost, mechanism, "fit")
         self._restore_iterate()
         self._approx.groups[0].include_transformed = include_transformed
@@ -324,6 +375,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._run(cost, progressbar, progressbar_theme)
         return self._approx
 
+    @sealed
     def refine(self, n: int, progressbar: bool = True, progressbar_theme: Any = None) -> None:
         """Go on for `n` more steps with the same step function.
 
@@ -351,6 +403,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         assert self._mechanism is not None
         self._check_idle()
         n = check_integer("n", n)
+        check_bar(progressbar, progressbar_theme)
         cost = self._terms.cost(self._mechanism, n)
         self._reserve(cost, self._mechanism, "refine")
         self._restore_iterate()
@@ -406,7 +459,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "insecure_noise_seed= makes the noise predictable: use it for tests and papers, and do "
                 "not release the result.",
                 InsecureNoiseWarning,
-                stacklevel=4,
+                stacklevel=_CALLER,
             )
         # Whether a warning comes must not depend on a number of records that is not public.
         public = self._approx.privacy.num_records_public
@@ -416,7 +469,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 f"delta={run.delta:g} is {known} 1 / (number of records). At such a delta a mechanism "
                 "may publish a whole record and still satisfy the definition. Use a smaller one.",
                 PrivacyWarning,
-                stacklevel=4,
+                stacklevel=_CALLER,
             )
 
     def _restore_iterate(self) -> None:
@@ -497,6 +550,7 @@ def default_optimizer() -> Optimizer:
     return pm.adam(learning_rate=0.02)
 
 
+@sealed
 def fit_dpadvi(
     n: int = 10000,
     *,
@@ -544,6 +598,11 @@ def fit_dpadvi(
     """
     if not (isinstance(method, type) and issubclass(method, DPADVI)):
         raise ArgumentError("method must be DPADVI or DPFullRankADVI (the class, not an instance).")
-    check_integer("draws", draws)
-    approx = method(**kwargs).fit(n, progressbar=progressbar, **dict(fit_kwargs or {}))
-    return approx.sample(draws)
+    if not isinstance(fit_kwargs, Mapping | None):
+        raise ArgumentError(f"fit_kwargs must be a dict; found a {type(fit_kwargs).__name__}.")
+    options: dict[str, Any] = {"n": n, "progressbar": progressbar}
+    if twice := sorted({str(name) for name in fit_kwargs or ()} & options.keys()):
+        raise ArgumentError(f"fit_kwargs has {twice}, which are arguments of fit_dpadvi: give them once.")
+    inference = method(**kwargs)
+    draws = inference.approx.check_draws(draws)  # before anything is spent
+    return inference.fit(**options, **dict(fit_kwargs or {})).sample(draws)

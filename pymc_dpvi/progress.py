@@ -8,8 +8,24 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.theme import Theme
 
-__all__ = ["StepProgress"]
+from pymc_dpvi.arguments import check_flag
+from pymc_dpvi.errors import ArgumentError
+
+__all__ = ["StepProgress", "check_bar"]
+
+
+def check_bar(visible: Any, theme: Any) -> None:
+    """Raise unless a bar can be made, before anything is spent.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    check_flag("progressbar", visible)
+    if not isinstance(theme, Theme | None):
+        raise ArgumentError(f"progressbar_theme must be a rich.theme.Theme; found a {type(theme).__name__}.")
 
 
 class StepProgress:

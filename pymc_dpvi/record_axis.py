@@ -134,6 +134,9 @@ def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> 
     """
     if isinstance(public_data, str | Variable):
         public_data = [public_data]
+    if not isinstance(public_data, list | tuple | set | frozenset):
+        # Not any iterable: a column of strings would be taken for names, and the first one quoted.
+        raise ArgumentError(f"public_data must be a list of names; found {_shown(public_data)}.")
     public: set[Variable] = set()
     for item in public_data:
         var = model.named_vars.get(item) if isinstance(item, str) else item
@@ -148,7 +151,7 @@ def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> 
 
 def _shown(value: object) -> str:
     """Show what the user typed if it is a name; else only its type, since it may be data."""
-    return repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+    return repr(value) if type(value) is str else f"a {type(value).__name__}"
 
 
 def describe_public(model: pm.Model, arrays: Sequence[Variable], num_records: int) -> list[str]:

@@ -25,7 +25,7 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.basic import conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
@@ -115,20 +115,41 @@ class RecordModel:
         dims = model.named_vars_to_dims.get(var.name) or (None,) * var.type.ndim  # type: ignore[attr-defined]
         if any(d in self.record_dims for d in dims if d is not None):
             return False
-        held = {*self.arrays, *model.observed_RVs, *(model.dim_lengths[d] for d in self.record_dims)}
         behind = walk([var], stop=model.free_RVs, into_size=True, through_shape=False)
         if not set(behind) & set(model.free_RVs):
             return False  # a number of its own, wherever it came from
-        return not any(
-            v in held or (is_array(v) and v not in self.public and not is_structural(array_value(v)))
-            for v in behind
-        )
+        return not any(self.is_private(v) for v in behind)
+
+    def is_private(self, var: Variable) -> bool:
+        """Whether `var` is an array (not a function of arrays) that nobody declared public.
+
+        Single numbers are public, and arrays that say no more than their shape does. But an array as long
+        as the records is none of these, whatever it holds: all zeros may be the answer of every record.
+        """
+        held = {*self.arrays, *self.model.observed_RVs}
+        held |= {self.model.dim_lengths[d] for d in self.record_dims}
+        if var in held:
+            return True
+        if not is_array(var) or var in self.public:
+            return False
+        return self.num_records in array_shape(var) or not _says_nothing(var)
 
     def data(self) -> list[SharedVariable]:
         """Return the record arrays as new shared variables on the model's own memory (no copy).
 
         They keep the present values if the user calls ``pm.set_data`` later.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If ``pm.set_data`` changed a shape since the model was split.
         """
+        for array, row in zip(self.arrays, self.rows, strict=True):
+            if array_shape(array) != (self.num_records, *row.type.shape[1:]):
+                raise UnsupportedModelError(
+                    f"{array_name(self.model, array)} has another shape now than when the method was made "
+                    "(pm.set_data), so the checks of the model hold no longer. Make a new DPADVI."
+                )
         return [pytensor.shared(array_value(a), name=a.name or "records", borrow=True) for a in self.arrays]
 
 
@@ -321,7 +342,7 @@ def assert_no_record_array(record: RecordModel) -> None:
                     f"The prior depends on {array_name(model, var)}, which holds the records (or on their "
                     "number). A prior must not look at private data: use a fixed number."
                 )
-            if not is_array(var) or var in record.public or is_structural(array_value(var)):
+            if not is_array(var) or var in record.public or _says_nothing(var):
                 continue
             if not _may_stay(record, var):
                 raise NotSeparableError(
@@ -337,7 +358,7 @@ def assert_no_record_array(record: RecordModel) -> None:
                 )
     for pot in data_free:
         for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
-            if is_array(var) and var not in record.public and not is_structural(array_value(var)):
+            if is_array(var) and var not in record.public and not _says_nothing(var):
                 raise UnsupportedModelError(
                     f"The Potential '{pot.name}' has an array of numbers in it but no axis over records, so "
                     "nothing protects the array. If everybody may know it, put it into pm.Data('name', ...) "
@@ -350,6 +371,15 @@ _AXIS_ADVICE = (
     "length is the same by chance, put the array into pm.Data(name, ..., dims=...) and give that axis "
     "the dim of a free variable, or name it in public_data=[...] if everybody may know it."
 )
+
+
+def _says_nothing(var: Variable) -> bool:
+    """Whether an array is no data: a single number, or a constant that tells no more than its shape.
+
+    A shared array that looks like it today may be given other values by ``pm.set_data``.
+    """
+    value = array_value(var)
+    return value.size <= 1 or (isinstance(var, Constant) and is_structural(value))
 
 
 def _may_stay(record: RecordModel, var: Variable) -> bool:

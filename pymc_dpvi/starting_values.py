@@ -8,6 +8,7 @@ covered where results on these records guided it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,12 @@ from pymc_dpvi.model_checks import depends_on
 from pymc_dpvi.records import RecordModel
 
 __all__ = ["check_starting_values"]
+
+
+#: Beyond it, the square of the prior's gradient at the start may overflow, after the charge.
+_LARGEST = 1e100
+#: What PyMC takes in place of numbers.
+_STRATEGIES = ("support_point", "prior")
 
 
 def check_starting_values(
@@ -62,7 +69,10 @@ def check_starting_values(
             continue
         if not isinstance(given, Mapping):
             raise ArgumentError(f"{argument} must be a dict of variable name to value.")
-        unknown = sorted(str(key) for key in given if key not in own_name)
+        strange = sorted({type(key).__name__ for key in given if not isinstance(key, str)})
+        if strange:
+            raise ArgumentError(f"{argument} must have names of variables as keys; found {strange}.")
+        unknown = sorted(key for key in given if key not in own_name)
         if unknown:
             raise ArgumentError(
                 f"{argument} names {unknown}, which are no free variables of the model; they are "
@@ -74,6 +84,8 @@ def check_starting_values(
                     f"{argument}[{key!r}] depends on the records, and nobody accounts for that. Use "
                     "fixed numbers."
                 )
+            if isinstance(value, str) and (argument != "start" or value not in _STRATEGIES):
+                raise ArgumentError(f"{argument}[{key!r}] must be numbers; found a str that PyMC knows not.")
             if not isinstance(value, str | Variable):
                 _check_value(f"{argument}[{key!r}]", value, shapes[own_name[key]], argument == "start_sigma")
     options: dict[str, Any] = {}
@@ -88,11 +100,12 @@ def check_starting_values(
 
 def _check_value(name: str, value: Any, shape: tuple[int, ...], positive: bool) -> None:
     """Raise unless `value` is finite (and positive) and broadcasts to the variable's shape."""
-    try:
-        array = np.asarray(value, dtype=float)
-        np.broadcast_to(array, shape)
-    except (TypeError, ValueError):
-        array = np.asarray(np.nan)
-    if not np.isfinite(array).all() or (positive and not (array > 0).all()):
-        wanted = "positive finite" if positive else "finite"
-        raise ArgumentError(f"{name} must be {wanted} numbers of shape {shape}.")
+    array = np.asarray(np.nan)
+    with suppress(Exception):  # whatever was given is asked for its numbers, and may raise anything
+        found = np.asarray(value)
+        if found.dtype.kind in "biuf":
+            np.broadcast_to(found, shape)
+            array = found.astype(float)
+    if not (np.abs(array) < _LARGEST).all() or (positive and not (array > 0).all()):
+        wanted = "positive" if positive else "finite"
+        raise ArgumentError(f"{name} must be {wanted} numbers below {_LARGEST:g} of shape {shape}.")

@@ -36,6 +36,7 @@ from pymc_dpvi.clipping import private_sum
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
 from pymc_dpvi.gradients import Latents, aligned_gradients, prior_gradients, vanilla_gradients
+from pymc_dpvi.graphs import walk
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.records import RecordModel
 
@@ -127,6 +128,12 @@ class PrivateStep:
         if max_grad_norm is not None:
             grads = total_norm_constraint(grads, max_grad_norm)
         updates = self._updates(optimizer, grads)
+        held = {*record.arrays, *record.model.data_vars, *record.model.observed_RVs}
+        if held & set(walk(updates.values(), stop=grads, into_size=True)):
+            raise ArgumentError(
+                "obj_optimizer brings data of the model into its updates, unaccounted. It may use its "
+                "gradients, its parameters and numbers of its own."
+            )
         for p, average in zip(self.params, self.averages, strict=True):
             new = updates.get(p, p)
             updates[average] = (average + weight * (new - average)).astype(average.type.dtype)
@@ -141,6 +148,56 @@ class PrivateStep:
         self._unit = np.asarray(mechanism.noise.unit)
         self.calls = 0
         self.dtype = np.dtype(floatx)
+        self._rehearse(list(updates))
+
+    def _rehearse(self, state: Sequence[SharedVariable]) -> None:
+        """Make one step on an empty batch without noise, and take it back.
+
+        What cannot work fails here, before anything is spent: a backend that cannot compile the model, an
+        optimiser whose updates have another shape, a start from which the prior leads to infinity. No
+        record counts in an empty batch.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        before = [variable.get_value() for variable in state]
+        failure = ""
+        try:
+            self._call(
+                np.zeros(1, dtype=np.int64),
+                np.asarray(0),
+                np.zeros(self.num_noise, dtype=np.int64),
+                np.zeros(self.draw_shape, dtype=self.dtype),
+                0.0,
+            )
+        except Exception as error:  # raised below, so that it is not chained
+            failure = type(error).__name__
+        after = [p.get_value() for p in self.params]
+        shapes = [p.get_value(borrow=True).shape for p in self.averages]
+        for variable, value in zip(state, before, strict=True):
+            variable.set_value(value)
+        if failure:
+            raise ArgumentError(
+                f"A step on no records raised {failure}: the backend cannot compile the model, or "
+                "obj_optimizer returned updates that do not fit its parameters. Nothing is spent."
+            )
+        if [a.shape for a in after] != shapes:
+            raise ArgumentError("obj_optimizer returned updates of another shape than its parameters.")
+        if not all(np.isfinite(a).all() for a in after):
+            raise ArgumentError(
+                "A step on no records makes the variational parameters non-finite: the prior's gradient "
+                "at start is too large, or the learning rate of obj_optimizer is. Nothing is spent."
+            )
+
+    def _call(
+        self, indices: np.ndarray, count: np.ndarray, noise: np.ndarray, epsilon: np.ndarray, weight: float
+    ) -> None:
+        # Numba compiles at the first call, and warns of what is slow.
+        with np.errstate(all="ignore"), nullcontext() if self.calls else quiet_pytensor():
+            self._function(
+                indices, count, noise, self._unit, epsilon, np.asarray(weight, dtype=self.dtype)
+            )
 
     def _pull_back(
         self,
@@ -168,6 +225,9 @@ class PrivateStep:
     def _updates(self, optimizer: Optimizer, grads: Sequence[Variable]) -> dict[Variable, Variable]:
         try:
             updates = dict(optimizer(list(grads), list(self.params)))
+            if not all(isinstance(v, SharedVariable) for v in updates):
+                raise TypeError("the updates are not of shared variables")
+            updates = {v: pt.as_tensor(new) for v, new in updates.items()}
         except Exception as error:
             raise ArgumentError(
                 "obj_optimizer must be a function of (gradients, parameters) that returns updates, such as "
@@ -198,11 +258,7 @@ class PrivateStep:
         if not indices.size:
             indices = np.zeros(1, dtype=np.int64)  # not every backend can take nothing; count leaves it out
         try:
-            # Numba compiles at the first call, and warns of what is slow.
-            with np.errstate(all="ignore"), nullcontext() if self.calls else quiet_pytensor():
-                self._function(
-                    indices, count, noise, self._unit, epsilon, np.asarray(weight, dtype=self.dtype)
-                )
+            self._call(indices, count, noise, epsilon, weight)
         except Exception as error:  # its text may hold data; raised below, so that it is not chained
             failure = type(error).__name__
         if failure:

@@ -115,6 +115,16 @@ REFUSED = {
 }
 
 
+def test_a_negative_integer_power_is_refused() -> None:
+    """NumPy raises for it, whatever the rest of the batch."""
+    count = np.array([0, 1, 2, 1, 0])
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1)
+        pm.Normal("y", b * pm.Data("base", count) ** pm.Data("power", count), 1.0, observed=np.zeros(5))
+    with pytest.raises(NotSeparableError, match="Pow"):
+        build_record_model(model)
+
+
 @pytest.mark.parametrize("what", REFUSED)
 def test_operations_of_unknown_behaviour_are_refused(what: str) -> None:
     with pm.Model() as model:

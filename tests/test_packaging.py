@@ -51,7 +51,7 @@ LAYERS = (
     ("rounded_normal",),
     ("randomness",),
     ("compat", "privacy_run", "progress", "report_json", "wording"),
-    ("arguments",),
+    ("arguments", "tracebacks"),
     ("errors",),
 )
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}

@@ -1,0 +1,626 @@
+"""Ways in which records could leave a fit by the side door, each closed and each with a test.
+
+==============================================  ===========================================================
+way                                             test
+==============================================  ===========================================================
+loss, ``hist``                                  `test_nothing_keeps_a_loss`, test_inference `test_tracker`
+observed and constant data groups               test_release `test_released_object`
+deterministics on record data                   test_inference `test_deterministics`, here
+                                                `test_a_column_of_zeros_is_still_a_column`
+coords of the record axis                       test_release `test_released_object`
+pickle and copy                                 test_inference `test_pickling_and_copying_are_refused`
+``sample_node`` and its relatives               `test_expressions_of_records_are_refused`
+what else PyMC's class computes                 `test_every_attribute_of_the_approximation`
+what callbacks are given                        `test_callbacks_are_given_no_more`
+``sample_posterior_predictive`` on the data     `test_predictions_of_the_records_are_pymcs_own` (documented)
+texts of errors, warnings, logs, progress       test_release; `test_two_datasets_say_the_same`
+local variables on tracebacks                   `test_frames_are_emptied`, `test_frames_held_records`
+compile caches on the disk                      `test_no_record_on_the_disk`
+random seeds                                    test_inference `test_random_seed_is_for_public_draws_only`
+``start`` from the records                      test_inference `test_start_from_the_records_is_refused`
+optimisers that read the records                `test_an_optimizer_that_reads_records_is_refused`
+data exchanged after the checks                 `test_other_data_after_the_checks`
+early stopping, interrupts, errors              test_inference `test_convergence_check_stops` and the next
+calling fit twice                               test_inference `test_fit_twice`, `test_refine_composes_...`
+timing, memory                                  out of scope: ``docs/limitations.md``
+==============================================  ===========================================================
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.basic import Variable
+from test_release import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_text, planted_model
+
+from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
+from pymc_dpvi.approximation import _ON_RECORDS
+from pymc_dpvi.graphs import walk
+from pymc_dpvi.tracebacks import clear_locals, sealed, shielded
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning"),
+    pytest.mark.usefixtures("without_compiling"),
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> pm.Model:
+    return planted_model()
+
+
+@pytest.fixture(scope="module")
+def method(model: pm.Model) -> DPADVI:
+    private = DPADVI(model=model, **METHOD)
+    private.fit(3, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
+    return private
+
+
+# -------------------------------------------------------------------------------- what PyMC's classes have
+
+#: A function of the variational parameters, or a public fact: as private as a sample.
+OF_PARAMETERS = {
+    *("alias_names", "all_histograms", "any_histograms", "check_draws", "collect", "cov", "ddim"),
+    *("draw_latents", "has_logq", "hist", "initial_dist_map", "initial_dist_name", "input", "inputs"),
+    *("latents", "logq", "logq_norm", "mean", "mean_data", "ndim", "options", "ordering", "params"),
+    *("params_dict", "privacy", "rho", "rng", "sample", "sample_dict_fn", "scale_cost_to_minibatch"),
+    *("shared_params", "short_name", "single_symbolic_varlogp", "sized_symbolic_varlogp", "start", "std"),
+    *("std_data", "symbolic_initial", "symbolic_logq", "symbolic_logq_not_scaled"),
+    *("symbolic_normalizing_constant", "symbolic_random", "symbolic_randoms", "user_params"),
+    *(
+        "var_to_data",
+        "varlogp",
+        "varlogp_norm",
+        "withheld",
+        "L",
+        "L_tril",
+        "num_tril_entries",
+        "tril_indices",
+    ),
+    *("rslice", "state", "include_transformed"),
+}
+#: Looks at the graph that it is given, and refuses records.
+GUARDED = {
+    *("get_optimization_replacements", "make_size_and_deterministic_replacements", "sample_node"),
+    *("set_size_and_deterministic", "symbolic_sample_over_posterior", "symbolic_single_sample"),
+    *("to_flat_input",),
+}
+#: The user's own model, or a way to it: for the process that has the data anyway (docs/limitations.md).
+INSIDE = {"model", "group", "groups", "replacements"}
+#: The class, not this approximation.
+OF_THE_CLASS = {
+    *("create_shared_params", "get_param_spec_for", "group_for_params", "group_for_short_name"),
+    *("joint_histogram", "register"),
+}
+
+
+def public(names: Any) -> set[str]:
+    return {name for name in names if not name.startswith("_")}
+
+
+def variables(value: Any) -> Iterator[Variable]:
+    if isinstance(value, Variable):
+        yield value
+    elif isinstance(value, dict):
+        for item in [*value.keys(), *value.values()]:
+            yield from variables(item)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from variables(item)
+
+
+def test_every_attribute_of_the_approximation(method: DPADVI) -> None:
+    """Every name is known and its kind is true; a name that a new PyMC brings fails here."""
+    approx = method.approx
+    record = approx._record
+    held = {*record.arrays, *record.model.observed_RVs}
+    known = OF_PARAMETERS | GUARDED | INSIDE | OF_THE_CLASS
+    assert public(dir(approx)) - known == set()
+    for name in sorted(OF_PARAMETERS & set(dir(approx))):
+        value = getattr(approx, name)
+        for var in variables(value):
+            assert not held & set(walk([var], into_size=True)), name
+        if name in ("mean_data", "std_data"):
+            assert in_idata_group(value) == []
+        assert in_text(repr(value), name) == [] or name in ("latents",), name
+    drawn = approx.sample_dict_fn(4)
+    assert {k: v.shape[0] for k, v in drawn.items()} == {"beta": 4, "effect": 4, "sigma_log__": 4}
+    for name in ("logq", "varlogp"):
+        value = approx.set_size_and_deterministic(getattr(approx, name), 1, 0).eval()
+        assert np.isfinite(value).all()
+
+
+def in_idata_group(data: Any) -> list[str]:
+    found = [hit for name, array in data.variables.items() for hit in in_array(array.values, str(name))]
+    return found + in_text(repr(data), "repr")
+
+
+@pytest.mark.parametrize("name", sorted(_ON_RECORDS))
+def test_the_density_of_the_records_is_refused(method: DPADVI, name: str) -> None:
+    approx = method.approx
+    assert name not in dir(approx)
+    with pytest.raises(PrivacyError, match=f"{name} is refused: it is a function of the records"):
+        getattr(approx, name)
+    # It is there in PyMC's class, or this test would be about nothing; and there it reads the records.
+    parent = pm.MeanField(model=approx.model)
+    behind = walk(list(variables(getattr(parent, name))), into_size=True)
+    assert set(approx._record.arrays) & set(behind)
+
+
+def test_nothing_keeps_a_loss(method: DPADVI) -> None:
+    assert len(method.hist) == len(method.approx.hist) == 0
+    assert public(dir(method)) - {"approx", "fit", "hist", "refine", "run_profiling", "state"} == set()
+    for name in ("objective", "step_function", "score_function"):  # what PyMC's own methods have
+        assert not hasattr(method, name)
+
+
+def test_callbacks_are_given_no_more(model: pm.Model) -> None:
+    given: list[tuple[Any, ...]] = []
+
+    def callback(*args: Any) -> None:
+        given.append(args)
+
+    private = DPADVI(model=model, **METHOD)
+    private.fit(2, progressbar=False, callbacks=[callback])
+    assert given == [(private.approx, None, 1), (private.approx, None, 2)]
+
+
+# -------------------------------------------------------------------------------- expressions of records
+
+
+def flat(model: pm.Model, node: Any) -> Any:
+    return model.replace_rvs_by_values([node])[0]
+
+
+EXPRESSIONS: dict[str, Callable[[Any, pm.Model], Any]] = {
+    "node": lambda a, m: a.sample_node(m["mean"]),
+    "list of nodes": lambda a, m: a.sample_node([m["spread"], m["total"]]),
+    "data alone": lambda a, m: a.sample_node(m["age"]),
+    "data in a replacement": lambda a, m: a.sample_node(
+        m["spread"], more_replacements={m["sigma"]: m["age"].mean()}
+    ),
+    "observed": lambda a, m: a.sample_node(m["outcome"]),
+    "single sample": lambda a, m: a.symbolic_single_sample(flat(m, m["mean"])),
+    "over posterior": lambda a, m: a.symbolic_sample_over_posterior(flat(m, m["mean"])),
+    "flat input": lambda a, m: a.to_flat_input(flat(m, m["total"])),
+    "flat replacement": lambda a, m: a.to_flat_input(
+        flat(m, m["spread"]), more_replacements={m.rvs_to_values[m["sigma"]]: m["age"].mean()}
+    ),
+    "sizes": lambda a, m: a.set_size_and_deterministic(m["age"] * 2, 1, 0),
+    "size replacement": lambda a, m: a.set_size_and_deterministic(
+        a.symbolic_single_sample(flat(m, m["spread"])), 1, 0, {a.params[0]: m["age"][:6]}
+    ),
+    "log-density of the model": lambda a, m: a.symbolic_single_sample(m.datalogp),
+}
+
+
+@pytest.mark.parametrize("case", EXPRESSIONS)
+def test_expressions_of_records_are_refused(method: DPADVI, model: pm.Model, case: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="depends on the records"):
+        EXPRESSIONS[case](method.approx, model)
+
+
+def test_expressions_of_parameters_are_not(method: DPADVI, model: pm.Model) -> None:
+    approx = method.approx
+    assert approx.sample_node(model["spread"], size=5).eval().shape == (5,)
+    assert approx.sample_node([model["beta"], model["spread"]])[0].eval().shape == (2,)
+    swapped = approx.sample_node(model["spread"], more_replacements={model["sigma"]: model["effect"][0]})
+    assert np.isfinite(swapped.eval())
+    one = approx.symbolic_single_sample(flat(model, model["spread"]))
+    assert np.isfinite(approx.set_size_and_deterministic(one, 1, 1).eval())
+    with pytest.raises(ArgumentError, match="node must be an expression"):
+        approx.sample_node("beta")
+
+
+def test_a_column_of_zeros_is_still_a_column() -> None:
+    """A column that holds the same number throughout may be the answer of every record."""
+    withheld = []
+    for flagged in (False, True):
+        flags = np.zeros(41)
+        flags[3] = flagged
+        with pm.Model():
+            b = pm.Normal("b")
+            pm.Deterministic("d", b * pt.as_tensor(flags))
+            pm.Deterministic("e", (b + pt.as_tensor(flags)).sum())
+            pm.Deterministic("f", b * pt.ones(3))
+            pm.Normal("y", b, 1.0, observed=np.linspace(-1, 1, 41))
+            withheld.append(DPADVI(**METHOD).approx.withheld)
+    assert withheld == [("d", "e")] * 2
+
+
+def test_predictions_of_the_records_are_pymcs_own(method: DPADVI, model: pm.Model) -> None:
+    """PyMC predicts for the rows that the model holds, and adds the data: no release, and documented."""
+    idata = method.approx.sample(3)
+    assert in_idata(idata) == []
+    with model:
+        predicted = pm.sample_posterior_predictive(
+            idata, var_names=["outcome"], progressbar=False, random_seed=1
+        )
+    found = in_idata(predicted)
+    assert any("length N" in hit for hit in found) and any("observed_data" in hit for hit in found)
+    page = (Path(__file__).parents[1] / "docs" / "limitations.md").read_text(encoding="utf-8")
+    assert "sample_posterior_predictive" in page
+
+
+# -------------------------------------------------------------------------------- what enters besides
+
+
+def test_an_optimizer_that_reads_records_is_refused(model: pm.Model) -> None:
+    private = DPADVI(model=model, **METHOD)
+    for updates in (
+        lambda grads, params: {params[0]: params[0] + model["age"].mean()},
+        lambda grads, params: (
+            {p: p - 0.1 * g for p, g in zip(params, grads, strict=True)}
+            | {model["age"]: model["age"] + grads[0][0]}
+        ),
+    ):
+        with pytest.raises(ArgumentError, match="obj_optimizer"):
+            private.fit(2, progressbar=False, obj_optimizer=updates)
+    with pytest.raises(PrivacyError, match="Nothing was spent"):
+        _ = private.approx.privacy
+
+
+BAD_OPTIMIZERS: dict[str, Callable[[Any, Any], Any]] = {
+    "shape": lambda grads, params: {params[0]: pt.zeros(99)},
+    "key": lambda grads, params: {5: params[0]},
+    "not finite": lambda grads, params: {params[0]: params[0] / 0.0},
+    "raises": lambda grads, params: {params[0]: params[0][pt.constant(10**6)] + params[0]},
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPTIMIZERS)
+def test_an_optimizer_that_cannot_work_costs_nothing(method: DPADVI, case: str) -> None:
+    report = method.approx.privacy
+    before = [p.get_value() for p in method.approx.params]
+    with pytest.raises(ArgumentError):
+        method.fit(2, progressbar=False, obj_optimizer=BAD_OPTIMIZERS[case])
+    assert method.approx.privacy is report
+    for param, value in zip(method.approx.params, before, strict=True):
+        np.testing.assert_array_equal(param.get_value(), value)
+
+
+@pytest.mark.parametrize("value", [1e308, -1e101, np.inf, np.nan, 1j, "bogus", np.array(["1"]), object()])
+def test_a_start_that_leads_nowhere_is_refused(value: Any) -> None:
+    with pm.Model(), pytest.raises(ArgumentError, match=r"start\['a'\] must be"):
+        pm.Normal("y", pm.Normal("a"), 1.0, observed=np.linspace(-1, 1, 9))
+        DPADVI(**METHOD, start={"a": value})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"x": (5, 2), "y": (5,)}, {"x": (5, 2)}, {"x": (90, 2), "y": (90,)}, {"x": (61, 3)}],
+    ids=["fewer", "fewer of one", "more", "more columns"],
+)
+def test_other_data_after_the_checks(changed: dict[str, tuple[int, ...]]) -> None:
+    """Indices beyond the end of an array, or rows that are in no batch, are found before the charge."""
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        x, y = pm.Data("x", rng.normal(size=(61, 2))), pm.Data("y", rng.normal(size=61))
+        pm.Normal("outcome", x @ pm.Normal("b", shape=2), 1.0, observed=y)
+        private = DPADVI(**METHOD)
+        pm.set_data({name: np.zeros(shape) for name, shape in changed.items()})
+    with pytest.raises(UnsupportedModelError, match="another shape now"):
+        private.fit(2, progressbar=False)
+    with pytest.raises(PrivacyError, match="Nothing was spent"):
+        _ = private.approx.privacy
+    with model:
+        pm.set_data({"x": rng.normal(size=(61, 2)), "y": rng.normal(size=61)})
+    assert private.fit(2, progressbar=False).privacy.n_steps == 2
+
+
+def test_an_undeclared_table_of_zeros_is_refused() -> None:
+    """It may be filled by ``pm.set_data`` when the checks are over."""
+    with pm.Model() as model:
+        table = pm.Data("table", np.zeros(3))
+        pm.Normal("y", pm.Normal("a", shape=3).dot(table), 1.0, observed=np.linspace(-1, 1, 41))
+    with pytest.raises(UnsupportedModelError, match=r"public_data=\['table'\]"):
+        DPADVI(model=model, **METHOD)
+    assert DPADVI(model=model, public_data=["table"], **METHOD).approx.latents.size == 3
+
+
+# -------------------------------------------------------------------------------- frames
+
+
+def frames(error: BaseException) -> Iterator[Any]:
+    """Yield the frames of the package on the tracebacks of an error and of its causes."""
+    todo, seen = [error], []
+    while todo:
+        this = todo.pop()
+        if any(this is e for e in seen):
+            continue
+        seen.append(this)
+        todo += [e for e in (this.__cause__, this.__context__) if e is not None]
+        for frame, _ in traceback.walk_tb(this.__traceback__):
+            if str(frame.f_globals.get("__name__", "")).startswith(("pymc", "pytensor", "numba")):
+                yield frame
+
+
+def left_over(error: BaseException) -> list[str]:
+    """Return the local variables that a crash report would show, other than in the outermost frames."""
+    return [
+        f"{frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name}: {name}"
+        for frame in frames(error)
+        for name in frame.f_locals
+        if frame.f_code.co_name != "sealed_entry" or name not in ("entry", "error")
+    ]
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in ERRORS if c not in ("pickle", "deepcopy", "profiling", "sample")]
+)
+def test_frames_are_emptied(case: str) -> None:
+    with pytest.raises(Exception) as caught:
+        ERRORS[case]()
+    assert list(frames(caught.value))
+    assert left_over(caught.value) == []
+
+
+def test_frames_held_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `sealed`, the frames of the same error hold the data; and so would a frame that runs on."""
+    import pymc_dpvi.inference as inference
+
+    original = inference.DPADVI.__init__.__wrapped__  # type: ignore[attr-defined]
+    monkeypatch.setattr(inference.DPADVI, "__init__", original)
+    with pytest.raises(UnsupportedModelError) as caught:
+        ERRORS["prior on data"]()
+    assert any("model" in name for name in left_over(caught.value))
+    clear_locals(caught.value)
+    assert left_over(caught.value) == []
+
+
+def test_sealed_leaves_the_users_frames() -> None:
+    secret = object()
+
+    def callback() -> None:
+        mine = secret
+        raise LookupError(str(mine is not None))
+
+    library: dict[str, Any] = {"__name__": "pymc_dpvi.made_up"}
+    exec("def run(action, data):\n    copy = data\n    action()", library)
+    with pytest.raises(LookupError) as caught:
+        sealed(library["run"])(callback, secret)
+    kept = {f.f_code.co_name: dict(f.f_locals) for f, _ in traceback.walk_tb(caught.value.__traceback__)}
+    assert kept["callback"]["mine"] is secret
+    assert kept["run"] == {}
+    assert secret not in kept["sealed_entry"].values()
+
+
+def test_shielded() -> None:
+    def quote() -> None:
+        raise ValueError("7231.4159")
+
+    with pytest.raises(ArgumentError, match=r"^a ValueError came$") as caught:
+        shielded(quote, ArgumentError, "a {} came")
+    assert caught.value.__context__ is None and caught.value.__cause__ is None
+    for passes in (UnsupportedModelError("as it is"), MemoryError("as it is")):
+
+        def again(error: Exception = passes) -> None:
+            raise error
+
+        with pytest.raises(type(passes), match="as it is"):
+            shielded(again, ArgumentError, "a {} came")
+    assert shielded(lambda: 3, ArgumentError, "") == 3
+
+
+# -------------------------------------------------------------------------------- two processes
+
+PREAMBLE = """
+import faulthandler, logging, sys, traceback, warnings
+faulthandler.disable()
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
+for name in ("numba", "h5py", "h5netcdf", "matplotlib", "asyncio"):
+    logging.getLogger(name).setLevel(logging.WARNING)
+warnings.simplefilter("always")
+sys.path.insert(0, {tests!r})
+"""
+
+SESSION = """
+from test_leaks import DATASETS, session
+for name in {names!r}:
+    session(name, hostile={hostile!r}, backend={backend!r}, full={full!r})
+"""
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    tests = str(Path(__file__).parent)
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PREAMBLE).format(tests=tests) + code],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+
+
+def regression(
+    change: Callable[[dict[str, np.ndarray]], None] | None, *, full: bool, centre: bool = False
+) -> pm.Model:
+    rng = np.random.default_rng(3)
+    data = {
+        "x": rng.normal(size=(40, 2)),
+        "offset": rng.normal(size=40),
+        "group": rng.integers(0, 3, size=40),
+        "flag": np.zeros(40),
+        "label": rng.integers(0, 2, size=40).astype(float),
+        "count": rng.integers(0, 4, size=40),
+        "kind": rng.integers(0, 3, size=40),
+    }
+    if change is not None:
+        change(data)
+    coords = {"person": [f"p{i}" for i in range(len(data["x"]))], "feature": ["a", "b"], "g": ["u", "v", "w"]}
+    with pm.Model(coords=coords) as model:
+        beta = pm.Normal("beta", dims="feature")
+        effect = pm.Normal("effect", dims="g")
+        group, offset = pm.Data("group", data["group"], dims="person"), data["offset"]
+        label = pm.Data("label", data["label"], dims="person")
+        x = data["x"] - pt.as_tensor(data["x"]).mean(0) if centre else data["x"]
+        eta = pm.Deterministic("eta", x @ beta + effect[group] + offset, dims="person")
+        pm.Deterministic("flagged", beta[0] * pt.as_tensor(data["flag"]))
+        pm.Bernoulli("sick", logit_p=eta, observed=label, dims="person")
+        if not full:
+            return model
+        pm.Poisson("visits", pm.math.exp(eta), observed=data["count"], dims="person")
+        logits = pt.stack([eta, -eta, 0 * eta], axis=1)
+        pm.Categorical("ward", logit_p=logits, observed=pm.Data("kind", data["kind"]))
+    return model
+
+
+def put(name: str, value: Any) -> Callable[[dict[str, np.ndarray]], None]:
+    def change(data: dict[str, np.ndarray]) -> None:
+        data[name][7] = value
+
+    return change
+
+
+def remove(data: dict[str, np.ndarray]) -> None:
+    for name in data:
+        data[name] = data[name][:-1]
+
+
+WRONG = {
+    "x": np.nan,
+    "offset": np.inf,
+    "group": -(10**9),
+    "label": 1e300,
+    "flag": 1.0,
+    "count": -1,
+    "kind": 99,
+}
+
+#: What the one record is in the other dataset.
+DATASETS: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {
+    "not a number": put("x", np.nan),
+    "infinite": put("x", np.inf),
+    "huge": put("x", 1e308),
+    "tiny": put("offset", 5e-324),
+    "infinite offset": put("offset", -np.inf),
+    "group out of range": put("group", 10**6),
+    "negative group": put("group", -77),
+    "wrong label": put("label", 3.0),
+    "infinite label": put("label", np.inf),
+    "huge label": put("label", 1e300),
+    "negative count": put("count", -5),
+    "wrong kind": put("kind", 1000),
+    "flagged": put("flag", 1.0),
+    "removed": remove,
+    "wrong throughout": lambda data: [put(name, value)(data) for name, value in WRONG.items()],
+}
+
+
+def say(title: str, action: Callable[[], Any]) -> Any:
+    """Run and report what a terminal would show."""
+    print(f"--- {title}")
+    try:
+        return action()
+    except BaseException:
+        print(traceback.format_exc())
+
+
+def session(name: str, *, hostile: bool, backend: str | None, full: bool) -> None:
+    """Use everything that speaks to the user, on one of the two datasets."""
+    print(f"=== {name}")
+    change = DATASETS[name] if hostile else None
+    compile_kwargs = {"mode": "FAST_COMPILE"} if backend is None else None
+    model = regression(change, full=full)
+    fitting = {"backend": backend, "compile_kwargs": compile_kwargs}
+
+    def interrupt(approx: Any, losses: Any, i: int) -> None:
+        print("callback", losses, i)
+        if i == 3:
+            raise KeyboardInterrupt
+
+    def fit() -> Any:
+        with model:
+            return pm.fit(6, method=DPADVI(**METHOD), progressbar=True, **fitting)
+
+    approx = say("fit", fit)
+    print(approx.privacy, repr(approx), approx.withheld, approx.privacy.to_json(), approx.hist)
+    print([(k, v.shape) for k, v in say("sample", lambda: approx.sample(2))["posterior"].data_vars.items()])
+    say("node", lambda: approx.sample_node(model["eta"]))
+    say("density", lambda: approx.datalogp)
+    say("trace", lambda: approx.sample(2, return_inferencedata=False))
+    private = DPADVI(model=model, **{**METHOD, "delta": 0.01})
+    say("interrupt", lambda: private.fit(5, callbacks=[interrupt], **fitting))
+    say("score", lambda: private.fit(5, score=True))
+    say("diverge", lambda: private.fit(3, obj_optimizer=pm.sgd(learning_rate=1e300), **fitting))
+    say("start", lambda: DPADVI(model=model, start={"beta": model["eta"][:2]}, **METHOD))
+    say("centred", lambda: DPADVI(model=regression(change, full=full, centre=True), **METHOD))
+    say("dim", lambda: DPADVI(model=model, record_dim="feature", **METHOD))
+
+
+CHANGING = {
+    r"[\d,]+ steps/s": "",
+    r"\d+:\d\d:\d\d|-:--:--": "",
+    r"[━╸╺ ]{4,}": "",
+    r"0x[0-9a-f]+": "",
+    r"object at \w+": "",
+}
+
+
+def settled(text: str) -> str:
+    """Take out what differs between two runs on the same data: times, and addresses."""
+    for pattern, new in CHANGING.items():
+        text = re.sub(pattern, new, text)
+    return text
+
+
+def compare(backend: str | None, names: list[str], *, full: bool) -> None:
+    said = []
+    for hostile in (False, True):
+        done = run(SESSION.format(names=names, hostile=hostile, backend=backend, full=full))
+        assert done.returncode == 0, done.stderr[-3000:]
+        said.append((settled(done.stdout), settled(done.stderr)))
+    assert said[0][0].count("Traceback") >= 6 * len(names)  # there was something to compare
+    assert "steps" in said[0][0] and "callback None 3" in said[0][0]
+    for clean, other in zip(*said, strict=True):
+        sections = zip(clean.split("=== "), other.split("=== "), strict=True)
+        for one, two in sections:
+            assert one.splitlines() == two.splitlines()
+
+
+def test_two_datasets_say_the_same() -> None:
+    """Output, logs, warnings, errors and tracebacks are the same, whatever one record holds."""
+    compare(None, ["wrong throughout", "removed"], full=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [None, "numba", "c"])
+def test_two_datasets_say_the_same_for_every_record(backend: str | None) -> None:
+    compare(backend, list(DATASETS), full=True)
+
+
+DISK = """
+from test_release import METHOD, planted_model
+from pymc_dpvi import DPADVI
+with planted_model():
+    for backend in ("numba", "c"):
+        print(DPADVI(**METHOD).fit(3, progressbar=False, backend=backend).privacy.n_steps)
+"""
+
+
+@pytest.mark.slow
+def test_no_record_on_the_disk(tmp_path: Path) -> None:
+    """Compiled functions are kept between processes; the records are inputs of them, not constants."""
+    done = run(
+        DISK,
+        PYTENSOR_FLAGS=f"base_compiledir={tmp_path / 'pytensor'}",
+        NUMBA_CACHE_DIR=str(tmp_path / "numba"),
+        TMPDIR=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 5  # something was compiled and kept
+    assert [hit for path in files for hit in in_bytes(path.read_bytes(), str(path))] == []
+    assert N not in {path.stat().st_size for path in files}
