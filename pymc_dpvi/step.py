@@ -195,9 +195,7 @@ class PrivateStep:
     ) -> None:
         # Numba compiles at the first call, and warns of what is slow.
         with np.errstate(all="ignore"), nullcontext() if self.calls else quiet_pytensor():
-            self._function(
-                indices, count, noise, self._unit, epsilon, np.asarray(weight, dtype=self.dtype)
-            )
+            self._function(indices, count, noise, self._unit, epsilon, np.asarray(weight, dtype=self.dtype))
 
     def _pull_back(
         self,
