@@ -342,7 +342,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         check_bar(progressbar, progressbar_theme)
         if total_grad_norm_constraint is not None:
             check_number("total_grad_norm_constraint", total_grad_norm_constraint, low=0.0)
-        if not isinstance(callbacks, Iterable | None):
+        if not isinstance(callbacks, Sequence | None):
             raise ArgumentError(f"callbacks must be a list of functions; found a {type(callbacks).__name__}.")
         callbacks = [] if callbacks is None else list(callbacks)
         for callback in callbacks:

@@ -48,6 +48,7 @@ from test_release import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_tex
 from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.approximation import _ON_RECORDS
 from pymc_dpvi.graphs import walk
+from pymc_dpvi.records import build_record_model
 from pymc_dpvi.tracebacks import clear_locals, sealed, shielded
 
 pytestmark = [
@@ -328,6 +329,27 @@ def test_an_undeclared_table_of_zeros_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"public_data=\['table'\]"):
         DPADVI(model=model, **METHOD)
     assert DPADVI(model=model, public_data=["table"], **METHOD).approx.latents.size == 3
+
+
+def hsgp_logp(extreme: float, *, centre: bool) -> float:
+    """Return the one-record log-density of the same record and parameters, in data with this extreme."""
+    x = np.linspace(0.0, 10.0, 41)
+    x[-1] = extreme
+    with pm.Model() as model:
+        gp = pm.gp.HSGP(m=[5], L=[20.0], cov_func=pm.gp.cov.ExpQuad(1, ls=2.0))
+        if centre:
+            gp._X_center = np.array([5.0])
+        phi, psd = gp.prior_linearized(X=pm.Data("inputs", x[:, None]))
+        pm.Normal("y", phi @ (pm.Normal("beta", shape=5) * psd), 1.0, observed=np.zeros(41))
+    record = build_record_model(model)
+    values = {row: np.full(row.type.shape, 3.0, dtype=row.dtype) for row in record.rows}
+    return float(record.row_logp.eval({**values, record.value_vars[0]: np.ones(5)}))
+
+
+def test_hsgp_reads_its_centre_from_the_records() -> None:
+    """As docs/limitations.md says; and the way out that it names is one."""
+    assert hsgp_logp(10.0, centre=False) != hsgp_logp(12.0, centre=False)
+    assert hsgp_logp(10.0, centre=True) == hsgp_logp(12.0, centre=True)
 
 
 # -------------------------------------------------------------------------------- frames
