@@ -41,6 +41,7 @@ DELTAS = (0.3, 0.1, 0.03, 0.01, 1e-3)
 """Where a claimed curve is compared with what an attack sees."""
 
 _CUTS = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])  # from the middle, in standard deviations
+_TRIED = 16  # records that are tried, if one replaces another
 _BASE = 3  # records that are in both data sets
 
 
@@ -134,12 +135,9 @@ def run_attack(
     fixed = mechanism.sampler if isinstance(mechanism.sampler, FixedSizeSampler) else None
     rates = []
     for block, columns in list(probe.blocks.items())[:most_blocks]:
-        record = _strongest(single, columns)
-        direction = single[record]
-        absent: list[int] = []
-        if replace:  # by the record that pulls the other way
-            absent = [int(np.argmin(single @ direction))]
-            direction = direction - single[absent[0]]
+        record, other = _strongest(single, columns, replace)
+        absent = [other] if replace else []
+        direction = single[record] - single[absent].sum(axis=0)
         size = float(np.linalg.norm(direction))
         if size == 0.0:
             continue
@@ -159,11 +157,21 @@ def run_attack(
     return Attack(tuple(rates))
 
 
-def _strongest(single: Vector, columns: NDArray[np.int64]) -> int:
-    """Find the record of full norm, or as close as there is, that moves these entries most."""
+def _strongest(single: Vector, columns: NDArray[np.int64], replace: bool) -> tuple[int, int]:
+    """Find a record of full norm, or as close as there is, that moves these entries most, and its opposite.
+
+    The first is what comes, the second what it replaces; if something is replaced, the few strongest
+    records are tried, for the pair that is furthest apart.
+    """
     sizes = np.linalg.norm(single, axis=1)
     full = sizes >= 0.999 * sizes.max()
-    return int(np.argmax(np.where(full, np.linalg.norm(single[:, columns], axis=1), -1.0)))
+    order = np.argsort(np.where(full, -np.linalg.norm(single[:, columns], axis=1), 0.0), kind="stable")
+    best, found = -1.0, (int(order[0]), int(order[0]))
+    for record in order[: _TRIED if replace else 1]:
+        apart = np.linalg.norm(single - single[record], axis=1)
+        if apart.max() > best * (1 + 1e-6):
+            best, found = float(apart.max()), (int(record), int(np.argmax(apart)))
+    return found
 
 
 def _above(

@@ -259,6 +259,7 @@ def _blocks(latents: Latents, step: PrivateStep, gradient: str, n_mc: int) -> di
         return {
             str(v.name): (offsets + np.arange(latents.size)[s]).ravel()
             for v, s in zip(latents.value_vars, latents.slices, strict=True)
+            if s.stop > s.start  # a variable may be empty
         }
     ends = np.cumsum([0, *(p.get_value(borrow=True).size for p in step.params)])
     return {str(p.name): np.arange(a, b) for p, a, b in zip(step.params, ends[:-1], ends[1:], strict=True)}

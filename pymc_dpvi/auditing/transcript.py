@@ -112,6 +112,7 @@ def noise_pvalues(z: Vector, blocks: Mapping[str, NDArray[np.int64]]) -> dict[st
     n, width = z.shape
     found: dict[str, Any] = {
         "the variance of a coordinate": st.chi2_pvalues(z, axis=0),
+        "the mean of all": st.normal_pvalues(z.sum() / np.sqrt(z.size)),
         "the mean of a coordinate": st.normal_pvalues(z.sum(axis=0) / np.sqrt(n)),
         "a deviate that occurs twice": st.repetition_pvalue(z),
         "the size of a step": st.chi2_pvalues(z, axis=1),
@@ -120,10 +121,10 @@ def noise_pvalues(z: Vector, blocks: Mapping[str, NDArray[np.int64]]) -> dict[st
     for name, columns in blocks.items():
         part = z[:, columns]
         found[f"the variance of block '{name}'"] = st.chi2_pvalues(part)
-        if part.size:
-            shown = part.ravel()[:: max(1, part.size // _KS_NUMBERS)]
-            found[f"the distribution of block '{name}'"] = stats.kstest(shown, "norm").pvalue
-            found[f"the sum over block '{name}'"] = st.chi2_pvalues(part.sum(axis=1) / np.sqrt(part.shape[1]))
+        found[f"the mean of block '{name}'"] = st.normal_pvalues(part.sum() / np.sqrt(part.size))
+        found[f"the sum over block '{name}'"] = st.chi2_pvalues(part.sum(axis=1) / np.sqrt(part.shape[1]))
+        shown = part.ravel()[:: max(1, part.size // _KS_NUMBERS)]
+        found[f"the distribution of block '{name}'"] = stats.kstest(shown, "norm").pvalue
     chosen = z[:, np.unique(np.linspace(0, width - 1, min(width, _COLUMNS)).astype(int))]
     if chosen.shape[1] > 1:
         with np.errstate(invalid="ignore", divide="ignore"):
