@@ -114,8 +114,11 @@ class DPADVI(Inference):  # type: ignore[misc]
     gradient : {"aligned", "vanilla"}
         What is clipped: gradients with respect to the latent values (Jälkö et al. 2023), or with
         respect to all variational parameters (Jälkö et al. 2017, where KL/N makes N public).
-    accountant : {"pld", "rdp"} or dp_accounting.PrivacyAccountant or callable
-        How ε is computed.
+    accountant : str, dp_accounting.PrivacyAccountant or callable
+        How ε is computed: one of `accounting.ACCOUNTANT_NAMES`, or one of your own.
+    allow_unproven : bool
+        Admit an accountant that proves no upper bound: the heuristic and Bayesian ones, and your own. The
+        report then says so in its first line.
     budget : PrivacyBudget, optional
         What all fits on these data may spend together. Each `fit` and `refine` is charged to it before
         noise is drawn, or refused. Without one, nothing limits the sum of several fits.
@@ -181,6 +184,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         neighboring_relation: Literal["add_or_remove_one", "replace_one"] = "add_or_remove_one",
         gradient: Literal["aligned", "vanilla"] = "aligned",
         accountant: Any = "pld",
+        allow_unproven: bool = False,
         budget: PrivacyBudget | None = None,
         record_dim: str | None = None,
         public_data: Iterable[str] = (),
@@ -205,6 +209,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             neighboring_relation=neighboring_relation,
             gradient=gradient,
             accountant=accountant,
+            allow_unproven=allow_unproven,
         )
         self._budget = self._check_budget(budget, insecure_noise_seed)
         model = pm.modelcontext(model)

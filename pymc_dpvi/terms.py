@@ -19,7 +19,7 @@ import numpy as np
 
 from pymc_dpvi import accounting
 from pymc_dpvi.accounting import AccountantInfo
-from pymc_dpvi.arguments import check_choice, check_number
+from pymc_dpvi.arguments import check_choice, check_flag, check_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.report import PrivacyReport, PrivacyRun
@@ -48,6 +48,8 @@ class PrivacyTerms:
     neighboring_relation : {"add_or_remove_one", "replace_one"}
     gradient : {"aligned", "vanilla"}
     accountant : str, dp_accounting.PrivacyAccountant or callable
+    allow_unproven : bool
+        Whether the accountant may be one whose bound is not proven.
 
     Raises
     ------
@@ -65,6 +67,7 @@ class PrivacyTerms:
     neighboring_relation: Literal["add_or_remove_one", "replace_one"]
     gradient: Literal["aligned", "vanilla"]
     accountant: Any
+    allow_unproven: bool = False
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
@@ -89,7 +92,8 @@ class PrivacyTerms:
                 "sampler='fixed_size' makes the number of records public, so it needs "
                 "neighboring_relation='replace_one'; or use sampler='poisson'."
             )
-        accounting.accountant_info(self.accountant)
+        check_flag("allow_unproven", self.allow_unproven)
+        accounting.require_proven(self.accountant_info, self.allow_unproven)
 
     @property
     def accountant_info(self) -> AccountantInfo:
@@ -152,6 +156,7 @@ class PrivacyTerms:
                 sampler=sampler,
                 neighboring_relation=self.neighboring_relation,
                 accountant=self.accountant,
+                allow_unproven=self.allow_unproven,
             )
         assert multiplier is not None
         return Mechanism(

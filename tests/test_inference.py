@@ -1006,3 +1006,33 @@ def test_the_report_can_be_copied(fitted: Any) -> None:
 def test_reprs(unspent: DPADVI, fitted: Any) -> None:
     assert repr(fitted) == str(fitted) == "DPMeanField(2 latent values)"
     assert "DPADVI" in repr(unspent)
+
+
+# -------------------------------------------------------------------------------- accountants that prove nothing
+
+
+def test_an_unproven_accountant_must_be_asked_for(logistic: Build, nothing_spent: None) -> None:
+    with logistic(), pytest.raises(ArgumentError, match="'generic' is heuristic.*allow_unproven=True"):
+        DPADVI(**TARGET, accountant="generic")
+
+
+def test_an_unproven_accountant_is_named_first(logistic: Build) -> None:
+    with logistic():
+        approx = quiet(DPADVI(**TARGET, sampling_prob=0.3, accountant="generic", allow_unproven=True))
+    first = str(approx.privacy).splitlines()[0]
+    assert "heuristic" in first and not approx.privacy.releasable
+
+
+@pytest.mark.parametrize("name", ["moments", "advanced_composition"])
+def test_proven_accountants_calibrate(logistic: Build, name: str) -> None:
+    with logistic():
+        approx = quiet(DPADVI(**TARGET, sampling_prob=0.1, accountant=name))
+    report = approx.privacy
+    assert (report.accountant, report.guarantee) == (name, "proven")
+    truth = accounting.epsilon(
+        delta=report.delta,
+        noise_multiplier=report.noise_multiplier,
+        n_steps=5,
+        sampling_prob=report.sampling_prob,
+    )
+    assert truth <= report.epsilon <= 1.0
