@@ -1,30 +1,10 @@
-"""Privacy accounting: what a run costs, and how much noise a target needs.
+"""Privacy accounting: what a run costs, and which run a target pays for.
 
 The cost of a run is a sequence of `dp_accounting.DpEvent`, one for each step, handed to a
 `dp_accounting.PrivacyAccountant`. Every epsilon is an upper bound, unless the accountant's guarantee says
 otherwise (``generic`` and ``bayesian``, which do not calibrate).
 
-========================  ===========================================================================
-``events``                sampler x neighboring relation x accountant -> `DpEvent`; the one place
-``accountants``           the accountants by name, what each guarantees; who may calibrate
-``contract``              what every accountant here has in common; refusals
-``pld``, ``rdp``          Google's accountants, guarded
-``moments``               the moments accountant of Abadi et al.
-``advanced_composition``  as in the papers on DP variational inference
-``concentrated``          zCDP and Gaussian DP of full batches
-``gaussian``              the exact curve of one Gaussian release
-``diagnostics``           the generic and Bayesian accountants, which bound nothing
-``calibration``           `epsilon`, `noise_multiplier`, `default_sampling_prob`
-``budget``                `PrivacyBudget`: what all fits on the same data may spend together
-``composition``           how the costs of adaptively chosen fits add up: basic composition
-``renyi_filter``          the tighter way for many small fits
-``ledger``                where the charges of a budget are kept: in memory, or in a SQLite file
-``tradeoff``              `PrivacyProfile`: what an attacker can do, groups of records
-``profiles``              `privacy_profile`: the whole curve of planned steps
-``comparison``            every accountant's epsilon of the same run
-``relations``             the neighboring relations by name
-========================  ===========================================================================
-
+========================  ====================================================================
 Throughout, ``noise_multiplier`` is the standard deviation of the noise divided by
 ``l2_clip_norm``, the bound on one record's contribution. The neighboring relation decides the
 sensitivity (once that bound under add-or-remove-one, twice under replace-one) and the accounting
@@ -42,7 +22,13 @@ from pymc_dpvi.accounting.accountants import (
 )
 from pymc_dpvi.accounting.advanced_composition import AdvancedCompositionAccountant
 from pymc_dpvi.accounting.budget import PrivacyBudget
-from pymc_dpvi.accounting.calibration import default_sampling_prob, epsilon, noise_multiplier
+from pymc_dpvi.accounting.calibration import (
+    default_sampling_prob,
+    delta,
+    epsilon,
+    max_steps,
+    noise_multiplier,
+)
 from pymc_dpvi.accounting.concentrated import GdpAccountant, ZCdpAccountant
 from pymc_dpvi.accounting.diagnostics import BayesianAccountant, GenericAccountant
 from pymc_dpvi.accounting.events import UnsupportedEventError, step_event
@@ -67,8 +53,10 @@ __all__ = [
     "ZCdpAccountant",
     "accountant_info",
     "default_sampling_prob",
+    "delta",
     "epsilon",
     "make_accountant",
+    "max_steps",
     "noise_multiplier",
     "privacy_profile",
     "rdp_curve",

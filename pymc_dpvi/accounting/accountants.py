@@ -42,6 +42,7 @@ from pymc_dpvi.accounting.moments import MomentsAccountant
 from pymc_dpvi.accounting.pld import DEFAULT_DISCRETIZATION, PLD_MIN_DELTA, GuardedPLDAccountant
 from pymc_dpvi.accounting.rdp import GuardedRdpAccountant
 from pymc_dpvi.accounting.relations import check_relation
+from pymc_dpvi.accounting.tilted_pld import TiltedPLDAccountant
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = [
@@ -173,7 +174,7 @@ def require_proven(info: AccountantInfo, allow_unproven: bool = False) -> None:
 _KINDS: dict[str, type[PrivacyAccountant]] = {
     kind.name: kind
     for kind in (
-        GuardedPLDAccountant,
+        TiltedPLDAccountant,
         GuardedRdpAccountant,
         MomentsAccountant,
         AdvancedCompositionAccountant,
@@ -194,8 +195,8 @@ _WANTED = (
 
 
 def _make_kind(kind: Any, relation: NeighboringRelation, interval: float) -> PrivacyAccountant:
-    if kind is GuardedPLDAccountant:
-        return GuardedPLDAccountant(relation, interval)
+    if kind is TiltedPLDAccountant:
+        return TiltedPLDAccountant(relation, interval)
     if kind is BayesianAccountant:
         raise ArgumentError(
             "accountant='bayesian' computes epsilon from the distances between records' gradients. Pass "
@@ -220,7 +221,8 @@ _REGISTRY: dict[str, AccountantInfo] = {
 
 # Google's own, and what stands in for them: the same bound with the guards of this package.
 _GUARDED: dict[type[PrivacyAccountant], Any] = {
-    PLDAccountant: GuardedPLDAccountant,
+    PLDAccountant: TiltedPLDAccountant,
+    GuardedPLDAccountant: TiltedPLDAccountant,
     RdpAccountant: GuardedRdpAccountant,
 }
 
@@ -228,10 +230,8 @@ _GUARDED: dict[type[PrivacyAccountant], Any] = {
 def _fresh_copy(accountant: Any, _relation: NeighboringRelation, _interval: float) -> PrivacyAccountant:
     """Return a guarded equivalent of Google's accountants, and a copy of any other."""
     _check_fresh(accountant)
-    if type(accountant) is PLDAccountant:
-        return GuardedPLDAccountant(
-            accountant.neighboring_relation, accountant._value_discretization_interval
-        )
+    if type(accountant) in (PLDAccountant, GuardedPLDAccountant):
+        return TiltedPLDAccountant(accountant.neighboring_relation, accountant._value_discretization_interval)
     if type(accountant) is RdpAccountant:
         return GuardedRdpAccountant(accountant.neighboring_relation, [float(x) for x in accountant.orders])
     return copy.deepcopy(accountant)  # type: ignore[no-any-return]

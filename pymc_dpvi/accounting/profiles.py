@@ -44,8 +44,8 @@ from pymc_dpvi.accounting.calibration import (
     MAX_NOISE_MULTIPLIER,
     MAX_STEPS,
     MIN_NOISE_MULTIPLIER,
-    _discretization,
 )
+from pymc_dpvi.accounting.evaluation import discretization
 from pymc_dpvi.accounting.events import EventSampler, UnsupportedEventError, step_event
 from pymc_dpvi.accounting.rdp import rdp_curve
 from pymc_dpvi.accounting.relations import check_relation
@@ -241,7 +241,7 @@ def _composed(runs: tuple[PlannedRun, ...], relation: NeighboringRelation) -> Pr
         return _gaussian(mu)
     # One grid serves all: the coarsest is still an upper bound for each.
     interval = max(
-        _discretization(r.sampler.sampling_prob, r.noise_multiplier, r.n_steps, relation) for r in runs
+        discretization(r.sampler.sampling_prob, r.noise_multiplier, r.n_steps, relation) for r in runs
     )
     accountant = accountant_info("pld").make(relation, interval)
     assert isinstance(accountant, PLDAccountant)

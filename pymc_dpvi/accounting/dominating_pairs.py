@@ -1,0 +1,417 @@
+r"""One step's privacy loss on a grid, from above, with relative accuracy in the tails.
+
+A step is described by a dominating pair :math:`(P, Q)` (Zhu, Dong and Wang 2022): no two neighbouring data
+sets have outputs that are easier to tell apart. With noise of standard deviation :math:`\sigma` in units of
+the bound on one record and sampling probability :math:`q`, :math:`x` the noisy sum along the record in
+question,
+
+==================  ==========  ================================================
+relation            law         is
+==================  ==========  ================================================
+add or remove one   :math:`P`   :math:`(1-q)\,N(0,\sigma^2) + q\,N(1,\sigma^2)`
+..                  :math:`Q`   :math:`N(0,\sigma^2)`; and the pair reversed
+replace one         :math:`P`   :math:`(1-q)\,N(0,\sigma^2) + q\,N(1,\sigma^2)`
+..                  :math:`Q`   :math:`(1-q)\,N(0,\sigma^2) + q\,N(-1,\sigma^2)`
+==================  ==========  ================================================
+
+The privacy loss :math:`L(x) = \ln(dP/dQ)(x)` rises with :math:`x` and has an explicit inverse. **Connect the
+dots** (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022) replaces it by a law on the grid
+:math:`\{ih\}`: a cell :math:`ih \le L < (i+1)h` of masses :math:`P_i, Q_i` is shared between its two ends
+such that both masses are kept,
+
+.. math:: b_i = \frac{P_i - e^{ih} Q_i}{1 - e^{-h}} \text{ to the upper end},\qquad
+          P_i - b_i \text{ to the lower.}
+
+:math:`\delta(\varepsilon) = E_P (1 - e^{\varepsilon - L})_+` is the expectation of a convex function of
+:math:`e^{-L}`, whose mean in the cell is kept, so that no :math:`\delta(\varepsilon)` falls, whatever the
+grid. Moving mass to a larger loss raises it too, and so does more mass.
+
+**Rounding.** Masses of narrow cells come from Gauss-Legendre quadrature of positive densities, those of wide
+ones from differences of :math:`\Phi` in the nearer tail: either way within `MASS_ERROR` of their value. What
+:math:`P_i - e^{ih}Q_i = (P_i - Q_i) - (e^{ih} - 1) Q_i` may lose to cancellation is bounded term by term and
+moved to the upper end. An edge :math:`x_i` that is off by its rounding shifts the loss by at most
+`loss_error`, which the composition adds up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+__all__ = ["MASS_ERROR", "FixedSizePair", "GaussianPair", "LossLaw", "TruncatedPair"]
+
+Array = NDArray[np.float64]
+
+MASS_ERROR = 1e-12
+"""Relative error of the mass of a cell; checked against 50 digits in the tests."""
+
+MAX_LOSS = 600.0
+"""A step that loses more than this is counted as losing everything."""
+
+_TERM_ERROR = 4e-13
+_UNIT = 2.0**-53
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
+
+
+@dataclass(frozen=True, eq=False)
+class LossLaw:
+    """A privacy loss on the grid: an upper bound of one step's.
+
+    Parameters
+    ----------
+    interval : float
+        Grid step :math:`h`.
+    first : int
+        The losses are ``interval * (first + arange(len(probs)))``.
+    probs : numpy.ndarray
+        Their probabilities, shape ``(num_losses,)``.
+    infinite : float
+        Probability of an infinite loss.
+    split : numpy.ndarray
+        Variance that the grid adds at each loss, in units of ``interval**2`` and weighted with the
+        probability; shape ``(num_losses,)``. It says how fine the grid is, and bounds nothing.
+    loss_error : float
+        Shift of the loss by the rounding of the edges.
+    """
+
+    interval: float
+    first: int
+    probs: Array
+    infinite: float
+    split: Array
+    loss_error: float
+
+    @property
+    def losses(self) -> Array:
+        """The losses of the grid."""
+        return self.interval * np.arange(self.first, self.first + len(self.probs), dtype=np.float64)
+
+
+def _normal_mass(low: Array, high: Array) -> Array:
+    """Return the standard normal mass of ``[low, high]``, from the nearer tail."""
+    flip = low > 0.0
+    return special.ndtr(np.where(flip, -low, high)) - special.ndtr(np.where(flip, -high, low))
+
+
+def _upper_mass(
+    grid: Array, mass_p: Array, mass_q: Array, excess: Array, error: Array
+) -> tuple[Array, Array]:
+    """Return P - e^loss Q, and a bound on its error, in the terms that are no larger than P and e^loss Q.
+
+    `excess` is P - Q, and `error` bounds its error.
+    """
+    size = np.expm1(np.abs(grid))
+    other = np.where(grid >= 0.0, -size * mass_q, size * mass_p)
+    scale = np.exp(np.minimum(grid, 0.0))
+    return scale * (excess + other), scale * (np.abs(other) * _TERM_ERROR + error)
+
+
+@dataclass(frozen=True)
+class GaussianPair:
+    """Dominating pair of one Poisson-sampled Gaussian step.
+
+    Parameters
+    ----------
+    sampling_prob : float
+        Probability that a given record is in the batch, in (0, 1].
+    noise_multiplier : float
+        Standard deviation of the noise, in units of the bound on one record.
+    replace_one : bool
+        Whether neighbours differ by a replaced record (else by one more or one less).
+    """
+
+    sampling_prob: float
+    noise_multiplier: float
+    replace_one: bool = False
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """Whether the pair is to be reversed: both ways unless it is symmetric."""
+        return (False,) if self.replace_one or self.sampling_prob == 1.0 else (False, True)
+
+    def spread(self) -> float:
+        r"""Return about the standard deviation of the loss, :math:`q\sqrt{e^{1/\sigma^2}-1}`."""
+        # min: the second moment of a badly covered exponential tail is no guide to the bulk
+        wide = self.sampling_prob * math.sqrt(math.expm1(min(self.noise_multiplier**-2, 4.0)))
+        return 2.0 * wide if self.replace_one else wide
+
+    def _edges(self, tail: float) -> tuple[float, float]:
+        """Return x beyond which every component has less than `tail`."""
+        reach = -float(special.ndtri(tail)) * self.noise_multiplier
+        return -float(self.replace_one) - reach, 1.0 + reach
+
+    def _exponent(self, x: Any) -> tuple[Any, Any]:
+        """Return the log-ratios of N(1) and of N(-1) to N(0)."""
+        scale = self.noise_multiplier**-2
+        return scale * (x - 0.5), scale * (-x - 0.5)
+
+    def loss(self, x: float) -> float:
+        """Return the privacy loss at x."""
+        q = self.sampling_prob
+        up, down = self._exponent(x)
+
+        def log_mixture(y: float) -> float:
+            if y > 1.0:
+                return y + math.log(q + (1.0 - q) * math.exp(-y))
+            shift = q * math.expm1(y)
+            return math.log1p(shift) if shift > -1.0 else -math.inf
+
+        return log_mixture(up) - (log_mixture(down) if self.replace_one else 0.0)
+
+    def inverse_loss(self, loss: Array) -> Array:
+        """Return the x at which the loss is reached; minus infinity where all losses are greater."""
+        q, scale = self.sampling_prob, self.noise_multiplier**-2
+        if self.replace_one:
+            # qc (u - 1/u) = (1-q) (e^{L/2} - e^{-L/2}) for u = e^{x/s^2 - L/2}, c = e^{-1/(2 s^2)}
+            log_ratio = 0.5 * scale + (math.log1p(-q) - math.log(q) if q < 1.0 else -math.inf)
+            with np.errstate(divide="ignore"):
+                log_sinh = log_ratio + np.log(np.abs(np.sinh(0.5 * loss)))
+            far = log_sinh > 300.0
+            value = np.where(far, log_sinh + math.log(2.0), np.arcsinh(np.exp(np.where(far, 0.0, log_sinh))))
+            return (0.5 * loss + np.sign(loss) * value) / scale
+        if q == 1.0:
+            return loss / scale + 0.5
+        shift = np.expm1(loss) / q
+        inside = shift > -1.0
+        logs = np.log1p(np.where(inside, shift, 0.0))
+        return np.where(inside, logs / scale + 0.5, -math.inf)
+
+    def range(self, tail: float) -> tuple[float, float]:
+        """Return the losses that leave out less than `tail`, or what is beyond `MAX_LOSS`."""
+        low, high = self._edges(tail)
+        return max(self.loss(low), -MAX_LOSS), min(self.loss(high), MAX_LOSS)
+
+    def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
+        """Return the privacy loss of (P, Q), or of (Q, P), on the grid.
+
+        Parameters
+        ----------
+        interval : float
+            Grid step.
+        tail : float
+            Probability beyond which the tail is cut off, and counted as an infinite loss.
+        reverse : bool
+            Whether to give (Q, P).
+
+        Returns
+        -------
+        LossLaw
+        """
+        low, high = self.range(tail)
+        first = math.floor(low / interval)
+        last = max(math.ceil(high / interval), first + 1)
+        grid = interval * np.arange(first, last + 1, dtype=np.float64)
+        x = self.inverse_loss(grid)
+        mass_p, mass_q, excess, error = self._cells(x)
+        below, above = self._outside(x[0], x[-1])
+        if reverse:
+            # Q_i - e^{-(i+1)h} P_i, of loss -(i+1)h to -ih, which goes to -ih
+            raw, wrong = _upper_mass(grid[1:], mass_p, mass_q, excess, error)
+            flip = np.exp(-grid[1:])
+            raw, wrong, mass = -flip * raw, flip * wrong, mass_q
+        else:
+            raw, wrong = _upper_mass(grid[:-1], mass_p, mass_q, excess, error)
+            mass = mass_p
+        upper = np.clip((raw + wrong) / -math.expm1(-interval), 0.0, mass)
+        lower = mass - upper
+        split = lower * upper / np.where(mass > 0.0, mass, 1.0)
+        probs, splits = np.zeros(len(grid)), np.zeros(len(grid))
+        if reverse:
+            probs[1:] += lower
+            probs[:-1] += upper
+            splits[:-1] = split
+            probs[-1] += above[1]  # the smallest loss: rounded up
+            probs, splits, first, infinite = probs[::-1], splits[::-1], -last, below[1]
+        else:
+            probs[:-1] += lower
+            probs[1:] += upper
+            splits[1:] = split
+            probs[0] += below[0]
+            infinite = above[0]
+        return LossLaw(interval, first, probs, infinite, splits, self._loss_error(grid, x))
+
+    def _components(self) -> list[tuple[float, float, float]]:
+        """Return the components (shift, weight in P, weight in Q)."""
+        q = self.sampling_prob
+        if self.replace_one:
+            return [(0.0, 1.0 - q, 1.0 - q), (1.0, q, 0.0), (-1.0, 0.0, q)]
+        return [(0.0, 1.0 - q, 1.0), (1.0, q, 0.0)]
+
+    def _outside(self, low: float, high: float) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the (P, Q) masses below `low` and above `high`."""
+        below, above = [0.0, 0.0], [0.0, 0.0]
+        for shift, *weights in self._components():
+            for i, weight in enumerate(weights):
+                below[i] += weight * float(special.ndtr((low - shift) / self.noise_multiplier))
+                above[i] += weight * float(special.ndtr((shift - high) / self.noise_multiplier))
+        return (below[0], below[1]), (above[0], above[1])
+
+    def _cells(self, x: Array) -> tuple[Array, Array, Array, Array]:
+        """Return P, Q, P - Q of the cells between edges, and a bound on the error of the last."""
+        q, sigma = self.sampling_prob, self.noise_multiplier
+        low, high = x[:-1] / sigma, x[1:] / sigma
+        far = np.maximum(np.abs(low), np.abs(high)) + 1.0 / sigma
+        width = np.where(np.isfinite(low), high - np.where(np.isfinite(low), low, 0.0), math.inf)
+        narrow = width * np.maximum(far, 1.0) <= 0.5
+        mass_p, mass_q, excess, error = (np.zeros(len(low)) for _ in range(4))
+
+        wide = ~narrow
+        for shift, in_p, in_q in self._components():
+            mass = _normal_mass((x[:-1][wide] - shift) / sigma, (x[1:][wide] - shift) / sigma)
+            mass_p[wide] += in_p * mass
+            mass_q[wide] += in_q * mass
+            # 1 - q is not rounded in the difference
+            excess[wide] += (-q if shift == 0.0 and not self.replace_one else in_p - in_q) * mass
+            error[wide] += (in_p + in_q) * mass if shift else q * mass * (not self.replace_one)
+        error[wide] *= _TERM_ERROR
+
+        half = 0.5 * (high - low)[narrow, None]
+        t = 0.5 * (high + low)[narrow, None] + half * _NODES
+        weight = half * _WEIGHTS * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)
+        up, down = self._exponent(sigma * t)
+        above = weight * q * np.exp(up)
+        rest = weight * (1.0 - q)
+        mass_p[narrow] = (rest + above).sum(axis=1)
+        if self.replace_one:
+            mass_q[narrow] = (rest + weight * q * np.exp(down)).sum(axis=1)
+            # e^up - e^down, without the difference where it would cancel
+            near = np.abs(t) < 30.0 * sigma
+            sinh = 2.0 * math.exp(-0.5 / sigma**2) * np.sinh(np.where(near, t / sigma, 0.0))
+            terms = weight * q * np.where(near, sinh, np.exp(up) - np.exp(down))
+        else:
+            mass_q[narrow] = weight.sum(axis=1)
+            terms = weight * q * np.expm1(up)
+        excess[narrow] = terms.sum(axis=1)
+        error[narrow] = _TERM_ERROR * np.abs(terms).sum(axis=1)
+        return mass_p, mass_q, excess, error
+
+    def _loss_error(self, grid: Array, x: Array) -> float:
+        """Return how far the loss at the edges may be off the grid."""
+        finite = np.isfinite(x)
+        x, grid = np.abs(x[finite]), grid[finite]
+        q, scale = self.sampling_prob, self.noise_multiplier**-2
+        own = np.abs(grid)
+        if q == 1.0:
+            slope: Array | float = (1.0 + self.replace_one) * scale
+        elif self.replace_one:  # the log of a sinh, which is exact in relative terms near zero
+            slope = 2.0 * scale
+            own = own + (own + 0.5 * scale - math.log(q)) * np.minimum(scale * x + own, 1.0)
+        else:  # exp(L) - (1 - q) cancels near the least loss
+            own = own * np.maximum(1.0, np.exp(-grid))
+            # the posterior probability of having been in the batch
+            slope = scale * np.minimum(q * np.exp(np.minimum(scale * x - grid, 50.0)), 1.0)
+        return 16.0 * _UNIT * float(np.max(own + slope * (x + 1.0), initial=0.0))
+
+
+@dataclass(frozen=True)
+class FixedSizePair:
+    """Dominating curve of a Gaussian step on a batch of fixed size, under replace-one.
+
+    By Proposition 30 of Zhu, Dong and Wang (2022) it is, for all real epsilon, the larger one of the curves
+    of the Poisson pair (P, Q) and of (Q, P), with q = B/N and the noise relative to the sensitivity 2C.
+    That is the first for epsilon >= 0; the second one, below, is its mirror image. On the grid: the
+    probabilities of positive losses are those of (P, Q), a loss of -l has exp(-l) times the probability of
+    l, and zero has the rest.
+
+    Parameters
+    ----------
+    sampling_prob : float
+        Share of the records that are in a batch.
+    noise_multiplier : float
+        Standard deviation of the noise, in units of the bound on one record.
+    """
+
+    sampling_prob: float
+    noise_multiplier: float
+
+    @property
+    def _pair(self) -> GaussianPair:
+        return GaussianPair(self.sampling_prob, 0.5 * self.noise_multiplier)
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """Only one: the curve is symmetric."""
+        return (False,)
+
+    def spread(self) -> float:
+        """Return about the standard deviation of the loss."""
+        return self._pair.spread()
+
+    def range(self, tail: float) -> tuple[float, float]:
+        """Return the losses that leave out less than `tail`."""
+        high = self._pair.range(tail)[1]
+        return -high, high
+
+    def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
+        """Return the privacy loss on the grid; see `GaussianPair.law`."""
+        one = self._pair.law(interval, tail=tail, reverse=False)
+        right = one.probs[1 - one.first :]
+        shrink = np.exp(-interval * np.arange(1, len(right) + 1, dtype=np.float64))
+        left = right * shrink
+        # The sum is known to be one, up to the error of the others
+        zero = max(1.0 - float(left.sum()) - float(right.sum()) - one.infinite, 0.0) + MASS_ERROR
+        splits = one.split[1 - one.first :]
+        split = np.concatenate([(splits * shrink)[::-1], [one.split[-one.first]], splits])
+        probs = np.concatenate([left[::-1], [zero], right])
+        return LossLaw(interval, -len(right), probs, one.infinite, split, one.loss_error)
+
+
+@dataclass(frozen=True)
+class TruncatedPair:
+    """Dominating mixture of a Poisson-sampled Gaussian step whose batch is cut down to a cap.
+
+    With probability `truncation_prob` the batch, the record in it, is cut, and what the record changes is
+    bounded by a replace-one pair of twice the sensitivity; else the step is an ordinary one (Ganesh 2025,
+    arXiv 2508.15089, as in dp-accounting 0.6).
+
+    Parameters
+    ----------
+    ordinary : GaussianPair
+        The step without the cap.
+    truncation_prob : float
+        Probability that the cap is reached without the record in question.
+    cut : GaussianPair
+        The pair of a step that is cut.
+    """
+
+    ordinary: GaussianPair
+    truncation_prob: float
+    cut: GaussianPair
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """Whether the pair is to be reversed."""
+        return self.ordinary.directions
+
+    def spread(self) -> float:
+        """Return about the standard deviation of the loss."""
+        return self.ordinary.spread()
+
+    def range(self, tail: float) -> tuple[float, float]:
+        """Return the losses that leave out less than `tail`."""
+        ranges = [self.ordinary.range(tail), self.cut.range(self._cut_tail(tail))]
+        return min(r[0] for r in ranges), max(r[1] for r in ranges)
+
+    def _cut_tail(self, tail: float) -> float:
+        return min(tail / self.truncation_prob, 0.25)
+
+    def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
+        """Return the privacy loss on the grid; see `GaussianPair.law`."""
+        laws = (
+            (1.0 - self.truncation_prob, self.ordinary.law(interval, tail=tail, reverse=reverse)),
+            (self.truncation_prob, self.cut.law(interval, tail=self._cut_tail(tail), reverse=reverse)),
+        )
+        first = min(law.first for _, law in laws)
+        size = max(law.first + len(law.probs) for _, law in laws) - first
+        probs, split = np.zeros(size), np.zeros(size)
+        for weight, law in laws:
+            at = slice(law.first - first, law.first - first + len(law.probs))
+            probs[at] += weight * law.probs
+            split[at] += weight * law.split
+        infinite = sum(weight * law.infinite for weight, law in laws)
+        return LossLaw(interval, first, probs, infinite, split, max(law.loss_error for _, law in laws))

@@ -1,0 +1,200 @@
+r"""The PLD accountant that answers at any delta: the default.
+
+The same dominating pairs as :class:`GuardedPLDAccountant`, composed by a tilted FFT (`gaussian_steps`), so
+that its error is relative to delta and bounded, in place of an absolute one that is measured: it answers at
+:math:`\delta = 10^{-12}` and :math:`T = 10^7` alike, within 1e-3 of the truth, in some 0.05 s.
+
+Events are kept as counts; composing costs nothing until a question is asked. The distribution of
+dp-accounting (``_pld``) is composed only if somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import dp_accounting
+import numpy as np
+from dp_accounting import NeighboringRelation
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from pymc_dpvi.accounting.dominating_pairs import FixedSizePair, GaussianPair, TruncatedPair
+from pymc_dpvi.accounting.gaussian import gaussian_epsilon, log_gaussian_delta
+from pymc_dpvi.accounting.gaussian_steps import LossPair, composed_delta, composed_epsilon, composed_profile
+from pymc_dpvi.accounting.pld import DEFAULT_DISCRETIZATION, GuardedPLDAccountant
+from pymc_dpvi.arguments import check_number
+from pymc_dpvi.errors import ArgumentError
+
+__all__ = ["TiltedPLDAccountant"]
+
+_ROUNDING = 1e-9
+
+
+def _truncated(event: dp_accounting.TruncatedSubsampledGaussianDpEvent, replace_one: bool) -> LossPair:
+    """Return the pair of a truncated batch, with dp-accounting's probabilities."""
+    prob, size, cap = event.sampling_probability, event.dataset_size, event.truncated_batch_size
+    ordinary = GaussianPair(prob, event.noise_multiplier, replace_one)
+    reached = float(stats.binom.sf(cap - 1, size - 1, prob)) * (1.0 + _ROUNDING)
+    if reached < 1e-300:
+        return ordinary
+    sampled = float(stats.binom.sf(cap, size, prob)) * cap / reached / size * (1.0 + _ROUNDING) ** 2
+    # Rounded up: a record that is sampled more often loses more
+    cut = GaussianPair(min(max(sampled, 1e-12), 1.0), 0.5 * event.noise_multiplier, True)
+    return TruncatedPair(ordinary, min(reached, 1.0), cut)
+
+
+class TiltedPLDAccountant(GuardedPLDAccountant):
+    """Privacy loss distributions of Gaussian steps, composed by a tilted FFT with a bounded error.
+
+    Parameters
+    ----------
+    neighboring_relation : dp_accounting.NeighboringRelation
+        Add-or-remove-one or replace-one.
+    value_discretization_interval : float
+        Grid step of ``_pld``. The grid behind `get_epsilon` and `get_delta` is chosen for each answer.
+    """
+
+    source: ClassVar[str] = (
+        "privacy loss distributions, connect-the-dots (Doroshenko et al. 2022; fixed-size batches: "
+        "Zhu, Dong and Wang 2022), tilted FFT with an error bound"
+    )
+
+    def __init__(
+        self,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        value_discretization_interval: float = DEFAULT_DISCRETIZATION,
+    ) -> None:
+        self._pending: list[tuple[dp_accounting.DpEvent, int]] = []
+        self._pairs: dict[LossPair, int] = {}
+        self._mu_squared = 0.0  # of the steps on the full data
+        super().__init__(neighboring_relation, value_discretization_interval)
+
+    @property
+    def _pld(self) -> Any:
+        pending, self._pending = self._pending, []
+        for event, count in pending:
+            super()._maybe_compose(event, count, True)
+        return self._distribution
+
+    @_pld.setter
+    def _pld(self, value: Any) -> None:
+        self._distribution = value
+
+    @property
+    def numerical_delta(self) -> float:
+        """Allowance that covers what the plain FFT of ``_pld`` may have taken from delta."""
+        _ = self._pld
+        return super().numerical_delta
+
+    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
+        if isinstance(event, dp_accounting.SelfComposedDpEvent | dp_accounting.ComposedDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        error = super()._maybe_compose(event, count, False)
+        if error is None and do_compose and not isinstance(event, dp_accounting.NoOpDpEvent):
+            self._pending.append((event, count))
+            self._count(event, count)
+        return error
+
+    def _count(self, event: Any, count: int) -> None:
+        replace_one = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
+        if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+            pair: LossPair = GaussianPair(
+                event.sampling_probability, event.event.noise_multiplier, replace_one
+            )
+            if event.sampling_probability == 0.0:
+                return
+            if event.sampling_probability == 1.0:
+                event = event.event
+        elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+            pair = FixedSizePair(event.sample_size / event.source_dataset_size, event.event.noise_multiplier)
+            if event.sample_size == event.source_dataset_size:
+                event = event.event
+        elif isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+            if 0 in (event.sampling_probability, event.truncated_batch_size, event.dataset_size):
+                return
+            pair = _truncated(event, replace_one)
+        if isinstance(event, dp_accounting.GaussianDpEvent):
+            self._mu_squared += count * ((2.0 if replace_one else 1.0) / event.noise_multiplier) ** 2
+        else:
+            self._pairs[pair] = self._pairs.get(pair, 0) + count
+
+    def _parts(self) -> list[tuple[LossPair, int]]:
+        parts = list(self._pairs.items())
+        if self._mu_squared:
+            parts.append((GaussianPair(1.0, self._mu_squared**-0.5), 1))
+        return parts
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Return an upper bound of epsilon at `target_delta`.
+
+        Parameters
+        ----------
+        target_delta : float
+            Delta of the guarantee, in (0, 1).
+
+        Returns
+        -------
+        float
+            May be infinite: also where a step alone loses more than `MAX_LOSS`.
+
+        Raises
+        ------
+        ArgumentError
+            If `target_delta` is not in (0, 1).
+        """
+        delta = check_number("target_delta", target_delta, low=0.0, high=1.0)
+        if not self._pairs:
+            mu = math.sqrt(self._mu_squared) * (1.0 + 1e-14)
+            return gaussian_epsilon(mu, delta) if mu else 0.0
+        return composed_epsilon(self._parts(), delta)
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """Return an upper bound of delta at `target_epsilon`.
+
+        Parameters
+        ----------
+        target_epsilon : float
+            Epsilon of the guarantee, 0 or more.
+
+        Returns
+        -------
+        float
+            At most 1.
+
+        Raises
+        ------
+        ArgumentError
+            If `target_epsilon` is negative or not finite.
+        """
+        epsilon = check_number("target_epsilon", target_epsilon, closed_low=True)
+        if not self._pairs:
+            mu = math.sqrt(self._mu_squared) * (1.0 + 1e-14)
+            return min(1.0, math.exp(log_gaussian_delta(mu, epsilon))) if mu else 0.0
+        return composed_delta(self._parts(), epsilon)
+
+    def delta_curve(self, epsilons: ArrayLike) -> NDArray[np.float64]:
+        """Return upper bounds of delta at many epsilons, at the price of a few.
+
+        Parameters
+        ----------
+        epsilons : array_like
+            0 or more, of any shape.
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the same shape; tight, relative to delta, from 1 down to 1e-40.
+
+        Raises
+        ------
+        ArgumentError
+            If an epsilon is negative or not finite.
+        """
+        points = np.asarray(epsilons, dtype=np.float64)
+        if not (np.isfinite(points) & (points >= 0.0)).all():
+            raise ArgumentError("epsilons must be finite, and 0 or more.")
+        if self._pairs:
+            return composed_profile(self._parts(), points)
+        flat = [self.get_delta(float(x)) for x in points.ravel()]
+        return np.array(flat).reshape(points.shape)
