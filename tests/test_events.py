@@ -10,7 +10,13 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from pymc_dpvi.accounting import UnsupportedEventError, accountant_info, epsilon, step_event
+from pymc_dpvi.accounting import (
+    UnsupportedEventError,
+    accountant_info,
+    epsilon,
+    make_accountant,
+    step_event,
+)
 from pymc_dpvi.accounting.accountants import GuardedPLDAccountant, GuardedRdpAccountant
 from pymc_dpvi.accounting.events import replace_one_scale
 from pymc_dpvi.errors import ArgumentError
@@ -321,12 +327,13 @@ def test_full_batch_replace_one_is_never_below_the_exact_epsilon(accountant: str
 
 
 @pytest.mark.parametrize("delta", [1e-11, 1e-15, 1e-30])
-def test_tiny_delta_is_refused_by_pld_and_answered_by_others(delta: float) -> None:
-    arguments = dict(delta=delta, noise_multiplier=4.0, n_steps=1000, sampling_prob=0.01)
+def test_tiny_delta_is_refused_by_the_plain_fft_and_answered_by_others(delta: float) -> None:
+    event = PoissonSampler(0.01).dp_event(dp_accounting.GaussianDpEvent(4.0))
     with pytest.raises(ArgumentError, match="accountant='rdp'"):
-        epsilon(**arguments)
-    rdp, moments = (epsilon(accountant=name, **arguments) for name in ("rdp", "moments"))
-    assert epsilon(accountant="rdp", **{**arguments, "delta": 1e-10}) < rdp < moments
+        GuardedPLDAccountant(AR).compose(event, 1000).get_epsilon(delta)
+    pld, rdp, moments = (make_accountant(name).compose(event, 1000) for name in ("pld", "rdp", "moments"))
+    assert pld.get_epsilon(1e-10) < pld.get_epsilon(delta)
+    assert pld.get_epsilon(delta) < rdp.get_epsilon(delta) < moments.get_epsilon(delta)
 
 
 def test_two_releases_on_one_batch_are_one_event() -> None:

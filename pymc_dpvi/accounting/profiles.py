@@ -7,20 +7,14 @@ r"""The privacy profile of planned steps, from everything that is proven about t
             - e^{\varepsilon}\,\Phi(-\mu/2 - \varepsilon/\mu)
 
   is exact (Balle and Wang 2018, Theorem 8).
-* Otherwise the smaller of two upper bounds: the PLD accountant's curve, which is tight up to its grid but
-  says nothing below some :math:`10^{-10}`, where the FFT's rounding drowns it; and the Rényi curve,
-  :math:`\delta(\varepsilon) = \min_\alpha \frac{1}{\alpha}(1 - \frac{1}{\alpha})^{\alpha-1}
-  e^{(\alpha-1)(\varepsilon_\alpha - \varepsilon)}` (Canonne, Kamath and Steinke 2020, Proposition 12),
-  which is looser and reaches as low as one likes. Groups of records need the far tail, because
-  :math:`e^a` multiplies it there.
+* Otherwise the curve of the default accountant (`tilted_pld`), whose error is relative to delta, so that it
+  is tight up to its grid from 1 down to 1e-40. Groups of records need the far tail, because :math:`e^a`
+  multiplies it there.
 
-**Allowances for rounding.** The PLD accountant's own allowance for its FFT is added
-(`GuardedPLDAccountant.numerical_delta`). dp-accounting evaluates a curve at many points by running sums,
-which differed from single evaluations by less than :math:`2\cdot10^{-14}` over grids of up to two million
-points; :math:`10^{-12}` is added. The Gaussian formula is evaluated as :math:`e^x(1 - e^{y-x})` with
-:math:`x = \ln\Phi(\cdot)`, and the error of :math:`y - x` is taken to be
-:math:`2\cdot10^{-15}(1 + |x| + |y|)`; a relative :math:`10^{-12}` is added for the rest. Against 80 digits a
-third of this was enough.
+**Allowances for rounding.** Those of the accountant are in its curve. The Gaussian formula is evaluated as
+:math:`e^x(1 - e^{y-x})` with :math:`x = \ln\Phi(\cdot)`, and the error of :math:`y - x` is taken to be
+:math:`2\cdot10^{-15}(1 + |x| + |y|)`; a relative :math:`10^{-12}` is added for the rest. Against 80 digits
+a third of this was enough.
 """
 
 from __future__ import annotations
@@ -35,7 +29,6 @@ from typing import Any
 import dp_accounting
 import numpy as np
 from dp_accounting import NeighboringRelation
-from dp_accounting.pld import PLDAccountant
 from numpy.typing import NDArray
 from scipy import special
 
@@ -45,10 +38,9 @@ from pymc_dpvi.accounting.calibration import (
     MAX_STEPS,
     MIN_NOISE_MULTIPLIER,
 )
-from pymc_dpvi.accounting.evaluation import discretization
-from pymc_dpvi.accounting.events import EventSampler, UnsupportedEventError, step_event
-from pymc_dpvi.accounting.rdp import rdp_curve
+from pymc_dpvi.accounting.events import EventSampler, step_event
 from pymc_dpvi.accounting.relations import check_relation
+from pymc_dpvi.accounting.tilted_pld import TiltedPLDAccountant
 from pymc_dpvi.accounting.tradeoff import PrivacyProfile
 from pymc_dpvi.arguments import check_choice, check_integer, check_number
 from pymc_dpvi.errors import ArgumentError
@@ -59,8 +51,6 @@ __all__ = ["PlannedRun", "composed_profile", "privacy_profile"]
 _N_POINTS = 4001
 _MAX_EPSILON = 600.0
 _DEEPEST_DELTA = 1e-40
-_ORDERS = np.unique(np.concatenate([[1.5], np.geomspace(2.0, 1024.0, 65).round()]))
-_RUNNING_SUMS = 1e-12
 _LOGARITHMS = 2e-15
 _EXPONENTIALS = 1e-12
 _LARGEST_DENOMINATOR = 10**9
@@ -239,27 +229,13 @@ def _composed(runs: tuple[PlannedRun, ...], relation: NeighboringRelation) -> Pr
         sensitivity = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
         mu = sensitivity * math.sqrt(math.fsum(r.n_steps / r.noise_multiplier**2 for r in runs))
         return _gaussian(mu)
-    # One grid serves all: the coarsest is still an upper bound for each.
-    interval = max(
-        discretization(r.sampler.sampling_prob, r.noise_multiplier, r.n_steps, relation) for r in runs
-    )
-    accountant = accountant_info("pld").make(relation, interval)
-    assert isinstance(accountant, PLDAccountant)
+    accountant = accountant_info("pld").make(relation)
+    assert isinstance(accountant, TiltedPLDAccountant)
     for run in runs:
         accountant.compose(_event(run, relation, accountant), run.n_steps)
-    renyi = _renyi(runs, relation)
-    floor = float(accountant.min_delta)
-    ends = [float(accountant.get_epsilon(delta)) for delta in (floor, math.sqrt(floor))]
-    ends += [] if renyi is None else [float(_renyi_epsilon(renyi, _DEEPEST_DELTA))]
-    end = max((e for e in ends if math.isfinite(e)), default=_MAX_EPSILON)
-    epsilons = np.linspace(0.0, min(max(end, 1e-6), _MAX_EPSILON), _N_POINTS)
-    # The guarded accountant answers for one epsilon at a time; its parent class for all at once.
-    deltas = np.asarray(PLDAccountant.get_delta(accountant, epsilons))
-    deltas = np.maximum(deltas, 0.0) + accountant.numerical_delta + _RUNNING_SUMS
-    deltas = np.clip(deltas, floor, 1.0)
-    if renyi is not None:
-        deltas = np.minimum(deltas, _renyi_delta(renyi, epsilons))
-    return PrivacyProfile(epsilons, deltas)
+    end = min(max(accountant.get_epsilon(_DEEPEST_DELTA), 1e-6), _MAX_EPSILON)
+    epsilons = np.linspace(0.0, end, _N_POINTS)
+    return PrivacyProfile(epsilons, accountant.delta_curve(epsilons))
 
 
 def _event(run: PlannedRun, relation: NeighboringRelation, accountant: Any) -> dp_accounting.DpEvent:
@@ -269,34 +245,6 @@ def _event(run: PlannedRun, relation: NeighboringRelation, accountant: Any) -> d
         neighboring_relation=relation,
         accountant=accountant,
     )
-
-
-def _renyi(runs: tuple[PlannedRun, ...], relation: NeighboringRelation) -> NDArray[np.float64] | None:
-    """Rényi divergences at `_ORDERS`; None if there is no bound for these steps."""
-    accountant = accountant_info("rdp").make(relation)
-    try:
-        curves = [
-            r.n_steps * rdp_curve(_event(r, relation, accountant), list(_ORDERS), relation) for r in runs
-        ]
-    except UnsupportedEventError:
-        return None
-    return np.sum(curves, axis=0)
-
-
-def _renyi_delta(renyi: NDArray[np.float64], epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return delta by the conversion of Canonne, Kamath and Steinke (2020, Proposition 12)."""
-    constant = (_ORDERS - 1.0) * np.log1p(-1.0 / _ORDERS) - np.log(_ORDERS)
-    found = np.full(epsilons.size, np.inf)
-    for order, divergence, log_c in zip(_ORDERS, renyi, constant, strict=True):
-        exponent = (order - 1.0) * (divergence - epsilons) + log_c
-        found = np.minimum(found, np.exp(np.minimum(exponent, 0.0)))
-    return found
-
-
-def _renyi_epsilon(renyi: NDArray[np.float64], delta: float) -> float:
-    """Return the inverse of `_renyi_delta`."""
-    constant = (_ORDERS - 1.0) * np.log1p(-1.0 / _ORDERS) - np.log(_ORDERS)
-    return float(np.min(renyi + (constant - math.log(delta)) / (_ORDERS - 1.0)))
 
 
 def _gaussian(mu: float) -> PrivacyProfile:
