@@ -1009,11 +1009,11 @@ def test_reprs(unspent: DPADVI, fitted: Any) -> None:
     assert "DPADVI" in repr(unspent)
 
 
-# -------------------------------------------------------------------------------- accountants that prove nothing
+# ------------------------------------------------------------------ accountants that prove nothing
 
 
 def test_an_unproven_accountant_must_be_asked_for(logistic: Build, nothing_spent: None) -> None:
-    with logistic(), pytest.raises(ArgumentError, match="'generic' is heuristic.*allow_unproven=True"):
+    with logistic(), pytest.raises(ArgumentError, match=r"'generic' is heuristic.*allow_unproven=True"):
         DPADVI(**TARGET, accountant="generic")
 
 
