@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.basic import Variable
@@ -342,8 +343,9 @@ def hsgp_logp(extreme: float, *, centre: bool) -> float:
         phi, psd = gp.prior_linearized(X=pm.Data("inputs", x[:, None]))
         pm.Normal("y", phi @ (pm.Normal("beta", shape=5) * psd), 1.0, observed=np.zeros(41))
     record = build_record_model(model)
-    values = {row: np.full(row.type.shape, 3.0, dtype=row.dtype) for row in record.rows}
-    return float(record.row_logp.eval({**values, record.value_vars[0]: np.ones(5)}))
+    inputs = [*record.rows, *record.value_vars]
+    value = pytensor.function(inputs, record.row_logp, mode="FAST_COMPILE")
+    return float(value(*[np.full(row.type.shape, 3.0, dtype=row.dtype) for row in record.rows], np.ones(5)))
 
 
 def test_hsgp_reads_its_centre_from_the_records() -> None:
@@ -588,6 +590,7 @@ CHANGING = {
     r"[━╸╺ ]{4,}": "",
     r"0x[0-9a-f]+": "",
     r"object at \w+": "",
+    r"\d+\.\d+ seconds": "",
 }
 
 
