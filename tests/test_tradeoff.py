@@ -11,8 +11,6 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting import NeighboringRelation
-from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
@@ -117,20 +115,6 @@ def test_the_composed_curve_is_above_the_exact_one(noise: float, steps: int) -> 
     found = profile.true_positive_rate(RATES)
     assert (found >= gaussian_tpr(mu, RATES)).all()
     np.testing.assert_allclose(found, gaussian_tpr(mu, RATES), rtol=2e-3)
-
-
-def test_running_sums_are_as_good_as_the_allowance_says() -> None:
-    accountant = accounting.make_accountant("pld")
-    event = accounting.step_event(
-        sampler=PoissonSampler(0.01),
-        noise_multiplier=1.0,
-        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-        accountant=accountant,
-    )
-    accountant.compose(event, 100)
-    grid = np.linspace(0, 8, 9)
-    single = [PLDAccountant.get_delta(accountant, float(x)) for x in grid]
-    assert np.abs(PLDAccountant.get_delta(accountant, grid) - single).max() < 1e-13
 
 
 # ------------------------------------------------------------------------ golden values

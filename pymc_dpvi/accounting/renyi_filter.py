@@ -56,7 +56,6 @@ import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from pymc_dpvi.accounting.accountants import make_accountant
-from pymc_dpvi.accounting.calibration import MAX_NOISE_MULTIPLIER
 from pymc_dpvi.accounting.events import EventSampler, step_event
 from pymc_dpvi.accounting.ledger import Charge
 from pymc_dpvi.accounting.ledger_table import rounded
@@ -68,6 +67,7 @@ from pymc_dpvi.errors import ArgumentError
 __all__ = ["RenyiFilter", "renyi_cost"]
 
 MAX_ORDER = 100_000
+_MOST_NOISE = 1e6  # above it nothing is left that a message could recommend
 _DEFAULT_SPREAD = (0.6, 1.0)
 _ROUND_UP = 1.0 + 1e-12
 
@@ -258,7 +258,7 @@ def _smallest(fits: Callable[[float], bool], start: float) -> float | None:
     low = high = start
     while not fits(high):
         low, high = high, 2.0 * high
-        if high > MAX_NOISE_MULTIPLIER:
+        if high > _MOST_NOISE:
             return None
     while high > low * (1.0 + 1e-4):
         middle = math.sqrt(low * high)
