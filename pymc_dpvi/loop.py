@@ -9,6 +9,7 @@ which takes out most of the noise of the last steps (Polyak and Juditsky 1992).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ __all__ = ["averages_from", "iterate"]
 _CHUNK_NUMBERS = 500_000
 #: Steps in a chunk at the most, so that the progress bar and an interrupt are not kept waiting.
 _CHUNK_STEPS = 200
+#: Seconds that one compiled call should take: until then an interrupt waits.
+_CALL_SECONDS = 0.05
 
 
 def averages_from(n_steps: int) -> int:
@@ -74,25 +77,49 @@ def iterate(
     expected = mechanism.sampler.sampling_prob * num_records
     piece = int(np.clip(_CHUNK_NUMBERS / max(1.0, expected), 1, longest))
     process = os.getpid()
+    stride = 1
     for begin in range(0, n_steps, longest):
         end = min(begin + longest, n_steps)
         epsilon = rng.standard_normal((end - begin, *step.draw_shape)).astype(step.dtype)
         for first in range(begin, end, piece):
             size = min(piece, end - first)
             draws = mechanism.draw(streams, num_records, size, step.num_noise)
-            for t in range(size):
+            latents = epsilon[first - begin : first - begin + size]
+            weights = _weights(first, size, n_steps)
+            t = 0
+            while t < size:
                 if os.getpid() != process:
                     raise PrivacyError("A private fit cannot go on in a forked process.")
-                done = first + t + 1
-                late = done - averages_from(n_steps)
-                batch = draws.indices[draws.offsets[t] : draws.offsets[t + 1]]
-                weight = 1.0 / late if late > 0 else 0.0
-                step(batch, draws.noise[t], epsilon[first + t - begin], weight)
+                stop = min(t + (1 if every_step else stride), size)
+                start = time.perf_counter()
+                step(
+                    draws.indices,
+                    draws.offsets[t : stop + 1],
+                    draws.noise[t:stop],
+                    latents[t:stop],
+                    weights[t:stop],
+                )
+                stride = _next_stride(stop - t, time.perf_counter() - start)
+                t = stop
                 if every_step:
-                    yield done
+                    yield first + t
         _check_finite(step.params, end)
         if not every_step:
             yield end
+
+
+def _weights(first: int, size: int, n_steps: int) -> np.ndarray:
+    """Weights of iterates ``first + 1, ..., first + size`` in the running average."""
+    late = np.arange(first + 1, first + size + 1) - averages_from(n_steps)
+    return np.where(late > 0, 1.0 / np.maximum(late, 1), 0.0)
+
+
+def _next_stride(steps: int, seconds: float) -> int:
+    """Return how many steps to make in the next call, after so many took so long.
+
+    A call cannot be interrupted. The first one also compiles, so the number may grow fast.
+    """
+    return int(np.clip(steps * _CALL_SECONDS / max(seconds, 1e-9), 1, 20 * steps))
 
 
 def _check_finite(params: Sequence[Any], i: int) -> None:

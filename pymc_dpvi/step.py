@@ -17,8 +17,11 @@ post-processing. The function also keeps the running average of the iterates,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.chunk import repeat_step
 from pymc_dpvi.clipping import private_sum
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
@@ -137,10 +141,19 @@ class PrivateStep:
         for p, average in zip(self.params, self.averages, strict=True):
             new = updates.get(p, p)
             updates[average] = (average + weight * (new - average)).astype(average.type.dtype)
+        many = [
+            indices,
+            pt.lvector("offsets"),
+            pt.lmatrix("noise"),
+            pt.tensor("epsilon", dtype=floatx, shape=(None, *self.draw_shape)),
+            pt.vector("weights", dtype=floatx),
+        ]
         self._function = pm_compile(
-            [indices, count, noise, unit, epsilon, weight],
+            [*many, unit],
             [],
-            updates=updates,
+            updates=repeat_step(
+                [indices, count, noise, epsilon, weight], many, [unit], updates, compile_kwargs
+            ),
             on_unused_input="ignore",
             **compile_kwargs,
         )
@@ -165,11 +178,11 @@ class PrivateStep:
         failure = ""
         try:
             self._call(
-                np.zeros(1, dtype=np.int64),
-                np.asarray(0),
-                np.zeros(self.num_noise, dtype=np.int64),
-                np.zeros(self.draw_shape, dtype=self.dtype),
-                0.0,
+                np.zeros(0, dtype=np.int64),
+                np.zeros(2, dtype=np.int64),
+                np.zeros((1, self.num_noise), dtype=np.int64),
+                np.zeros((1, *self.draw_shape), dtype=self.dtype),
+                np.zeros(1, dtype=self.dtype),
             )
         except Exception as error:  # raised below, so that it is not chained
             failure = type(error).__name__
@@ -190,12 +203,10 @@ class PrivateStep:
                 "at start is too large, or the learning rate of obj_optimizer is. Nothing is spent."
             )
 
-    def _call(
-        self, indices: np.ndarray, count: np.ndarray, noise: np.ndarray, epsilon: np.ndarray, weight: float
-    ) -> None:
+    def _call(self, *arrays: np.ndarray) -> None:
         # Numba compiles at the first call, and warns of what is slow.
         with np.errstate(all="ignore"), nullcontext() if self.calls else quiet_pytensor():
-            self._function(indices, count, noise, self._unit, epsilon, np.asarray(weight, dtype=self.dtype))
+            self._function(*arrays, self._unit)
 
     def _pull_back(
         self,
@@ -233,18 +244,28 @@ class PrivateStep:
             ) from error
         return updates
 
-    def __call__(self, indices: np.ndarray, noise: np.ndarray, epsilon: np.ndarray, weight: float) -> None:
-        """Make one step.
+    def __call__(
+        self,
+        indices: np.ndarray,
+        offsets: np.ndarray,
+        noise: np.ndarray,
+        epsilon: np.ndarray,
+        weights: np.ndarray,
+    ) -> None:
+        """Make several steps, one after the other.
 
         Parameters
         ----------
-        indices : ndarray of int64, shape (batch,)
-        noise : ndarray of int64, shape (num_noise,)
+        indices : ndarray of int64
+            Batches end to end.
+        offsets : ndarray of int64, shape (n_steps + 1,)
+            Batch t is ``indices[offsets[t]:offsets[t + 1]]``; it may be empty.
+        noise : ndarray of int64, shape (n_steps, num_noise)
             In units of the lattice.
-        epsilon : ndarray of floatX, shape (n_mc, D)
+        epsilon : ndarray of floatX, shape (n_steps, n_mc, D)
             Standard normal draws (public randomness).
-        weight : float
-            Weight of the new iterate in the average; 0 leaves the average alone.
+        weights : ndarray, shape (n_steps,)
+            Weight of each new iterate in the average; 0 leaves the average alone.
 
         Raises
         ------
@@ -252,11 +273,11 @@ class PrivateStep:
             If the model's graph raises on the records. The text tells nothing of them.
         """
         failure = ""
-        count = np.asarray(indices.size)
-        if not indices.size:
-            indices = np.zeros(1, dtype=np.int64)  # not every backend can take nothing; count leaves it out
+        weights = np.asarray(weights, dtype=self.dtype)
         try:
-            self._call(indices, count, noise, epsilon, weight)
+            with _uninterrupted():
+                self._call(indices, offsets, noise, epsilon, weights)
+                self.calls += len(weights)
         except Exception as error:  # its text may hold data; raised below, so that it is not chained
             failure = type(error).__name__
         if failure:
@@ -264,4 +285,24 @@ class PrivateStep:
                 f"The model's log-density raised {failure} on the records. No operation should that passed "
                 "the checks: please report the model to pymc_dpvi. What was planned has been charged."
             )
-        self.calls += 1
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let a keyboard interrupt wait, so that the state and the count of steps belong together.
+
+    Otherwise it would nearly always come between the end of the compiled call and the storing of what
+    that returned.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])

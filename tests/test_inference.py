@@ -113,9 +113,11 @@ def steps_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, ...]]:
     seen: list[tuple[np.ndarray, ...]] = []
     original = PrivateStep.__call__
 
-    def step(self: PrivateStep, indices: Any, noise: Any, epsilon: Any, *args: Any, **kwargs: Any) -> None:
-        seen.append((np.array(indices), np.array(noise), np.array(epsilon)))
-        original(self, indices, noise, epsilon, *args, **kwargs)
+    def step(self: PrivateStep, indices: Any, offsets: Any, noise: Any, epsilon: Any, weights: Any) -> None:
+        for t in range(len(weights)):
+            batch = indices[offsets[t] : offsets[t + 1]]
+            seen.append((np.array(batch), np.array(noise[t]), np.array(epsilon[t])))
+        original(self, indices, offsets, noise, epsilon, weights)
 
     monkeypatch.setattr(PrivateStep, "__call__", step)
     return seen

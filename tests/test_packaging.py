@@ -34,7 +34,7 @@ LAYERS = (
     ("separability",),
     ("synthetic",),
     ("gradients",),
-    ("clipping",),
+    ("chunk", "clipping"),
     ("starting_values",),
     ("records",),
     ("record_axis",),

@@ -6,6 +6,8 @@ of their own, so that `test_planted_bugs` can show that each of them catches a b
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +72,13 @@ def silent() -> pm.Model:
     return model
 
 
+def one_step(
+    step: PrivateStep, batch: np.ndarray, noise: np.ndarray, epsilon: np.ndarray, weight: float
+) -> None:
+    """Make a single step of the many that a call can make."""
+    step(batch, np.array([0, batch.size]), noise[None], epsilon[None], np.array([weight]))
+
+
 class Harness:
     """One compiled step and its transcript."""
 
@@ -113,7 +122,7 @@ class Harness:
         if epsilon is None:
             epsilon = np.zeros(self.step.draw_shape)
         lattice = np.rint(noise / self.mechanism.noise.unit).astype("int64")
-        self.step(np.asarray(batch, dtype="int64"), lattice, epsilon.astype(self.step.dtype), 0.0)
+        one_step(self.step, np.asarray(batch, dtype="int64"), lattice, epsilon.astype(self.step.dtype), 0.0)
         return -np.concatenate([v.ravel() for v in self.recorder.values()])
 
     @property
@@ -457,10 +466,29 @@ def test_average_of_the_iterates():
     rng, iterates = np.random.default_rng(0), []
     for t in range(6):
         weight = 1 / (t - 1) if t > 1 else 0.0
-        step(np.arange(3), rng.integers(-(2**40), 2**40, size=D), rng.normal(size=(1, D)), weight)
+        one_step(step, np.arange(3), rng.integers(-(2**40), 2**40, size=D), rng.normal(size=(1, D)), weight)
         iterates.append([p.get_value() for p in step.params])
     for k, average in enumerate(step.averages):
         np.testing.assert_allclose(average.get_value(), np.mean([i[k] for i in iterates[2:]], axis=0))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_an_interrupt_waits_for_the_end_of_the_call():
+    """The state and the count of steps belong together, and the interrupt is not lost."""
+    harness = Harness(silent())
+    ended = []
+
+    def function(*args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass  # the interpreter looks for signals here
+        ended.append(True)
+
+    harness.step._function = function
+    with pytest.raises(KeyboardInterrupt):
+        harness([0])
+    assert ended == [True] and harness.step.calls == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_index_out_of_range_tells_nothing():

@@ -1,0 +1,95 @@
+"""Many steps in one call against one step after the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pymc_dpvi.chunk import repeat_step
+
+MODES = ["FAST_COMPILE", "CVM", "NUMBA"]
+UNIT = 0.25
+DATA = np.random.default_rng(0).normal(size=(20, 3))
+
+
+def compiled(mode: str) -> tuple[Callable[..., None], list[Any]]:
+    """A step in which order, batch, count, noise, draws and weight all matter."""
+    data = pytensor.shared(DATA, name="data")
+    x, t = pytensor.shared(np.zeros(3), name="x"), pytensor.shared(np.asarray(0.0), name="t")
+    mean = pytensor.shared(np.zeros((3, 1)), name="mean")
+    batch, count = pt.lvector("batch"), pt.lscalar("count")
+    noise, epsilon, weight = pt.lvector("noise"), pt.dmatrix("epsilon"), pt.dscalar("weight")
+    unit = pt.dscalar("unit")
+    total = pt.switch(count > 0, data[batch].sum(axis=0), 0.0)
+    new = 0.9 * x + total * (1.0 + t) + noise * unit * epsilon[0]
+    updates = {x: new, t: t + count, mean: mean + weight * (new[:, None] - mean)}
+    many = [
+        pt.lvector("indices"),
+        pt.lvector("offsets"),
+        pt.lmatrix("noise"),
+        pt.dtensor3("epsilon"),
+        pt.dvector("weights"),
+    ]
+    chunk = repeat_step([batch, count, noise, epsilon, weight], many, [unit], updates, {"mode": mode})
+    return pytensor.function([*many, unit], [], updates=chunk, mode=mode), [x, t, mean]
+
+
+def expected(indices: Any, offsets: Any, noise: Any, epsilon: Any, weights: Any) -> list[np.ndarray]:
+    x, t, mean = np.zeros(3), 0.0, np.zeros(3)
+    for k, weight in enumerate(weights):
+        batch = indices[offsets[k] : offsets[k + 1]]
+        x = 0.9 * x + DATA[batch].sum(axis=0) * (1.0 + t) + noise[k] * UNIT * epsilon[k, 0]
+        t += len(batch)
+        mean = mean + weight * (x - mean)
+    return [x, np.asarray(t), mean[:, None]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_chunks_are_single_steps(mode: str):
+    rng = np.random.default_rng(1)
+    sizes = np.array([3, 0, 1, 20, 0, 0, 7, 2])
+    indices = np.concatenate([rng.choice(20, size=s, replace=False) for s in sizes]).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    noise = rng.integers(-3, 4, size=(8, 3))
+    epsilon, weights = rng.normal(size=(8, 1, 3)), rng.random(8)
+    run, state = compiled(mode)
+    start = [s.get_value() for s in state]
+    want = expected(indices, offsets, noise, epsilon, weights)
+    for cuts in ([0, 8], [0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 3, 5, 8]):
+        for s, value in zip(state, start, strict=True):
+            s.set_value(value)
+        for a, b in itertools.pairwise(cuts):
+            run(indices, offsets[a : b + 1], noise[a:b], epsilon[a:b], weights[a:b], UNIT)
+        for s, value in zip(state, want, strict=True):
+            np.testing.assert_allclose(s.get_value(), value, rtol=1e-12, atol=1e-12)
+    before = [s.get_value() for s in state]
+    run(indices, offsets[:1], noise[:0], epsilon[:0], weights[:0], UNIT)
+    for s, value in zip(state, before, strict=True):
+        np.testing.assert_array_equal(s.get_value(), value)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_random_optimiser_draws_anew_in_every_step(mode: str):
+    generator = pytensor.shared(np.random.default_rng(5), name="generator")
+    x, seen = pytensor.shared(0.0, name="x"), pytensor.shared(np.zeros(4), name="seen")
+    batch, count = pt.lvector("batch"), pt.lscalar("count")
+    noise, epsilon, weight = pt.lvector("noise"), pt.dmatrix("epsilon"), pt.dscalar("weight")
+    _, drawn = pt.random.normal(rng=generator).owner.outputs
+    updates = {x: x + 1.0, seen: pt.set_subtensor(seen[x.astype("int64")], drawn)}
+    many = [pt.lvector(), pt.lvector(), pt.lmatrix(), pt.dtensor3(), pt.dvector()]
+    chunk = repeat_step([batch, count, noise, epsilon, weight], many, [], updates, {"mode": mode})
+    run = pytensor.function(many, [], updates=chunk, mode=mode, on_unused_input="ignore")
+    run(
+        np.zeros(0, dtype=np.int64),
+        np.zeros(5, dtype=np.int64),
+        np.zeros((4, 1), dtype=np.int64),
+        np.zeros((4, 1, 1)),
+        np.zeros(4),
+    )
+    np.testing.assert_allclose(seen.get_value(), np.random.default_rng(5).normal(size=4))
