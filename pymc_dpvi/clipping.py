@@ -55,6 +55,7 @@ BLOCK_RECORDS = 128
 LARGEST_SUM = 2.0**62
 
 _kernel = numba.njit(cache=True, fastmath=False)
+_kernel_here = numba.njit(fastmath=False)  # of functions written at run time, which numba cannot keep
 
 
 @dataclass(frozen=True)
@@ -201,19 +202,19 @@ def round_and_add(
     return out
 
 
-def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
-    """Write the function ``(*factors, count, noise, l2_clip_norm, unit) -> noisy sum`` for a layout.
+def make_add_clipped(outer: Sequence[bool]) -> Callable[..., None]:
+    """Write ``(*factors, count, bound, high, low) -> None`` for a layout: clip the records and add them up.
 
     The blocks have different types, so numba needs one function per layout; for two blocks, the first
     outer::
 
-        def private_sum(x0, x1, x2, count, noise, l2_clip_norm, unit):
-            check(noise.size == x0.shape[1] * x1.shape[1] + x2.shape[1])
+        def add_clipped(x0, x1, x2, count, bound, high, low):
+            check(high.size == x0.shape[1] * x1.shape[1] + x2.shape[1])
             norms = zeros(count)
             add_squared_norms_outer(x0, x1, norms)
             add_squared_norms(x2, norms)
-            factors = clip_factors(norms, clip_bound(l2_clip_norm, unit, noise.size))
-            high, low, some = zeros(noise.size), zeros(noise.size), zeros(noise.size)
+            factors = clip_factors(norms, bound)
+            some = zeros(high.size)
             for first in range(0, count, BLOCK_RECORDS):
                 last = min(first + BLOCK_RECORDS, count)
                 weights = factors[first:last]
@@ -224,7 +225,6 @@ def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
                 add_weighted_rows(x2[first:last], weights, some[at : at + x2.shape[1]])
                 at += x2.shape[1]
                 add_block(some, high, low)
-            return round_and_add(high, low, noise, unit)
     """
     names: list[str] = []
     norms: list[str] = []
@@ -247,15 +247,15 @@ def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
         sums.append(f"    at += {size}")
         sizes.append(size)
     lines = [
-        f"def private_sum({', '.join(names)}, count, noise, l2_clip_norm, unit):",
-        f"if noise.size != {' + '.join(sizes)}:",
+        f"def add_clipped({', '.join(names)}, count, bound, high, low):",
+        f"if high.size != {' + '.join(sizes)}:",
         "    raise ValueError('one noise entry per column is needed')",
         f"if count < 0 or count > {' or count > '.join(f'{n}.shape[0]' for n in names)}:",
         "    raise ValueError('every block needs a row per record')",
         "norms = np.zeros(count)",
         *norms,
-        "factors = clip_factors(norms, clip_bound(l2_clip_norm, unit, noise.size))",
-        "high, low, some = np.zeros(noise.size), np.zeros(noise.size), np.zeros(noise.size)",
+        "factors = clip_factors(norms, bound)",
+        "some = np.zeros(high.size)",
         "for first in range(0, count, BLOCK_RECORDS):",
         "    last = min(first + BLOCK_RECORDS, count)",
         "    weights = factors[first:last]",
@@ -263,9 +263,24 @@ def _make_private_sum(outer: Sequence[bool]) -> Callable[..., np.ndarray]:
         "    at = 0",
         *sums,
         "    add_block(some, high, low)",
-        "return round_and_add(high, low, noise, unit)",
     ]
     scope = dict(globals())
+    exec("\n    ".join(lines), scope)
+    function: Callable[..., None] = scope["add_clipped"]
+    return function
+
+
+def _make_private_sum(outer: Sequence[bool], compiled: bool = False) -> Callable[..., np.ndarray]:
+    """Write ``(*factors, count, noise, l2_clip_norm, unit) -> noisy sum`` for a layout."""
+    add_clipped = make_add_clipped(outer)
+    names = ", ".join(f"x{k}" for k in range(len(outer) + sum(outer)))
+    lines = [
+        f"def private_sum({names}, count, noise, l2_clip_norm, unit):",
+        "high, low = np.zeros(noise.size), np.zeros(noise.size)",
+        f"add_clipped({names}, count, clip_bound(l2_clip_norm, unit, noise.size), high, low)",
+        "return round_and_add(high, low, noise, unit)",
+    ]
+    scope = {**globals(), "add_clipped": _kernel_here(add_clipped) if compiled else add_clipped}
     exec("\n    ".join(lines), scope)
     function: Callable[..., np.ndarray] = scope["private_sum"]
     return function
@@ -328,7 +343,7 @@ class PrivateSum(Op):
 
 @register_funcify_and_cache_key(PrivateSum)
 def _numba_private_sum(op: PrivateSum, node: Apply, **kwargs: Any) -> Any:
-    kernel = numba.njit(fastmath=False)(op._function)
+    kernel = _kernel_here(_make_private_sum(op.outer, compiled=True))
     names = ", ".join(f"x{k}" for k in range(len(node.inputs) - 3))
     scope = {"kernel": kernel, "l2_clip_norm": op.l2_clip_norm}
     body = f"return kernel({names}, count.item(), noise, l2_clip_norm, unit.item())"
@@ -336,7 +351,7 @@ def _numba_private_sum(op: PrivateSum, node: Apply, **kwargs: Any) -> Any:
     # The key must change with the code: PyTensor keeps compiled functions on disk between versions.
     source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     key = f"pymc_dpvi.PrivateSum {op.outer} {op.l2_clip_norm.hex()} {source}"
-    return numba.njit(fastmath=False)(scope["private_sum"]), hashlib.sha256(key.encode()).hexdigest()
+    return _kernel_here(scope["private_sum"]), hashlib.sha256(key.encode()).hexdigest()
 
 
 def private_sum(

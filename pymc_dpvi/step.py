@@ -42,6 +42,7 @@ from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
 from pymc_dpvi.gradients import Latents, aligned_gradients, prior_gradients, vanilla_gradients
 from pymc_dpvi.graphs import walk
 from pymc_dpvi.mechanism import Mechanism
+from pymc_dpvi.pieces import in_pieces
 from pymc_dpvi.records import RecordModel
 
 __all__ = ["Optimizer", "PrivateStep"]
@@ -131,6 +132,7 @@ class PrivateStep:
         ]
         if max_grad_norm is not None:
             grads = total_norm_constraint(grads, max_grad_norm)
+        grads = in_pieces(grads, batch, data, None if whole else indices, compile_kwargs)
         updates = self._updates(optimizer, grads)
         held = {*record.arrays, *record.model.data_vars, *record.model.observed_RVs}
         if held & set(walk(updates.values(), stop=grads, into_size=True)):

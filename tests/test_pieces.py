@@ -1,0 +1,160 @@
+"""The private sum in pieces against the one on whole matrices."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pymc_dpvi import pieces
+from pymc_dpvi.clipping import BLOCK_RECORDS, Block, PrivateSum, private_sum
+from pymc_dpvi.pieces import PiecewiseSum, in_pieces
+
+N, D = 400, 3
+UNIT = 2.0**-36
+MODES = ["FAST_COMPILE", "CVM", "NUMBA"]
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "C": np.ascontiguousarray,
+    "Fortran": np.asfortranarray,
+    "every second": lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+    "reversed": lambda a: np.ascontiguousarray(a[::-1])[::-1],
+}
+
+
+def arrays(layout: str) -> list[np.ndarray]:
+    """Record arrays with none, one and two axes beside the records'; some records are hostile."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(N, D)), rng.normal(size=(N, 2, 2)).astype("float32")
+    x[5, 1], x[6, 0], x[7] = np.nan, np.inf, 1e200
+    g = rng.integers(0, D, size=N)
+    return [LAYOUTS[layout](a) for a in (x, g, w)]
+
+
+def graph(data: list[Any], indices: Any, count: Any, noise: Any, beta: Any) -> tuple[Any, list[Any]]:
+    """An outer and two dense blocks of the batch, and the batch."""
+    batch = [d if indices is None else d[indices] for d in data]
+    x, g, w = batch
+    scale = pt.cumsum(pt.outer(beta, beta), axis=0)
+    error = pt.tanh(x @ scale[0]) - g
+    blocks = [
+        Block(x, pt.stack([error, 2.0 * error], axis=1)),
+        Block(w[:, 0] * beta[0]),
+        Block(beta[g][:, None]),
+    ]
+    return private_sum(blocks, noise, 1.3, np.asarray(UNIT), count), batch
+
+
+BETA = np.array([0.5, -1.0, 2.0])
+
+
+def functions(mode: str, layout: str = "C", whole: bool = False) -> tuple[Any, ...]:
+    """The same sum on whole matrices and in pieces."""
+    data = [pytensor.shared(a, borrow=True) for a in arrays(layout)]
+    indices, count, noise, beta = pt.lvector(), pt.lscalar(), pt.lvector(), pt.dvector()
+    which = None if whole else indices
+    noisy, batch = graph(data, which, count, noise, beta)
+    (cut,) = in_pieces([noisy], batch, data, which, {"mode": mode})
+    inputs = [indices, count, noise, beta]
+    return tuple(pytensor.function(inputs, out, mode=mode, on_unused_input="ignore") for out in (noisy, cut))
+
+
+def check(both: tuple[Any, ...], indices: np.ndarray, count: int) -> None:
+    noise = np.random.default_rng(0).integers(-(2**36), 2**36, size=2 * D + 2 + 1)
+    with np.errstate(all="ignore"):
+        matrices, in_pieces = (f(indices, count, noise, BETA) for f in both)
+    assert np.isfinite(matrices).all()
+    np.testing.assert_allclose(in_pieces, matrices, rtol=0, atol=2 * UNIT)
+    if not count:
+        np.testing.assert_array_equal(in_pieces, noise * UNIT)
+
+
+@pytest.mark.parametrize(
+    ("mode", "layout"),
+    [
+        pytest.param(mode, layout, marks=pytest.mark.slow if mode == "NUMBA" and layout != "C" else ())
+        for mode in MODES
+        for layout in LAYOUTS
+    ],
+)
+def test_a_batch_in_pieces(mode: str, layout: str):
+    both = functions(mode, layout)
+    for size in (1, 127, 128, 129, 257, N):
+        indices = np.random.default_rng(size).choice(N, size=size, replace=False)
+        indices[-1:] = N - 1  # nothing is fetched beyond the last record
+        check(both, indices, size)
+    check(both, np.arange(200), 150)
+    check(both, np.arange(1), 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_records_in_pieces(mode: str):
+    both = functions(mode, whole=True)
+    check(both, np.zeros(0, dtype=np.int64), N)
+    check(both, np.zeros(0, dtype=np.int64), 0)
+
+
+def test_pieces_of_python_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    """Also where a piece is one block; dense columns decide, outer blocks take no memory."""
+    monkeypatch.setattr(pieces, "_PIECE_NUMBERS", 1)
+    both = functions("FAST_COMPILE")
+    (op,) = {n.op for n in both[1].maker.fgraph.apply_nodes if isinstance(n.op, PiecewiseSum)}
+    assert op.most == BLOCK_RECORDS
+    check(both, np.arange(N), N)
+
+
+def test_dense_gradients_of_a_batch_are_never_there_at_once():
+    rows, columns = 4096, 2000  # 64 MB as a matrix
+    x = pytensor.shared(np.ones((rows, 1)), shape=(None, 1))
+    indices, noise, beta = pt.lvector(), pt.lvector(), pt.dvector("beta")
+    beta = pt.specify_shape(beta, columns)
+    batch = x[indices]
+    noisy = private_sum([Block(batch * beta)], noise, 1.0, np.asarray(UNIT), indices.size)
+    (cut,) = in_pieces([noisy], [batch], [x], indices, {"mode": "FAST_COMPILE"})
+    peaks = []
+    for out in (noisy, cut):
+        run = pytensor.function([indices, noise, beta.owner.inputs[0]], out, mode="FAST_COMPILE")
+        inputs = np.arange(rows), np.zeros(columns, dtype=np.int64), np.ones(columns)
+        run(*inputs)
+        tracemalloc.start()
+        run(*inputs)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    whole = 8 * rows * columns
+    assert peaks[0] > whole  # planted: what is to be avoided would be seen
+    assert peaks[1] < whole / 3
+
+
+def test_what_records_share_is_computed_once():
+    both = functions("FAST_COMPILE")
+    (node,) = (n for n in both[1].maker.fgraph.apply_nodes if isinstance(n.op, PiecewiseSum))
+    inner = [str(n.op) for n in node.op.per_record.maker.fgraph.apply_nodes]
+    assert any("Tanh" in name or "tanh" in name for name in inner)
+    outer = [str(n.op) for n in both[1].maker.fgraph.apply_nodes]
+    assert any("Cum" in name for name in outer) and not any("Cum" in name for name in inner)
+    assert not any(isinstance(n.op, PrivateSum) for n in both[1].maker.fgraph.apply_nodes)
+
+
+def test_other_graphs_are_left_alone():
+    x, indices = pytensor.shared(np.ones((3, 2))), pt.lvector()
+    batch = x[indices]
+    out = batch.sum()
+    assert in_pieces([out], [batch], [x], indices, {"mode": "FAST_COMPILE"}) == [out]
+
+
+@pytest.mark.parametrize("width", [0, 1, 7, 8, 9, 100, 5000])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
+def test_rows_are_taken_as_numpy_takes_them(width: int, dtype: str):
+    rng = np.random.default_rng(width)
+    records = rng.integers(-9, 9, size=(50, width)).astype(dtype)
+    indices = rng.integers(0, 50, size=40)
+    for layout in LAYOUTS.values():
+        if width:
+            for first, last in ((0, 40), (0, 0), (3, 17), (39, 40)):
+                taken = pieces._take_rows(layout(records), indices, first, last)
+                assert taken.dtype == records.dtype and taken.flags.c_contiguous
+                np.testing.assert_array_equal(taken, records[indices[first:last]])
