@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytensor
 from pymc.pytensorf import collect_default_updates
+from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
@@ -146,7 +146,7 @@ def repeat_step(
     new = [v.type.filter_variable(u, allow_convert=True) for v, u in updates.items()]
     held = [v for v in dict.fromkeys(graph_inputs(new)) if isinstance(v, SharedVariable) and v not in updates]
     inner = {v: v.type(name=v.name) for v in (*updates, *fixed, *held)}
-    step = pytensor.function(
+    step = pm_compile(
         [*per_step, *(inner[v] for v in (*updates, *fixed, *held))],
         graph_replace(new, inner, strict=False),
         on_unused_input="ignore",

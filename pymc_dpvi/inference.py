@@ -16,6 +16,7 @@ decision to go on may depend on what was seen.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
@@ -295,7 +296,10 @@ class DPADVI(Inference):  # type: ignore[misc]
         callbacks : sequence of callable, optional
             Called as ``callback(approx, None, i)`` after each step; ``StopIteration`` ends the fit. The
             iterates that they are shown are private; code that goes on to the model in the process reads
-            the data, as the caller's own code can. The planned cost is reported in any case.
+            the data, as the caller's own code can. The planned cost is reported in any case. If all of
+            them have a whole number ``every``, as pm.callbacks.CheckParametersConvergence has, they are
+            called after the first step, after those that are multiples of it (of the largest common
+            divisor), and after the last: many steps then run in one compiled call.
         progressbar : bool
             Show steps, speed and ε.
         progressbar_theme : rich.theme.Theme, optional
@@ -502,7 +506,8 @@ class DPADVI(Inference):  # type: ignore[misc]
             self._rng,
             self._record.num_records,
             n,
-            every_step=bool(self._callbacks),
+            every=math.gcd(*(_every(callback) for callback in self._callbacks)),
+            before=self._steps_run,
         )
         self._running = True
         try:
@@ -548,6 +553,12 @@ class DPFullRankADVI(DPADVI):
     """
 
     _family = DPFullRank
+
+
+def _every(callback: Callback) -> int:
+    """Return after how many steps a callback wants to be called again."""
+    every = getattr(callback, "every", 1)
+    return every if isinstance(every, int) and every >= 1 else 1
 
 
 def default_optimizer() -> Optimizer:

@@ -41,9 +41,10 @@ def iterate(
     rng: np.random.Generator,
     num_records: int,
     n_steps: int,
-    every_step: bool = False,
+    every: int = 0,
+    before: int = 0,
 ) -> Iterator[int]:
-    """Run the steps; yield the number of steps done, after every chunk or every step.
+    """Run the steps; yield the number of steps done, after every chunk or where it is asked for.
 
     Parameters
     ----------
@@ -57,8 +58,11 @@ def iterate(
     num_records : int
     n_steps : int
         Planned steps.
-    every_step : bool
-        Whether to yield after every step.
+    every : int
+        If positive, yield after the first step, after each that makes the steps of all runs a multiple of
+        this number, and after the last.
+    before : int
+        Steps of earlier runs.
 
     Yields
     ------
@@ -90,7 +94,7 @@ def iterate(
             while t < size:
                 if os.getpid() != process:
                     raise PrivacyError("A private fit cannot go on in a forked process.")
-                stop = min(t + (1 if every_step else stride), size)
+                stop = min(t + min(stride, _until_asked(first + t, every, before)), size)
                 start = time.perf_counter()
                 step(
                     draws.indices,
@@ -101,11 +105,19 @@ def iterate(
                 )
                 stride = _next_stride(stop - t, time.perf_counter() - start)
                 t = stop
-                if every_step:
-                    yield first + t
+                done = first + t
+                if every and (done in (1, n_steps) or (before + done) % every == 0):
+                    yield done
         _check_finite(step.params, end)
-        if not every_step:
+        if not every:
             yield end
+
+
+def _until_asked(done: int, every: int, before: int) -> int:
+    """Return the number of steps until somebody wants to see the state."""
+    if not every:
+        return _CHUNK_STEPS
+    return every - (before + done) % every if done else 1
 
 
 def _weights(first: int, size: int, n_steps: int) -> np.ndarray:

@@ -28,9 +28,9 @@ from typing import Any
 
 import numba
 import numpy as np
-import pytensor
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.extending import intrinsic
+from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.io import In, Out
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
@@ -244,7 +244,7 @@ def in_pieces(
         *matrices, count, noise, unit = node.inputs
         rows = {b: b.type() for b in batch}
         shared = {v: v.type() for v in _shared_by_rows(matrices, batch)}
-        per_record = pytensor.function(
+        per_record = pm_compile(
             [In(v, borrow=True) for v in (*rows.values(), *shared.values())],
             [Out(m, borrow=True) for m in graph_replace(matrices, {**rows, **shared}, strict=False)],
             on_unused_input="ignore",
