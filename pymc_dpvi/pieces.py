@@ -44,7 +44,7 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.tensor.type import DenseTensorType, dvector
 
 from pymc_dpvi import clipping
-from pymc_dpvi.clipping import BLOCK_RECORDS, PrivateSum, clip_bound, make_add_clipped, round_and_add
+from pymc_dpvi.clipping import BLOCK_RECORDS, PrivateSum, clip_bound, round_and_add
 
 __all__ = ["PiecewiseSum", "in_pieces"]
 
@@ -122,7 +122,7 @@ class PiecewiseSum(Op):
         self.sampled = sampled
         # Whole blocks of the sum, so that its rounding errors are those of `PrivateSum`.
         self.most = BLOCK_RECORDS * max(1, _PIECE_NUMBERS // (BLOCK_RECORDS * max(1, width)))
-        self._add_clipped = make_add_clipped(private_sum.outer)
+        self._add_clipped = clipping.make_add_clipped(private_sum.outer)
 
     def make_node(self, *inputs: Any) -> Apply:
         """Build the node; see the class for the inputs."""

@@ -132,7 +132,6 @@ class PrivateStep:
         ]
         if max_grad_norm is not None:
             grads = total_norm_constraint(grads, max_grad_norm)
-        grads = in_pieces(grads, batch, data, None if whole else indices, compile_kwargs)
         updates = self._updates(optimizer, grads)
         held = {*record.arrays, *record.model.data_vars, *record.model.observed_RVs}
         if held & set(walk(updates.values(), stop=grads, into_size=True)):
@@ -143,6 +142,9 @@ class PrivateStep:
         for p, average in zip(self.params, self.averages, strict=True):
             new = updates.get(p, p)
             updates[average] = (average + weight * (new - average)).astype(average.type.dtype)
+        # Last, so that the optimiser is handed the release itself.
+        new = in_pieces(list(updates.values()), batch, data, None if whole else indices, compile_kwargs)
+        updates = dict(zip(updates, new, strict=True))
         many = [
             indices,
             pt.lvector("offsets"),

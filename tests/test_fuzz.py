@@ -600,7 +600,7 @@ class Swapped:
     def mean(self, indices: np.ndarray, noise: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
         for param, value in zip(self.step.params, self.begin, strict=True):
             param.set_value(value)
-        self.step(indices, noise, epsilon, 0.0)
+        self.step(indices, np.array([0, indices.size]), noise[None], epsilon[None], np.zeros(1))
         assert all(np.isfinite(p.get_value()).all() for p in self.step.params)
         return next(p.get_value() for p in self.step.params if p.name == "mu")
 

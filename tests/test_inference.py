@@ -314,6 +314,36 @@ def test_stop_iteration(logistic: Build) -> None:
     np.testing.assert_allclose(params(approx), np.mean(seen.values[6:], axis=0), rtol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("periods", "called"),
+    [([5], [1, 5, 10, 12]), ([4, 6], [1, 2, 4, 6, 8, 10, 12]), ([5, None], range(1, 13))],
+)
+def test_callbacks_with_a_period(logistic: Build, periods: list[int | None], called: Any) -> None:
+    """Called less often, they see what they would have seen; in a second run, the count goes on."""
+    seen = [Iterates() for _ in periods]
+    for callback, period in zip(seen, periods, strict=True):
+        if period is not None:
+            callback.every = period  # type: ignore[attr-defined]
+    always = Iterates()
+    for callbacks in (seen, [always]):
+        with logistic():
+            quiet(DPADVI(**CHEAP), 12, callbacks=callbacks)
+    for callback in seen:
+        assert [i for _, i in callback.calls] == list(called)
+        for value, i in zip(callback.values, called, strict=True):
+            np.testing.assert_array_equal(value, always.values[i - 1])
+
+
+def test_a_period_counts_the_steps_of_all_runs(logistic: Build) -> None:
+    seen = Iterates()
+    seen.every = 5  # type: ignore[attr-defined]
+    with logistic():
+        method = DPADVI(**CHEAP)
+        quiet(method, 12, callbacks=[seen])
+        method.refine(6, progressbar=False)
+    assert [i for _, i in seen.calls] == [1, 5, 10, 12, 13, 15, 18]
+
+
 def test_callback_that_raises(logistic: Build) -> None:
     def boom(approx: Any, losses: Any, i: int) -> None:
         if i == 3:

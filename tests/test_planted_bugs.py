@@ -50,7 +50,6 @@ SCALE = 3  # the entry of the regression's release that belongs to its scale
 BETA = slice(0, 2)
 
 real_draw = Mechanism.draw
-real_make = clipping._make_private_sum
 real_sum = step.private_sum
 real_row_logp = RecordModel.row_logp
 real_poisson = PoissonSampler.draw
@@ -129,10 +128,8 @@ def kernel(bug: Callable[[np.ndarray], np.ndarray]) -> Plant:
     """Put a sum of gradients, shape (records, num_noise), in place of the kernel's; the noise stays."""
 
     def make(outer: Any) -> Callable[..., np.ndarray]:
-        real = real_make(outer)
-
-        def private_sum(*args: Any) -> np.ndarray:
-            matrices, (count, *rest) = args[: len(outer) + sum(outer)], args[len(outer) + sum(outer) :]
+        def add_clipped(*args: Any) -> None:
+            *matrices, count, _, high, _ = args
             rest_of, columns = iter(matrices), []
             for is_outer in outer:
                 left = next(rest_of)[:count]
@@ -142,11 +139,11 @@ def kernel(bug: Callable[[np.ndarray], np.ndarray]) -> Plant:
                     left = (left[:, :, None] * right[:, None, :]).reshape(count, width)
                 columns.append(left)
             with np.errstate(all="ignore"):
-                return bug(np.concatenate(columns, axis=1)) + real(*matrices, 0, *rest)
+                high += bug(np.concatenate(columns, axis=1))
 
-        return private_sum
+        return add_clipped
 
-    return Plant(clipping, "_make_private_sum", make)
+    return Plant(clipping, "make_add_clipped", make)
 
 
 def guarded(rows: np.ndarray) -> np.ndarray:

@@ -214,7 +214,7 @@ class Probe:
         """
         if batch is None:
             batch = np.arange(self._loaded, dtype=np.int64)
-        self.step(batch, noise, draw, 0.0)
+        self.step(batch, np.array([0, batch.size]), noise[None], draw[None], np.zeros(1))
         return self._release.value()
 
     def draws(self, rng: np.random.Generator, n: int) -> NDArray[Any]:

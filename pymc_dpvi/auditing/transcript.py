@@ -57,13 +57,14 @@ class LoopStep:
         if probe is not None:
             probe.load([])
 
-    def __call__(self, indices: Any, noise: Any, epsilon: Any, weight: float) -> None:
-        """Do what a step does, without the records."""
-        self.calls += 1
-        if self._probe is None:
-            self.batches.append(np.array(indices))
-        else:
-            self.released.append(self._probe.release(noise, epsilon))
+    def __call__(self, indices: Any, offsets: Any, noise: Any, epsilon: Any, weights: Any) -> None:
+        """Do what some steps do, without the records."""
+        for t in range(len(weights)):
+            self.calls += 1
+            if self._probe is None:
+                self.batches.append(np.array(indices[offsets[t] : offsets[t + 1]]))
+            else:
+                self.released.append(self._probe.release(noise[t], epsilon[t]))
 
     def run(
         self,
