@@ -172,8 +172,8 @@ def names_of(requirements: list[str]) -> set[str]:
 
 def test_every_import_is_a_declared_dependency() -> None:
     declared = names_of(PYPROJECT["project"]["dependencies"])
-    # Comes with every ArviZ and PyMC, in the version that they need.
-    declared |= {"xarray"}
+    # Come with every ArviZ and PyMC, and with every numba, in the version that these need.
+    declared |= {"xarray", "llvmlite"}
     extra = names_of(PYPROJECT["project"]["optional-dependencies"]["plots"])
     used = set()
     for path in SOURCES:
