@@ -74,6 +74,7 @@ def test_chunks_are_single_steps(mode: str):
         np.testing.assert_array_equal(s.get_value(), value)
 
 
+@pytest.mark.filterwarnings("ignore:RandomVariable Ops will stop hiding:DeprecationWarning")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_random_optimiser_draws_anew_in_every_step(mode: str):
     generator = pytensor.shared(np.random.default_rng(5), name="generator")
