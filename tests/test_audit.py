@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 from scipy import stats
 
@@ -343,3 +344,14 @@ def test_hostile_records_keep_types_and_shapes():
     flat = made[0].ravel()
     assert np.isnan(flat).any() and np.isposinf(flat).any() and np.isneginf(flat).any() and (flat == 0).any()
     assert made[1].max() == 255 and made[1].min() == 0
+
+
+def test_single_precision_is_said():
+    with pytensor.config.change_flags(floatX="float32"):
+        with pm.Model() as model:
+            beta = pm.Normal("beta", 0, 1, shape=2)
+            x = pm.Data("x", np.zeros((20, 2), dtype="float32"))
+            pm.Normal("y", x @ beta, 1.0, observed=np.zeros(20, dtype="float32"))
+        found = audit(model)
+    assert found.passed, str(found)
+    assert "In single precision" in str(found) and "Use float64" in str(found)

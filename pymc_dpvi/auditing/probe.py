@@ -136,6 +136,12 @@ class Probe:
         Length of the release.
     draw_shape : tuple of int
         Shape of a step's public draws.
+    rounding : float
+        Relative rounding of the coarsest floating-point numbers in the records and the parameters.
+    quiet : ndarray, shape (num_noise,)
+        No noise.
+    l2_clip_norm : float
+        C.
     """
 
     def __init__(
@@ -179,6 +185,8 @@ class Probe:
         self.draw_shape = self.step.draw_shape
         self.blocks = _blocks(latents, self.step, mechanism.gradient, n_mc)
         self.l2_clip_norm = mechanism.l2_clip_norm
+        floats = [p.dtype for p in self.pool if p.dtype.kind == "f"]
+        self.rounding = max(float(np.finfo(d).eps) for d in (*floats, self.step.dtype))
         self.quiet = np.zeros_like(self.noise(mechanism, Streams.make(0), 1)[0])
         self._loaded = 0
 
