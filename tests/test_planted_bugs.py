@@ -19,7 +19,7 @@ from dp_accounting import PoissonSampledDpEvent
 from scipy import stats
 from suite import CLIP, Suite, layers, regression
 
-from pymc_dpvi import clipping, step
+from pymc_dpvi import clipping, pieces, step
 from pymc_dpvi.accounting import rdp
 from pymc_dpvi.mechanism import Draws, Mechanism, Streams
 from pymc_dpvi.randomness import KeyStream
@@ -158,6 +158,10 @@ def clipped(rows: np.ndarray, bound: float = CLIP * (1 - 2.0**-20)) -> np.ndarra
 
 def right(rows: np.ndarray) -> np.ndarray:
     return clipped(guarded(rows)).sum(axis=0)
+
+
+def unrounded(high: np.ndarray, low: np.ndarray, noise: np.ndarray, unit: float) -> np.ndarray:
+    return high + low + noise * unit
 
 
 def by_block(rows: np.ndarray) -> np.ndarray:
@@ -404,7 +408,7 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
     "divided by the realised batch, in the sum": (kernel(divided_by_the_batch), SENSITIVITY, {}),
     "NaN let through": (kernel(without_guard), SENSITIVITY, {}),
     "one NaN silences everybody": (kernel(everybody_pays_for_one_nan), SENSITIVITY, {}),
-    "the sum is not rounded": (kernel(right), Suite.lattice, {}),
+    "the sum is not rounded": (Plant(pieces, "round_and_add", unrounded), Suite.lattice, {}),
     "noise in floating point": (Plant(step, "private_sum", float_noise), Suite.lattice, {}),
     "sensitivity C where 2C is due": (
         Plant(Mechanism, "sensitivity", property(always_c)),
