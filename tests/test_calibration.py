@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pymc_dpvi.accounting import (
+    ACCOUNTANT_NAMES,
+    UnsupportedEventError,
+    accountant_info,
     calibration,
     default_sampling_prob,
     delta,
@@ -126,6 +129,36 @@ def test_what_is_not_proven_calibrates_only_on_demand() -> None:
         found = function(**FUNCTIONS[function], accountant=mine, allow_unproven=True)
         assert found == pytest.approx(function(**FUNCTIONS[function], accountant="rdp"), rel=3e-3)
     assert epsilon(**FUNCTIONS[epsilon], accountant=mine) > 0.0  # to look at
+
+
+@pytest.mark.parametrize("name", [name for name in ACCOUNTANT_NAMES if name not in ("pld", "bayesian")])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        dict(sampling_prob=0.05),
+        dict(sampling_prob=0.05, neighboring_relation="replace_one"),
+        dict(sampler="full_batch", neighboring_relation="replace_one"),
+        dict(sampler=FixedSizeSampler(50, 1000), neighboring_relation="replace_one"),
+    ],
+    ids=str,
+)
+def test_every_accountant_calibrates_one_sided(name: str, mechanism: dict[str, Any]) -> None:
+    run = dict(delta=1e-5, **mechanism, accountant=name)
+    unproven = accountant_info(name).guarantee != "proven"
+    if unproven:
+        with pytest.raises(ArgumentError, match="allow_unproven=True"):
+            noise_multiplier(epsilon=1.0, n_steps=100, **run)
+    try:
+        noise = noise_multiplier(epsilon=1.0, n_steps=100, **run, allow_unproven=unproven)
+    except UnsupportedEventError:
+        with pytest.raises(UnsupportedEventError):
+            max_steps(epsilon=1.0, noise_multiplier=3.0, **run, allow_unproven=unproven)
+        return
+    assert 0.999 <= epsilon(noise_multiplier=noise, n_steps=100, **run) <= 1.0
+    assert 100 <= max_steps(epsilon=1.0, noise_multiplier=noise, **run, allow_unproven=unproven) <= 102
+    if not unproven:  # proven: never below what the tight account asks for
+        tight = noise_multiplier(epsilon=1.0, n_steps=100, **{**run, "accountant": "pld"})
+        assert noise >= tight * (1.0 - 2e-3)
 
 
 # --------------------------------------------------------------------- the noise, and the steps

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pymc_dpvi.accounting import make_accountant, tilted_composition
-from pymc_dpvi.accounting.dominating_pairs import MASS_ERROR, FixedSizePair, GaussianPair, TruncatedPair
+from pymc_dpvi.accounting.batch_pairs import FixedSizePair, TruncatedPair
+from pymc_dpvi.accounting.dominating_pairs import MASS_ERROR, GaussianPair
 from pymc_dpvi.accounting.gaussian import gaussian_epsilon, log_gaussian_delta
 from pymc_dpvi.accounting.gaussian_steps import composed_delta, composed_epsilon
 from pymc_dpvi.accounting.pld import GuardedPLDAccountant

@@ -1,8 +1,9 @@
 r"""The PLD accountant that answers at any delta: the default.
 
-The same dominating pairs as :class:`GuardedPLDAccountant`, composed by a tilted FFT (`gaussian_steps`), so
-that its error is relative to delta and bounded, in place of an absolute one that is measured: it answers at
-:math:`\delta = 10^{-12}` and :math:`T = 10^7` alike, within 1e-3 of the truth, in some 0.05 s.
+The same dominating pairs as in `pld`, on a grid of its own (`dominating_pairs`, `batch_pairs`), composed by
+a tilted FFT (`gaussian_steps`), so that its error is relative to delta and bounded, in place of an absolute
+one that is measured: it answers at :math:`\delta = 10^{-12}` and :math:`T = 10^7` alike, within 1e-3 of the
+truth, in some 0.05 s.
 
 Events are kept as counts; composing costs nothing until a question is asked. The distribution of
 dp-accounting (``_pld``) is composed only if somebody asks for it.
@@ -19,7 +20,8 @@ from dp_accounting import NeighboringRelation
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from pymc_dpvi.accounting.dominating_pairs import FixedSizePair, GaussianPair, TruncatedPair
+from pymc_dpvi.accounting.batch_pairs import FixedSizePair, TruncatedPair
+from pymc_dpvi.accounting.dominating_pairs import GaussianPair
 from pymc_dpvi.accounting.gaussian import gaussian_epsilon, log_gaussian_delta
 from pymc_dpvi.accounting.gaussian_steps import LossPair, composed_delta, composed_epsilon, composed_profile
 from pymc_dpvi.accounting.pld import DEFAULT_DISCRETIZATION, GuardedPLDAccountant

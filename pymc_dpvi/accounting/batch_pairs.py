@@ -1,0 +1,124 @@
+r"""Dominating pairs of batches that are not Poisson, made of those that are.
+
+*Fixed size*: the larger of two curves, as one symmetric law. *Truncated Poisson*: a mixture of two laws.
+Both are made on the grid, where :math:`\delta(\varepsilon)` is linear in the probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dpvi.accounting.dominating_pairs import MASS_ERROR, GaussianPair, LossLaw
+
+__all__ = ["FixedSizePair", "TruncatedPair"]
+
+
+@dataclass(frozen=True)
+class FixedSizePair:
+    """Dominating curve of a Gaussian step on a batch of fixed size, under replace-one.
+
+    By Proposition 30 of Zhu, Dong and Wang (2022) it is, for all real epsilon, the larger one of the curves
+    of the Poisson pair (P, Q) and of (Q, P), with q = B/N and the noise relative to the sensitivity 2C.
+    That is the first for epsilon >= 0; the second one, below, is its mirror image. On the grid: the
+    probabilities of positive losses are those of (P, Q), a loss of -l has exp(-l) times the probability of
+    l, and zero has the rest.
+
+    Parameters
+    ----------
+    sampling_prob : float
+        Share of the records that are in a batch.
+    noise_multiplier : float
+        Standard deviation of the noise, in units of the bound on one record.
+    """
+
+    sampling_prob: float
+    noise_multiplier: float
+
+    @property
+    def _pair(self) -> GaussianPair:
+        return GaussianPair(self.sampling_prob, 0.5 * self.noise_multiplier)
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """Only one: the curve is symmetric."""
+        return (False,)
+
+    def spread(self) -> float:
+        """Return about the standard deviation of the loss."""
+        return self._pair.spread()
+
+    def range(self, tail: float) -> tuple[float, float]:
+        """Return the losses that leave out less than `tail`."""
+        high = self._pair.range(tail)[1]
+        return -high, high
+
+    def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
+        """Return the privacy loss on the grid; see `GaussianPair.law`."""
+        one = self._pair.law(interval, tail=tail, reverse=False)
+        right = one.probs[1 - one.first :]
+        shrink = np.exp(-interval * np.arange(1, len(right) + 1, dtype=np.float64))
+        left = right * shrink
+        # The sum is known to be one, up to the error of the others
+        zero = max(1.0 - float(left.sum()) - float(right.sum()) - one.infinite, 0.0) + MASS_ERROR
+        splits = one.split[1 - one.first :]
+        split = np.concatenate([(splits * shrink)[::-1], [one.split[-one.first]], splits])
+        probs = np.concatenate([left[::-1], [zero], right])
+        return LossLaw(interval, -len(right), probs, one.infinite, split, one.loss_error)
+
+
+@dataclass(frozen=True)
+class TruncatedPair:
+    """Dominating mixture of a Poisson-sampled Gaussian step whose batch is cut down to a cap.
+
+    With probability `truncation_prob` the batch, the record in it, is cut, and what the record changes is
+    bounded by a replace-one pair of twice the sensitivity; else the step is an ordinary one (Ganesh 2025,
+    arXiv 2508.15089, as in dp-accounting 0.6).
+
+    Parameters
+    ----------
+    ordinary : GaussianPair
+        The step without the cap.
+    truncation_prob : float
+        Probability that the cap is reached without the record in question.
+    cut : GaussianPair
+        The pair of a step that is cut.
+    """
+
+    ordinary: GaussianPair
+    truncation_prob: float
+    cut: GaussianPair
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """Whether the pair is to be reversed."""
+        return self.ordinary.directions
+
+    def spread(self) -> float:
+        """Return about the standard deviation of the loss."""
+        return self.ordinary.spread()
+
+    def range(self, tail: float) -> tuple[float, float]:
+        """Return the losses that leave out less than `tail`."""
+        ranges = [self.ordinary.range(tail), self.cut.range(self._cut_tail(tail))]
+        return min(r[0] for r in ranges), max(r[1] for r in ranges)
+
+    def _cut_tail(self, tail: float) -> float:
+        return min(tail / self.truncation_prob, 0.25)
+
+    def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
+        """Return the privacy loss on the grid; see `GaussianPair.law`."""
+        laws = (
+            (1.0 - self.truncation_prob, self.ordinary.law(interval, tail=tail, reverse=reverse)),
+            (self.truncation_prob, self.cut.law(interval, tail=self._cut_tail(tail), reverse=reverse)),
+        )
+        first = min(law.first for _, law in laws)
+        size = max(law.first + len(law.probs) for _, law in laws) - first
+        probs, split = np.zeros(size), np.zeros(size)
+        for weight, law in laws:
+            at = slice(law.first - first, law.first - first + len(law.probs))
+            probs[at] += weight * law.probs
+            split[at] += weight * law.split
+        infinite = sum(weight * law.infinite for weight, law in laws)
+        return LossLaw(interval, first, probs, infinite, split, max(law.loss_error for _, law in laws))
