@@ -105,7 +105,7 @@ def test_aligned_against_one_record_at_a_time(name: str):
     np.testing.assert_allclose(aligned(record, latents, rows, z[None]), expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [*MODELS, "unused"])
+@pytest.mark.parametrize("name", ["linear", "radon_centered", "unused"])
 def test_several_draws_are_stacked_and_divided_by_the_root(name: str):
     record = build(name)
     latents, start = latents_of(record.model)

@@ -30,7 +30,8 @@ def gradient_function(record: RecordModel, backend: str) -> Callable[..., np.nda
     batch = [pt.tensor(dtype=r.dtype, shape=(None, *r.type.shape[1:])) for r in record.rows]
     z = pt.matrix("z", shape=(1, latents.size))
     graph = as_matrix(aligned_gradients(record, batch, latents, z, 1))
-    fn = pm_compile([*batch, z], graph, on_unused_input="ignore", **compile_mode(backend, None))
+    kwargs: dict[str, Any] = {"mode": backend} if backend == "FAST_COMPILE" else compile_mode(backend, None)
+    fn = pm_compile([*batch, z], graph, on_unused_input="ignore", **kwargs)
     point = (start + np.random.default_rng(0).normal(scale=0.3, size=start.shape))[None]
 
     def evaluate(*rows: np.ndarray) -> np.ndarray:
@@ -67,8 +68,19 @@ def group_model(style: str) -> pm.Model:
     return model
 
 
-@pytest.mark.parametrize("backend", ["numba", "c"])
-@pytest.mark.parametrize("style", ["index", "take", "matrix", "two"])
+STYLES = ("index", "take", "matrix", "two")
+#: Compiled on every push; the rest of the compiled ones takes minutes.
+OFTEN = {("index", "numba"), ("two", "c")}
+
+
+@pytest.mark.parametrize(
+    ("style", "backend"),
+    [
+        pytest.param(s, b, marks=[] if b == "FAST_COMPILE" or (s, b) in OFTEN else pytest.mark.slow)
+        for s in STYLES
+        for b in ("FAST_COMPILE", "numba", "c")
+    ],
+)
 def test_an_index_out_of_range_touches_nobody(style: str, backend: str) -> None:
     record = build_record_model(group_model(style))
     gradient = gradient_function(record, backend)
@@ -87,14 +99,15 @@ def test_an_index_out_of_range_touches_nobody(style: str, backend: str) -> None:
             assert np.any(got[1] != 0)
 
 
+@pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("c", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
     [n for n, e in ZOO.items() if "quick" in e.tags and not e.float32 and n != "dpvi_gaussian_mixture"],
 )
-def test_hostile_records_in_the_zoo(name: str) -> None:
+def test_hostile_records_in_the_zoo(name: str, backend: str) -> None:
     entry = ZOO[name]
     record = build_record_model(entry.build(), record_dim=entry.record_dim, public_data=entry.public_data)
-    gradient = gradient_function(record, "c")
+    gradient = gradient_function(record, backend)
     clean = gradient(*[array_value(a)[:3].copy() for a in record.arrays])
     for kind, values in (("f", HOSTILE_FLOATS), ("i", HOSTILE_INTS)):
         for value in values:

@@ -169,7 +169,6 @@ def test_the_example(table: tuple[np.ndarray, ...], tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(("method", "family"), [(DPADVI, DPMeanField), (DPFullRankADVI, DPFullRank)])
-@pytest.mark.compiled
 def test_private_fit_finds_the_posterior_at_huge_epsilon(method: Any, family: type) -> None:
     """Linear regression with known noise: the exact posterior is a formula."""
     rng = np.random.default_rng(3)

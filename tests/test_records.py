@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,14 +43,19 @@ def record() -> RecordModel:
     return build_record_model(linear(), public_data=("centre",))
 
 
-def at(record: RecordModel, graph: Any, z: np.ndarray, rows: list[np.ndarray] | None = None) -> np.ndarray:
-    """Evaluate a graph of the record model at a latent vector, for one row."""
+def function_of(record: RecordModel, graph: Any) -> Callable[..., np.ndarray]:
+    """Make a graph of the record model a function of a latent vector and one row."""
     latents, _ = latents_of(record.model)
     flat = pt.vector("z")
     swap = dict(zip(latents.value_vars, latents.split(flat), strict=True))
     (graph,) = graph_replace([graph], swap, strict=False)
-    fn = pm_compile([flat, *record.rows], graph, mode="FAST_COMPILE", on_unused_input="ignore")
-    return np.asarray(fn(z, *(rows or [array_value(a)[:1] for a in record.arrays])))
+    return pm_compile([flat, *record.rows], graph, mode="FAST_COMPILE", on_unused_input="ignore")
+
+
+def at(record: RecordModel, graph: Any, z: np.ndarray, rows: list[np.ndarray] | None = None) -> np.ndarray:
+    """Evaluate a graph of the record model at a latent vector, for one row."""
+    rows = rows or [array_value(a)[:1] for a in record.arrays]
+    return np.asarray(function_of(record, graph)(z, *rows))
 
 
 def test_facts(record: RecordModel):
@@ -91,9 +97,10 @@ def test_prior_and_rows_add_up_to_the_model(name: str):
     record = build_record_model(ZOO[name].build())
     _, start = latents_of(record.model)
     latents, _ = latents_of(record.model)
+    row_logp = function_of(record, record.row_logp)
     for z in points(start, 2):
         rows = [
-            at(record, record.row_logp, z, [array_value(a)[i : i + 1] for a in record.arrays])
+            row_logp(z, *[array_value(a)[i : i + 1] for a in record.arrays])
             for i in range(record.num_records)
         ]
         point = {

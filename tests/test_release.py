@@ -244,12 +244,19 @@ def test_the_search_finds_what_is_planted(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- the release
 
 
-@pytest.fixture(scope="module", params=["data", "constants", "full rank"])
+@pytest.fixture(
+    scope="module",
+    params=["data", "constants", "full rank", pytest.param("compiled", marks=pytest.mark.slow)],
+)
 def released(request: pytest.FixtureRequest) -> Any:
     method = DPFullRankADVI if request.param == "full rank" else DPADVI
     with planted_model(data=request.param != "constants"):
         return pm.fit(
-            10, method=method(**METHOD), progressbar=False, include_transformed=request.param == "data"
+            10,
+            method=method(**METHOD),
+            progressbar=False,
+            include_transformed=request.param == "data",
+            compile_kwargs=None if request.param == "compiled" else {"mode": "FAST_COMPILE"},
         )
 
 
@@ -518,19 +525,27 @@ from pymc_dpvi import DPADVI
 with planted_model(code=True):
     method = DPADVI(**{{**METHOD, "sampling_prob": 0.9}})
     try:
-        method.fit(20, progressbar=True, backend={backend!r})
+        method.fit(20, progressbar=True, **{how!r})
     finally:
         print("charged:", method.approx.privacy.n_steps)
 """
 
 
-@pytest.mark.parametrize("backend", ["numba", pytest.param("c", marks=pytest.mark.slow)])
-def test_uncaught_error_of_a_session(backend: str) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"compile_kwargs": {"mode": "FAST_COMPILE"}},
+        pytest.param({"backend": "numba"}, marks=pytest.mark.slow),
+        pytest.param({"backend": "c"}, marks=pytest.mark.slow),
+    ],
+    ids=["python", "numba", "c"],
+)
+def test_uncaught_error_of_a_session(how: dict[str, Any]) -> None:
     """A group index out of range: an error without data, or a record that counts nothing; no crash.
 
     In a process of its own, because compiled code that reads past an array may end the process.
     """
-    code = textwrap.dedent(SESSION).format(tests=str(Path(__file__).parent), backend=backend)
+    code = textwrap.dedent(SESSION).format(tests=str(Path(__file__).parent), how=how)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode in (0, 1), f"the process ended with {done.returncode}"  # negative: a signal
     assert "charged: 20" in done.stdout
