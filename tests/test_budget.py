@@ -19,6 +19,7 @@ import numpy as np
 import pymc as pm
 import pytest
 from dp_accounting import NeighboringRelation
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +53,12 @@ def a_fit(**changed: Any) -> dict[str, Any]:
 def the_filter(budget: PrivacyBudget) -> RenyiFilter:
     assert isinstance(budget._rule, RenyiFilter)
     return budget._rule
+
+
+def offered(text: str) -> tuple[int, float]:
+    """The steps and the noise that a refusal says would fit."""
+    steps = int(text.split("n <= ")[1].split(" ")[0])
+    return steps, float(text.split("noise_multiplier >= ")[1].split(" ")[0].rstrip("."))
 
 
 # ---------------------------------------------------------------------------------- exact amounts
@@ -310,6 +317,46 @@ def test_the_filter_admits_more_than_basic_composition_when_fits_are_many() -> N
     assert 0.85 < spent <= 1.0
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "generic"])
+def test_a_refusal_says_how_many_steps_and_what_noise_would_fit(accountant: str) -> None:
+    run = dict(delta=1e-7, sampling_prob=Q, accountant=accountant)
+    noise = accounting.noise_multiplier(epsilon=0.8, n_steps=500, **run, allow_unproven=True)
+    cost = accounting.epsilon(n_steps=500, noise_multiplier=noise, **run)
+    budget = PrivacyBudget(1.0, 1e-6, allow_unproven=True)
+    budget.charge(epsilon=0.5, delta=1e-7)
+    charge = a_fit(epsilon=cost, delta=1e-7, n_steps=500, noise_multiplier=noise, accountant=accountant)
+    with pytest.raises(BudgetExceededError, match=r"What is left is epsilon=0\.5") as caught:
+        budget.charge(**charge)
+    steps, more = offered(str(caught.value))
+    assert 0 < steps < 500 and more > noise
+    # the fit that it recommends is admitted at its own cost, and one step more or less noise is not
+    assert accounting.epsilon(n_steps=steps, noise_multiplier=noise, **run) <= 0.5
+    assert accounting.epsilon(n_steps=steps + 1, noise_multiplier=noise, **run) > 0.5
+    spent = accounting.epsilon(n_steps=500, noise_multiplier=more, **run)
+    assert 0.499 <= spent <= 0.5
+    budget.charge(**{**charge, "epsilon": spent, "noise_multiplier": more}, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("total", "changed"),
+    [
+        (0.05, dict(accountant=None)),  # nobody knows how to ask again
+        (0.05, dict(accountant=type("Mine", (PLDAccountant,), {})())),  # a class of the user's own
+        (0.05, dict(noise_multiplier=None)),
+        (0.05, dict(n_steps=None)),
+        (0.05, dict(sampler=None)),
+        (0.05, dict(delta=0.0)),
+        (0.005, {}),  # less than calibration takes
+    ],
+    ids=str,
+)
+def test_a_refusal_offers_no_steps_where_they_cannot_be_known(total: float, changed: dict[str, Any]) -> None:
+    budget = PrivacyBudget(total, 1e-6, allow_unproven=True)
+    with pytest.raises(BudgetExceededError, match=r"use these, or less\. Nothing was charged"):
+        budget.charge(**a_fit(**changed))
+    assert budget.ledger == ()
+
+
 def test_a_single_fit_gets_less_from_the_filter() -> None:
     noise = accounting.noise_multiplier(epsilon=1.0, delta=1e-6, n_steps=500, sampling_prob=Q)
     fit = a_fit(epsilon=1.0, delta=1e-6, n_steps=500, noise_multiplier=noise)
@@ -318,9 +365,7 @@ def test_a_single_fit_gets_less_from_the_filter() -> None:
     with pytest.raises(BudgetExceededError, match="there is room for n <= ") as caught:
         budget.charge(**fit)
     # what the message offers fits, and no more than that
-    text = str(caught.value)
-    steps = int(text.split("n <= ")[1].split(" ")[0])
-    more = float(text.split("noise_multiplier >= ")[1].split(" ")[0])
+    steps, more = offered(str(caught.value))
     budget.charge(**{**fit, "n_steps": steps}, dry_run=True)
     budget.charge(**{**fit, "noise_multiplier": more}, dry_run=True)
     for wrong in ({"n_steps": steps + 1}, {"noise_multiplier": more * 0.999}):

@@ -12,12 +12,13 @@ import pytest
 from dp_accounting import NeighboringRelation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from inversion import Step, delta_of, truncated
 
-from pymc_dpvi.accounting import make_accountant, tilted_composition
+from pymc_dpvi.accounting import dominating_pairs, gaussian_steps, make_accountant, tilted_composition
 from pymc_dpvi.accounting.batch_pairs import FixedSizePair, TruncatedPair
 from pymc_dpvi.accounting.dominating_pairs import MASS_ERROR, GaussianPair
 from pymc_dpvi.accounting.gaussian import gaussian_epsilon, log_gaussian_delta
-from pymc_dpvi.accounting.gaussian_steps import composed_delta, composed_epsilon
+from pymc_dpvi.accounting.gaussian_steps import LossPair, composed_delta, composed_epsilon
 from pymc_dpvi.accounting.pld import GuardedPLDAccountant
 from pymc_dpvi.accounting.tilted_composition import Composition
 from pymc_dpvi.accounting.tilted_pld import TiltedPLDAccountant
@@ -139,6 +140,95 @@ def test_composition_against_the_exact_gaussian_curve(mu: float, steps: int, del
         assert 1.0 - 1e-6 <= ratio <= 1.01
 
 
+Case = tuple[LossPair, list[list[tuple[float, Step]]], int, float]
+
+
+def sampled(q: float, noise: float, replace_one: bool, steps: int, epsilon: float) -> Case:
+    """The package's pair; the same for the inversion, in each direction; number of steps; epsilon."""
+    ways = (False,) if replace_one else (False, True)
+    truth = [[(1.0, Step(q, noise, replace_one, reverse))] for reverse in ways]
+    return GaussianPair(q, noise, replace_one), truth, steps, epsilon
+
+
+def fixed(q: float, noise: float, steps: int, epsilon: float) -> Case:
+    return FixedSizePair(q, noise), [[(1.0, Step(q, noise / 2.0, fixed_size=True))]], steps, epsilon
+
+
+def cut(size: int, q: float, cap: int, noise: float, replace_one: bool, steps: int, epsilon: float) -> Case:
+    ways = (False,) if replace_one else (False, True)
+    truth = [truncated(size, q, cap, noise, replace_one, reverse) for reverse in ways]
+    return TruncatedPair.make(size, q, cap, noise, replace_one), truth, steps, epsilon
+
+
+CASES = {
+    "abadi": sampled(0.01, 4.0, False, 10_000, 0.9468674254140242),
+    "abadi, replace": sampled(0.01, 4.0, True, 10_000, 2.0),
+    "short": sampled(0.2, 1.0, False, 30, 8.0),
+    "little noise": sampled(0.3, 0.5, True, 10, 40.0),
+    "rare records": sampled(1e-6, 20.0, False, 10**7, 1e-3),
+    "rare records, replace": sampled(1e-6, 20.0, True, 10**7, 1e-3),
+    "nearly everybody": sampled(0.97, 30.0, False, 300, 2.5),
+    "far tail": sampled(0.02, 2.0, False, 3000, 7.0),
+    "most steps": sampled(0.001, 3.0, True, 10**7, 20.0),
+    "fixed": fixed(0.01, 8.0, 10_000, 1.039),
+    "fixed, short": fixed(0.3, 3.0, 10, 2.0),
+    "cut at the mean": cut(1001, 0.05, 50, 2.0, False, 100, 2.0),
+    "cut above it": cut(1001, 0.05, 80, 2.0, False, 1000, 3.0),
+    "cut, replace": cut(1000, 0.05, 60, 2.0, True, 100, 3.0),
+}
+
+
+def against_inversion(case: Case) -> None:
+    pair, truth, steps, epsilon = case
+    exact = max(delta_of([(mixture, steps)], epsilon) for mixture in truth)
+    assert exact <= composed_delta([(pair, steps)], epsilon) <= exact * 1.008
+    assert epsilon <= composed_epsilon([(pair, steps)], exact) <= epsilon * 1.001
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_composition_against_the_inverted_moment_generating_function(name: str) -> None:
+    """No grid and no FFT of losses: never below it, within 1e-3 of it."""
+    against_inversion(CASES[name])
+
+
+UPPER_MASS = dominating_pairs._upper_mass
+CUMULANT = Composition.cumulant
+LAW = gaussian_steps._law
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "planted"),
+    [
+        # the upper end of a cell gets too little
+        ("short", "dominating_pairs._upper_mass", lambda *a: [0.99 * x for x in UPPER_MASS(*a)]),
+        # a replaced record moves the sum by its bound once
+        (
+            "fixed, short",
+            "batch_pairs.FixedSizePair._pair",
+            property(lambda s: GaussianPair(s.sampling_prob, s.noise_multiplier)),
+        ),
+        # the cap is forgotten
+        ("cut at the mean", "gaussian_steps._law", lambda pair, *a: LAW(pair.ordinary, *a)),
+        # the tilt is not undone to the last per cent
+        (
+            "far tail",
+            "tilted_composition.Composition.cumulant",
+            lambda self, tilt: CUMULANT(self, tilt) - 0.01,
+        ),
+    ],
+)
+def test_a_planted_bug_is_below_the_truth(
+    name: str, where: str, planted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LAW.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"pymc_dpvi.accounting.{where}", planted)
+        with pytest.raises(AssertionError, match="<="):
+            against_inversion(CASES[name])
+    LAW.cache_clear()
+    against_inversion(CASES[name])
+
+
 def test_what_the_tilt_is_for() -> None:
     """Planted bug: an untilted FFT. It knows its error: it does not answer, in place of answering wrongly."""
     mu, steps, delta = 1.0, 1000, 1e-25
@@ -158,7 +248,7 @@ def test_the_error_bound_covers_the_error(tilt: float) -> None:
     for _ in range(7):
         direct = np.convolve(direct, law.probs)
     one = Composition([(law, 8)])
-    found, _ = one._convolve(tilt, 8 * law.first, len(direct))
+    found = one._convolve(tilt, 8 * law.first, len(direct))
     losses = one.interval * (8 * law.first + np.arange(len(direct)))
     tilted = direct * np.exp(tilt * losses - one.cumulant(tilt))
     assert (found >= tilted * (1.0 - 1e-11)).all()
@@ -244,14 +334,39 @@ def test_a_whole_curve(relation: Any) -> None:
             accountant.delta_curve(bad)
 
 
-def test_replacing_is_adding_and_removing_for_a_rare_cut() -> None:
-    """A cap that is never reached changes nothing, and one that always is costs more."""
+def test_a_rare_cut_costs_nothing_and_a_frequent_one_much() -> None:
     ordinary = GaussianPair(0.05, 2.0)
-    steps = [(ordinary, 100)]
-    rare = [(TruncatedPair(ordinary, 1e-200, GaussianPair(0.05, 1.0, True)), 100)]
-    often = [(TruncatedPair(ordinary, 0.5, GaussianPair(0.05, 1.0, True)), 100)]
-    assert composed_epsilon(rare, 1e-6) == pytest.approx(composed_epsilon(steps, 1e-6), rel=1e-3)
-    assert composed_epsilon(often, 1e-6) > 1.5 * composed_epsilon(steps, 1e-6)
+    cut = GaussianPair(0.05, 1.0, True)
+    steps = composed_epsilon([(ordinary, 100)], 1e-6)
+    rare = composed_epsilon([(TruncatedPair(ordinary, cut, 1.0, 1e-200), 100)], 1e-6)
+    often = composed_epsilon([(TruncatedPair(ordinary, cut, 0.5, 0.5), 100)], 1e-6)
+    assert steps * (1.0 - 1e-9) <= rare <= steps * (1.0 + 1e-3)
+    assert often > 1.5 * steps
+    assert TruncatedPair.make(1000, 0.05, 1000, 2.0, False) == ordinary
+
+
+@pytest.mark.parametrize(
+    ("size", "prob", "cap"), [(1000, 0.05, 60), (1000, 0.05, 130), (50, 0.5, 50), (3, 0.3, 1), (700, 1e-4, 5)]
+)
+def test_the_mixture_of_a_cut_batch_by_counting(size: int, prob: float, cap: int) -> None:
+    """Who is drawn, and who is cut, by sums in 50 digits over the number of other records drawn."""
+    pair = TruncatedPair.make(size, prob, cap, 2.0, True)
+    with mpmath.workdps(50):
+        q = mpmath.mpf(prob)
+        others = [mpmath.binomial(size - 1, k) * q**k * (1 - q) ** (size - 1 - k) for k in range(size)]
+        reached = mpmath.fsum(others[cap:])
+        takes_part = q * mpmath.fsum(p * cap / (k + 1) for k, p in enumerate(others) if k >= cap)
+        if not reached:
+            assert isinstance(pair, GaussianPair)
+            return
+        assert isinstance(pair, TruncatedPair)
+        for found, exact in (
+            (pair.cut_prob, reached),
+            (pair.ordinary_prob, 1 - reached),
+            (pair.cut.sampling_prob, takes_part / reached),
+        ):
+            assert exact <= found <= exact * (1 + mpmath.mpf("1e-9"))
+    assert (pair.cut.noise_multiplier, pair.cut.replace_one) == (1.0, True)
 
 
 def test_fixed_size_is_symmetric_and_above_both_orders() -> None:

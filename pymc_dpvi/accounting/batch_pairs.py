@@ -9,10 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from pymc_dpvi.accounting.dominating_pairs import MASS_ERROR, GaussianPair, LossLaw
 
 __all__ = ["FixedSizePair", "TruncatedPair"]
+
+_BINOMIAL_ERROR = 1e-10
+"""Relative error of a binomial probability of scipy's; checked against 50 digits in the tests."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +76,47 @@ class FixedSizePair:
 class TruncatedPair:
     """Dominating mixture of a Poisson-sampled Gaussian step whose batch is cut down to a cap.
 
-    With probability `truncation_prob` the batch, the record in it, is cut, and what the record changes is
-    bounded by a replace-one pair of twice the sensitivity; else the step is an ordinary one (Ganesh 2025,
-    arXiv 2508.15089, as in dp-accounting 0.6).
+    If the other records alone reach the cap, the batch is a uniform subset of them, in which the record in
+    question takes somebody's place with the probability of `cut`: a replace-one pair of twice the sensitivity
+    (Ganesh 2025, arXiv 2508.15089, as in dp-accounting 0.6). If not, nobody is cut, with the record or
+    without, and the step is an ordinary one. Whether they do does not depend on the record.
 
     Parameters
     ----------
     ordinary : GaussianPair
         The step without the cap.
-    truncation_prob : float
-        Probability that the cap is reached without the record in question.
     cut : GaussianPair
-        The pair of a step that is cut.
+        The step whose cap is reached.
+    ordinary_prob, cut_prob : float
+        The probability of each, rounded up.
     """
 
     ordinary: GaussianPair
-    truncation_prob: float
     cut: GaussianPair
+    ordinary_prob: float
+    cut_prob: float
+
+    @classmethod
+    def make(
+        cls,
+        num_records: int,
+        sampling_prob: float,
+        max_batch_size: int,
+        noise_multiplier: float,
+        replace_one: bool,
+    ) -> GaussianPair | TruncatedPair:
+        """Return the pair of a batch of `num_records`, the record in question included, and its cap."""
+        others, cap, q = num_records - 1, max_batch_size, sampling_prob
+        ordinary = GaussianPair(q, noise_multiplier, replace_one)
+        reached = float(stats.binom.sf(cap - 1, others, q))
+        if reached < 1e-300:
+            return ordinary
+        # Rounded up: a record that takes part more often loses more
+        takes_part = float(stats.binom.sf(cap, num_records, q)) * (cap / num_records) / reached
+        takes_part = min(max(takes_part * (1.0 + 2.0 * _BINOMIAL_ERROR), 1e-12), 1.0)
+        cut = GaussianPair(takes_part, 0.5 * noise_multiplier, True)
+        below = float(stats.binom.cdf(cap - 1, others, q))
+        return cls(ordinary, cut, *(p * (1.0 + _BINOMIAL_ERROR) for p in (below, reached)))
 
     @property
     def directions(self) -> tuple[bool, ...]:
@@ -105,13 +133,13 @@ class TruncatedPair:
         return min(r[0] for r in ranges), max(r[1] for r in ranges)
 
     def _cut_tail(self, tail: float) -> float:
-        return min(tail / self.truncation_prob, 0.25)
+        return min(tail / self.cut_prob, 0.25)
 
     def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
         """Return the privacy loss on the grid; see `GaussianPair.law`."""
         laws = (
-            (1.0 - self.truncation_prob, self.ordinary.law(interval, tail=tail, reverse=reverse)),
-            (self.truncation_prob, self.cut.law(interval, tail=self._cut_tail(tail), reverse=reverse)),
+            (self.ordinary_prob, self.ordinary.law(interval, tail=tail, reverse=reverse)),
+            (self.cut_prob, self.cut.law(interval, tail=self._cut_tail(tail), reverse=reverse)),
         )
         first = min(law.first for _, law in laws)
         size = max(law.first + len(law.probs) for _, law in laws) - first

@@ -39,15 +39,19 @@ binary value differs by at most a relative :math:`2^{-53}`, far less than the ma
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import Any, Protocol
 
+from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES
+from pymc_dpvi.accounting.calibration import max_steps, noise_multiplier
 from pymc_dpvi.accounting.events import EventSampler
 from pymc_dpvi.accounting.ledger import Charge
 from pymc_dpvi.accounting.ledger_table import rounded
+from pymc_dpvi.errors import ArgumentError, CalibrationError
 
 __all__ = ["BasicComposition", "Composition", "decimal", "float_at_most"]
 
@@ -116,10 +120,13 @@ class BasicComposition:
         return float(1 - min(epsilon / decimal(self.epsilon), delta / decimal(self.delta)))
 
     def advice(self, charges: Sequence[Charge], refused: Charge, sampler: EventSampler | None) -> str:
-        """Say what is left."""
+        """Say what is left, and how many steps, or what noise, it pays for."""
         epsilon, delta = map(float_at_most, self.left(charges))
         said = f"What is left is epsilon={epsilon!r} and delta={delta!r}"
-        return f"{said}; use these, or less." if epsilon > 0.0 and delta > 0.0 else f"{said}: it is used up."
+        if epsilon <= 0.0 or delta <= 0.0:
+            return f"{said}: it is used up."
+        ways = _ways(epsilon, min(delta, refused.delta), refused, sampler)
+        return f"{said}; use these, or less." + (f" That pays for {', or for '.join(ways)}." if ways else "")
 
     def summary(self, charges: Sequence[Charge]) -> list[str]:
         """Return what is spent and what is left."""
@@ -129,3 +136,29 @@ class BasicComposition:
             f"spent: epsilon {rounded(spent[0], up=True)}, delta {rounded(spent[1], up=True)}",
             f"left: epsilon {rounded(left[0], up=False)}, delta {rounded(left[1], up=False)}",
         ]
+
+
+def _ways(epsilon: float, delta: float, refused: Charge, sampler: EventSampler | None) -> list[str]:
+    """Return the runs like the refused one that (epsilon, delta) pays for, by its own accountant."""
+    noise, n_steps = refused.noise_multiplier, refused.n_steps
+    if sampler is None or noise is None or n_steps is None or refused.accountant not in ACCOUNTANT_NAMES:
+        return []
+    common: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "sampler": sampler,
+        "neighboring_relation": refused.neighboring_relation,
+        "accountant": refused.accountant,
+        "allow_unproven": True,  # the budget has decided about it
+    }
+    at = f"at delta={delta!r} and sampling_prob={sampler.sampling_prob:g}"
+    ways = []
+    with contextlib.suppress(ArgumentError, CalibrationError):  # out of the range of calibration
+        ways.append(
+            f"n <= {max_steps(noise_multiplier=noise, **common)} steps with noise_multiplier={noise!r} {at}"
+        )
+    with contextlib.suppress(ArgumentError, CalibrationError):
+        ways.append(
+            f"n={n_steps} steps with noise_multiplier >= {noise_multiplier(n_steps=n_steps, **common)!r}"
+        )
+    return ways

@@ -53,7 +53,6 @@ MASS_ERROR = 1e-12
 MAX_LOSS = 600.0
 """A step that loses more than this is counted as losing everything."""
 
-_TERM_ERROR = 4e-13
 _UNIT = 2.0**-53
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 
@@ -108,7 +107,7 @@ def _upper_mass(
     size = np.expm1(np.abs(grid))
     other = np.where(grid >= 0.0, -size * mass_q, size * mass_p)
     scale = np.exp(np.minimum(grid, 0.0))
-    return scale * (excess + other), scale * (np.abs(other) * _TERM_ERROR + error)
+    return scale * (excess + other), scale * (np.abs(other) * MASS_ERROR + error)
 
 
 @dataclass(frozen=True)
@@ -268,7 +267,7 @@ class GaussianPair:
             # 1 - q is not rounded in the difference
             excess[wide] += (-q if shift == 0.0 and not self.replace_one else in_p - in_q) * mass
             error[wide] += (in_p + in_q) * mass if shift else q * mass * (not self.replace_one)
-        error[wide] *= _TERM_ERROR
+        error[wide] *= MASS_ERROR
 
         half = 0.5 * (high - low)[narrow, None]
         t = 0.5 * (high + low)[narrow, None] + half * _NODES
@@ -287,7 +286,7 @@ class GaussianPair:
             mass_q[narrow] = weight.sum(axis=1)
             terms = weight * q * np.expm1(up)
         excess[narrow] = terms.sum(axis=1)
-        error[narrow] = _TERM_ERROR * np.abs(terms).sum(axis=1)
+        error[narrow] = MASS_ERROR * np.abs(terms).sum(axis=1)
         return mass_p, mass_q, excess, error
 
     def _loss_error(self, grid: Array, x: Array) -> float:

@@ -168,8 +168,8 @@ def composed_epsilon(parts: Parts, delta: float) -> float:
     found = 0.0
     for reverse in _directions(parts):
         one = _Direction(parts, reverse, tail)
-        tilt, about = one.composition.tilt_for_delta(delta * (1.0 - 1e-6))
-        if found > 0.0 and about * (1.0 + 1e-6) < found:
+        tilt, about = one.composition.tilt_for_delta(delta)
+        if found > 0.0 and about * (1.0 + 1e-9) < found:
             continue  # already the Chernoff bound is below what the other direction needs
         tolerated = max(GRID_TOLERANCE * about, DELTA_TOLERANCE / tilt) if about > 0.0 else 0.0
         own, scale = one.epsilon(tilt, delta, tolerated)

@@ -1,20 +1,8 @@
-r"""The privacy profile of planned steps, from everything that is proven about them.
+r"""The privacy profile of planned steps: the whole curve of the default accountant (`tilted_pld`).
 
-* Full batches only: the composition is one Gaussian mechanism with
-  :math:`\mu^2 = \sum_r T_r s^2/z_r^2` (:math:`s` is 1 under add-or-remove-one, 2 under replace-one), and
-
-  .. math:: \delta(\varepsilon) = \Phi(\mu/2 - \varepsilon/\mu)
-            - e^{\varepsilon}\,\Phi(-\mu/2 - \varepsilon/\mu)
-
-  is exact (Balle and Wang 2018, Theorem 8).
-* Otherwise the curve of the default accountant (`tilted_pld`), whose error is relative to delta, so that it
-  is tight up to its grid from 1 down to 1e-40. Groups of records need the far tail, because :math:`e^a`
-  multiplies it there.
-
-**Allowances for rounding.** Those of the accountant are in its curve. The Gaussian formula is evaluated as
-:math:`e^x(1 - e^{y-x})` with :math:`x = \ln\Phi(\cdot)`, and the error of :math:`y - x` is taken to be
-:math:`2\cdot10^{-15}(1 + |x| + |y|)`; a relative :math:`10^{-12}` is added for the rest. Against 80 digits
-a third of this was enough.
+Its error is relative to delta, so that the curve is tight up to its grid from 1 down to 1e-40: groups of
+records need the far tail, because :math:`e^a` multiplies it there. For full batches it is the exact curve of
+one Gaussian release (`gaussian`). Whatever is said about attacks follows from this curve (`tradeoff`).
 """
 
 from __future__ import annotations
@@ -26,11 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import dp_accounting
 import numpy as np
 from dp_accounting import NeighboringRelation
-from numpy.typing import NDArray
-from scipy import special
 
 from pymc_dpvi.accounting.accountants import accountant_info
 from pymc_dpvi.accounting.calibration import (
@@ -51,8 +36,6 @@ __all__ = ["PlannedRun", "composed_profile", "privacy_profile"]
 _N_POINTS = 4001
 _MAX_EPSILON = 600.0
 _DEEPEST_DELTA = 1e-40
-_LOGARITHMS = 2e-15
-_EXPONENTIALS = 1e-12
 _LARGEST_DENOMINATOR = 10**9
 
 
@@ -225,36 +208,16 @@ def composed_profile(
 
 @functools.lru_cache(maxsize=64)
 def _composed(runs: tuple[PlannedRun, ...], relation: NeighboringRelation) -> PrivacyProfile:
-    if all(run.sampler.name == "full_batch" for run in runs):
-        sensitivity = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
-        mu = sensitivity * math.sqrt(math.fsum(r.n_steps / r.noise_multiplier**2 for r in runs))
-        return _gaussian(mu)
     accountant = accountant_info("pld").make(relation)
     assert isinstance(accountant, TiltedPLDAccountant)
     for run in runs:
-        accountant.compose(_event(run, relation, accountant), run.n_steps)
+        event = step_event(
+            sampler=run.sampler,
+            noise_multiplier=run.noise_multiplier,
+            neighboring_relation=relation,
+            accountant=accountant,
+        )
+        accountant.compose(event, run.n_steps)
     end = min(max(accountant.get_epsilon(_DEEPEST_DELTA), 1e-6), _MAX_EPSILON)
     epsilons = np.linspace(0.0, end, _N_POINTS)
     return PrivacyProfile(epsilons, accountant.delta_curve(epsilons))
-
-
-def _event(run: PlannedRun, relation: NeighboringRelation, accountant: Any) -> dp_accounting.DpEvent:
-    return step_event(
-        sampler=run.sampler,
-        noise_multiplier=run.noise_multiplier,
-        neighboring_relation=relation,
-        accountant=accountant,
-    )
-
-
-def _gaussian(mu: float) -> PrivacyProfile:
-    # At epsilon = mu^2/2 + t mu, delta is below the normal tail beyond t
-    depth = math.sqrt(-2.0 * math.log(_DEEPEST_DELTA))
-    end = min(mu * mu / 2.0 + depth * mu, _MAX_EPSILON)
-    epsilons: NDArray[np.float64] = np.linspace(0.0, end, _N_POINTS)
-    first = special.log_ndtr(mu / 2.0 - epsilons / mu)
-    second = epsilons + special.log_ndtr(-mu / 2.0 - epsilons / mu)
-    # larger by what the logarithms may be off
-    slack = _LOGARITHMS * (1.0 + np.abs(first) + np.abs(second))
-    deltas = np.exp(first) * -np.expm1(np.minimum(second - first, 0.0) - slack)
-    return PrivacyProfile(epsilons, np.minimum(deltas * (1.0 + _EXPONENTIALS), 1.0))

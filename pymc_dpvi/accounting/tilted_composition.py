@@ -28,8 +28,8 @@ Everything that is left out is bounded and added, so that delta is an upper boun
   power by :math:`T\eta\,(|\hat p_k| + \eta)^{T-1}`. The mean of this over the frequencies bounds the error of
   each value after the inverse FFT: it is added to each. For a smooth law nearly all frequencies vanish.
 * *Relative errors* of single probabilities, from their cells and from :math:`e^{\lambda\ell}`, count
-  :math:`T` times: delta is multiplied by :math:`e^{T\rho}`. So is the shift of the loss
-  (`LossLaw.loss_error`).
+  :math:`T` times: delta is multiplied by :math:`e^{T\rho}`; where :math:`T\rho > 1`, it is one. So does
+  the shift of the loss (`LossLaw.loss_error`), which is added to epsilon.
 
 The sums over the tail have positive terms only.
 """
@@ -182,7 +182,9 @@ class Composition:
 
     def tilt_for_delta(self, delta: float) -> tuple[float, float]:
         """Return the tilt at which the Chernoff bound of epsilon is least, and that bound."""
-        return self._least(lambda tilt: (self.cumulant(tilt) + _log_c(tilt) - math.log(delta)) / tilt)
+        log_delta = math.log(max(delta - self.infinite, 1e-300))
+        tilt, bound = self._least(lambda tilt: (self.cumulant(tilt) + _log_c(tilt) - log_delta) / tilt)
+        return tilt, bound + self.n_steps * self._rounding(tilt) / tilt + self.loss_error
 
     def tilt_for_epsilon(self, epsilon: float) -> tuple[float, float]:
         """Return the tilt at which the Chernoff bound of delta is least, and its log."""
@@ -239,10 +241,10 @@ class Composition:
             law = self._parts[0][0]
             first, probs = law.first, law.probs
             log_scale: Array | float = 0.0
-            extra, rounding = self.infinite, MASS_ERROR
+            extra = self.infinite
         else:
             first, last = self.window(tilt, log_delta)
-            probs, rounding = self._convolve(tilt, first, last - first + 1)
+            probs = self._convolve(tilt, first, last - first + 1)
             losses = self.interval * np.arange(first, first + len(probs), dtype=np.float64)
             # min: this far below the mean delta is one anyway
             log_scale = np.minimum(self.cumulant(tilt) - tilt * losses, 600.0)
@@ -253,26 +255,34 @@ class Composition:
         # sum_{i > j} p_i (1 - e^{(j-i)h}) = (1 - e^{-h}) sum_{k >= j} e^{-(k-j)h} sum_{i > k} p_i
         decay = math.exp(-self.interval)
         deltas = signal.lfilter([-math.expm1(-self.interval)], [1.0, -decay], after[::-1])[::-1]
-        deltas = deltas * math.exp(min(rounding * self.n_steps, 50.0)) * (1.0 + _SUM_ERROR) + extra
         epsilons = self.interval * np.arange(first, first + len(probs), dtype=np.float64) + self.loss_error
-        return DeltaCurve(epsilons, np.minimum(deltas, 1.0))
+        worst = self._rounding(tilt) * self.n_steps
+        if worst > 1.0:
+            return DeltaCurve(epsilons, np.ones_like(deltas))
+        return DeltaCurve(epsilons, np.minimum((deltas + extra) * math.exp(worst) * (1.0 + _SUM_ERROR), 1.0))
 
-    def _convolve(self, tilt: float, first: int, length: int) -> tuple[Array, float]:
-        """Return the tilted law of the sum on the window, from above, and the relative error of a factor."""
+    def _rounding(self, tilt: float) -> float:
+        """Return the relative error of a probability of one step, tilted."""
+        size = max(
+            float(np.abs(log_probs).max() + tilt * np.abs(losses).max())
+            for _, _, log_probs, losses, _ in self._parts
+        )
+        return MASS_ERROR + 4.0 * _UNIT * (8.0 + size)
+
+    def _convolve(self, tilt: float, first: int, length: int) -> Array:
+        """Return the tilted law of the sum on the window, from above but for relative errors."""
         size = fft.next_fast_len(length, real=True)
         while _greatest_factor(size) > 5:
             size = fft.next_fast_len(size + 1, real=True)
         unit = 1e-15 * (math.log2(size) + 10.0)
         log_abs, angle = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
         log_envelope, relative = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
-        origin, rounding = 0, MASS_ERROR
+        origin = 0
         for law, count, log_probs, losses, kept in self._parts:
             exponents = log_probs + tilt * losses
             top = float(exponents.max())
             weights = np.exp(exponents - top)
             weights /= weights.sum()
-            size_of = float(np.abs(log_probs).max() + tilt * np.abs(losses).max())
-            rounding = max(rounding, MASS_ERROR + 4.0 * _UNIT * (8.0 + size_of))
             places = law.first + np.flatnonzero(kept)
             # the mean goes to zero, which keeps the phases, and their T-fold rounding, small
             centre = round(float(weights @ losses) / self.interval)
@@ -289,7 +299,7 @@ class Composition:
         errors = np.exp(np.minimum(log_envelope, 1.0)) * np.minimum(relative, 2.0)
         error = 2.0 * (float(errors.sum()) + unit * float(np.exp(log_abs).sum())) / size
         values = np.maximum(fft.irfft(power, size), 0.0) + error
-        return np.roll(values, origin - first)[:length], rounding
+        return np.roll(values, origin - first)[:length]
 
 
 def _greatest_factor(number: int) -> int:

@@ -18,9 +18,9 @@ import dp_accounting
 import numpy as np
 from dp_accounting import NeighboringRelation
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from pymc_dpvi.accounting.batch_pairs import FixedSizePair, TruncatedPair
+from pymc_dpvi.accounting.contract import gaussian_step
 from pymc_dpvi.accounting.dominating_pairs import GaussianPair
 from pymc_dpvi.accounting.gaussian import gaussian_epsilon, log_gaussian_delta
 from pymc_dpvi.accounting.gaussian_steps import LossPair, composed_delta, composed_epsilon, composed_profile
@@ -29,21 +29,6 @@ from pymc_dpvi.arguments import check_number
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = ["TiltedPLDAccountant"]
-
-_ROUNDING = 1e-9
-
-
-def _truncated(event: dp_accounting.TruncatedSubsampledGaussianDpEvent, replace_one: bool) -> LossPair:
-    """Return the pair of a truncated batch, with dp-accounting's probabilities."""
-    prob, size, cap = event.sampling_probability, event.dataset_size, event.truncated_batch_size
-    ordinary = GaussianPair(prob, event.noise_multiplier, replace_one)
-    reached = float(stats.binom.sf(cap - 1, size - 1, prob)) * (1.0 + _ROUNDING)
-    if reached < 1e-300:
-        return ordinary
-    sampled = float(stats.binom.sf(cap, size, prob)) * cap / reached / size * (1.0 + _ROUNDING) ** 2
-    # Rounded up: a record that is sampled more often loses more
-    cut = GaussianPair(min(max(sampled, 1e-12), 1.0), 0.5 * event.noise_multiplier, True)
-    return TruncatedPair(ordinary, min(reached, 1.0), cut)
 
 
 class TiltedPLDAccountant(GuardedPLDAccountant):
@@ -69,7 +54,7 @@ class TiltedPLDAccountant(GuardedPLDAccountant):
     ) -> None:
         self._pending: list[tuple[dp_accounting.DpEvent, int]] = []
         self._pairs: dict[LossPair, int] = {}
-        self._mu_squared = 0.0  # of the steps on the full data
+        self._full: dict[float, int] = {}  # noise over the sensitivity of steps on the full data
         super().__init__(neighboring_relation, value_discretization_interval)
 
     @property
@@ -100,32 +85,36 @@ class TiltedPLDAccountant(GuardedPLDAccountant):
 
     def _count(self, event: Any, count: int) -> None:
         replace_one = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
-        if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-            pair: LossPair = GaussianPair(
-                event.sampling_probability, event.event.noise_multiplier, replace_one
+        step = gaussian_step(event)
+        assert step is not None  # or it would not be supported
+        prob, noise = step.sampling_prob, step.noise_multiplier
+        if prob == 0.0:
+            return
+        if step.scheme == "truncated_poisson":
+            if 0 in (event.truncated_batch_size, event.dataset_size):
+                return
+            pair: LossPair = TruncatedPair.make(
+                event.dataset_size, prob, event.truncated_batch_size, noise, replace_one
             )
-            if event.sampling_probability == 0.0:
-                return
-            if event.sampling_probability == 1.0:
-                event = event.event
-        elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
-            pair = FixedSizePair(event.sample_size / event.source_dataset_size, event.event.noise_multiplier)
-            if event.sample_size == event.source_dataset_size:
-                event = event.event
-        elif isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-            if 0 in (event.sampling_probability, event.truncated_batch_size, event.dataset_size):
-                return
-            pair = _truncated(event, replace_one)
-        if isinstance(event, dp_accounting.GaussianDpEvent):
-            self._mu_squared += count * ((2.0 if replace_one else 1.0) / event.noise_multiplier) ** 2
+        elif prob == 1.0:
+            noise /= 2.0 if replace_one else 1.0
+            self._full[noise] = self._full.get(noise, 0) + count
+            return
+        elif step.scheme == "fixed_size":
+            pair = FixedSizePair(prob, noise)
         else:
-            self._pairs[pair] = self._pairs.get(pair, 0) + count
+            pair = GaussianPair(prob, noise, replace_one)
+        self._pairs[pair] = self._pairs.get(pair, 0) + count
+
+    @property
+    def _mu(self) -> float:
+        """The mu of the steps on the full data, rounded up."""
+        found = math.sqrt(math.fsum(n / noise**2 for noise, n in self._full.items())) * (1.0 + 1e-14)
+        return max(found, 1e-100)
 
     def _parts(self) -> list[tuple[LossPair, int]]:
-        parts = list(self._pairs.items())
-        if self._mu_squared:
-            parts.append((GaussianPair(1.0, self._mu_squared**-0.5), 1))
-        return parts
+        full = [(GaussianPair(1.0, 1.0 / self._mu), 1)] if self._full else []
+        return [*self._pairs.items(), *full]
 
     def get_epsilon(self, target_delta: float) -> float:
         """Return an upper bound of epsilon at `target_delta`.
@@ -147,8 +136,7 @@ class TiltedPLDAccountant(GuardedPLDAccountant):
         """
         delta = check_number("target_delta", target_delta, low=0.0, high=1.0)
         if not self._pairs:
-            mu = math.sqrt(self._mu_squared) * (1.0 + 1e-14)
-            return gaussian_epsilon(mu, delta) if mu else 0.0
+            return gaussian_epsilon(self._mu, delta) if self._full else 0.0
         return composed_epsilon(self._parts(), delta)
 
     def get_delta(self, target_epsilon: float) -> float:
@@ -171,8 +159,7 @@ class TiltedPLDAccountant(GuardedPLDAccountant):
         """
         epsilon = check_number("target_epsilon", target_epsilon, closed_low=True)
         if not self._pairs:
-            mu = math.sqrt(self._mu_squared) * (1.0 + 1e-14)
-            return min(1.0, math.exp(log_gaussian_delta(mu, epsilon))) if mu else 0.0
+            return min(1.0, math.exp(log_gaussian_delta(self._mu, epsilon))) if self._full else 0.0
         return composed_delta(self._parts(), epsilon)
 
     def delta_curve(self, epsilons: ArrayLike) -> NDArray[np.float64]:
