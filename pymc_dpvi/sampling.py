@@ -40,6 +40,9 @@ a uniform subset of it of the size of the cap, which bounds the memory of a step
 Poisson sampling, with an event of its own: a record's part in a batch now depends on the others. With a
 mean of 100 and z = 4 over 10,000 steps at delta = 1e-5, epsilon is 0.947 without a cap and 2.85, 1.13, 0.962,
 0.947 at caps of 100, 120, 130, 150: a cap at the mean plus six standard deviations costs nothing.
+It makes the number of records public. `DPADVI` does not offer it, because it would gain nothing: its sums
+take a batch in pieces, so that memory does not grow with the batch anyway. The sampler serves `accounting`,
+`interpret` and `PrivacyBudget.charge`, for runs of programs whose batches have a fixed place in memory.
 """
 
 from __future__ import annotations

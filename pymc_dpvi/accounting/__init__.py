@@ -4,7 +4,16 @@ The cost of a run is a sequence of `dp_accounting.DpEvent`, one for each step, h
 `dp_accounting.PrivacyAccountant`. Every epsilon is an upper bound, unless the accountant's guarantee says
 otherwise (``generic`` and ``bayesian``, which do not calibrate).
 
-========================  ====================================================================
+==========================================================  ==================================================
+what you want to know                                       ask
+==========================================================  ==================================================
+what a run costs                                            `epsilon`, `delta`
+which run a target pays for                                 `noise_multiplier`, `max_steps`
+what all fits on the same data may cost                     `PrivacyBudget`
+everything that the cost says about attacks                 `privacy_profile`, :func:`pymc_dpvi.interpret`
+who computes it, and what that proves                       `ACCOUNTANT_NAMES`, `accountant_info`
+==========================================================  ==================================================
+
 Throughout, ``noise_multiplier`` is the standard deviation of the noise divided by
 ``l2_clip_norm``, the bound on one record's contribution. The neighboring relation decides the
 sensitivity (once that bound under add-or-remove-one, twice under replace-one) and the accounting
@@ -29,10 +38,10 @@ from pymc_dpvi.accounting.calibration import (
     max_steps,
     noise_multiplier,
 )
+from pymc_dpvi.accounting.charge import Charge
 from pymc_dpvi.accounting.concentrated import GdpAccountant, ZCdpAccountant
 from pymc_dpvi.accounting.diagnostics import BayesianAccountant, GenericAccountant
 from pymc_dpvi.accounting.events import UnsupportedEventError, step_event
-from pymc_dpvi.accounting.ledger import Charge
 from pymc_dpvi.accounting.moments import MomentsAccountant
 from pymc_dpvi.accounting.profiles import privacy_profile
 from pymc_dpvi.accounting.rdp import rdp_curve

@@ -61,15 +61,16 @@ class FixedSizePair:
     def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
         """Return the privacy loss on the grid; see `GaussianPair.law`."""
         one = self._pair.law(interval, tail=tail, reverse=False)
-        right = one.probs[1 - one.first :]
-        shrink = np.exp(-interval * np.arange(1, len(right) + 1, dtype=np.float64))
+        positive = one.places > 0
+        places, right, splits = one.places[positive], one.probs[positive], one.split[positive]
+        shrink = np.exp(-interval * places)
         left = right * shrink
         # The sum is known to be one, up to the error of the others
         zero = max(1.0 - float(left.sum()) - float(right.sum()) - one.infinite, 0.0) + MASS_ERROR
-        splits = one.split[1 - one.first :]
-        split = np.concatenate([(splits * shrink)[::-1], [one.split[-one.first]], splits])
+        split = np.concatenate([(splits * shrink)[::-1], one.split[one.places == 0], splits])
         probs = np.concatenate([left[::-1], [zero], right])
-        return LossLaw(interval, -len(right), probs, one.infinite, split, one.loss_error)
+        both = np.concatenate([-places[::-1], [0], places])
+        return LossLaw(interval, both, probs, one.infinite, split, one.loss_error)
 
 
 @dataclass(frozen=True)
@@ -141,12 +142,11 @@ class TruncatedPair:
             (self.ordinary_prob, self.ordinary.law(interval, tail=tail, reverse=reverse)),
             (self.cut_prob, self.cut.law(interval, tail=self._cut_tail(tail), reverse=reverse)),
         )
-        first = min(law.first for _, law in laws)
-        size = max(law.first + len(law.probs) for _, law in laws) - first
-        probs, split = np.zeros(size), np.zeros(size)
+        places = np.union1d(laws[0][1].places, laws[1][1].places)
+        probs, split = np.zeros(len(places)), np.zeros(len(places))
         for weight, law in laws:
-            at = slice(law.first - first, law.first - first + len(law.probs))
+            at = np.searchsorted(places, law.places)
             probs[at] += weight * law.probs
             split[at] += weight * law.split
         infinite = sum(weight * law.infinite for weight, law in laws)
-        return LossLaw(interval, first, probs, infinite, split, max(law.loss_error for _, law in laws))
+        return LossLaw(interval, places, probs, infinite, split, max(law.loss_error for _, law in laws))

@@ -15,32 +15,22 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from pymc_dpvi.accounting.accountants import accountant_info, require_proven
-from pymc_dpvi.accounting.calibration import MAX_STEPS
-from pymc_dpvi.accounting.composition import BasicComposition, Composition, float_at_most
+from pymc_dpvi.accounting.charge import RELATIONS, Charge, draft_charge
+from pymc_dpvi.accounting.composition import BasicComposition, Composition, EpsilonDelta, RefusedError
 from pymc_dpvi.accounting.events import EventSampler
-from pymc_dpvi.accounting.ledger import Charge, FileLedger, Ledger, MemoryLedger
-from pymc_dpvi.accounting.ledger_table import as_html, as_text
+from pymc_dpvi.accounting.ledger import FileLedger, Ledger, MemoryLedger
+from pymc_dpvi.accounting.ledger_table import as_html, as_text, heading
 from pymc_dpvi.accounting.renyi_filter import RenyiFilter
-from pymc_dpvi.arguments import check_choice, check_integer, check_number
+from pymc_dpvi.arguments import check_choice, check_number
 from pymc_dpvi.errors import ArgumentError, BudgetExceededError, LedgerError
 
-__all__ = ["EpsilonDelta", "PrivacyBudget"]
+__all__ = ["PrivacyBudget"]
 
 _FORMAT = "pymc_dpvi.PrivacyBudget"
 _RULES = ("basic", "renyi_filter")
-_RELATIONS = ("add_or_remove_one", "replace_one")
-
-
-class EpsilonDelta(NamedTuple):
-    """A pair (epsilon, delta)."""
-
-    epsilon: float
-    delta: float
 
 
 class PrivacyBudget:
@@ -110,7 +100,7 @@ class PrivacyBudget:
         if not isinstance(allow_unproven, bool):
             raise ArgumentError("allow_unproven must be True or False.")
         if neighboring_relation is not None:
-            check_choice("neighboring_relation", neighboring_relation, _RELATIONS)
+            check_choice("neighboring_relation", neighboring_relation, RELATIONS)
         check_choice("composition", composition, _RULES)
         self._dataset = dataset
         self._relation = neighboring_relation
@@ -276,7 +266,7 @@ class PrivacyBudget:
                 "A Rényi filter has no remaining epsilon: what fits depends on the mechanism. Look at "
                 "budget.used, or try budget.charge(..., dry_run=True)."
             )
-        return EpsilonDelta(*map(float_at_most, self._rule.left(self._ledger.read())))
+        return self._rule.remaining(self._ledger.read())
 
     @property
     def used(self) -> float:
@@ -342,14 +332,22 @@ class PrivacyBudget:
         a file) and stays there. When it raises, nothing was charged; only an interrupt or a failing disk at
         the moment of writing can leave the charge in the file, which errs to the safe side.
         """
-        draft = self._draft(
-            epsilon, delta, neighboring_relation, label, n_steps, noise_multiplier, sampler, accountant
+        draft = draft_charge(
+            epsilon=epsilon,
+            delta=delta,
+            neighboring_relation=neighboring_relation,
+            label=label,
+            n_steps=n_steps,
+            noise_multiplier=noise_multiplier,
+            sampler=sampler,
+            accountant=accountant,
+            allow_unproven=self._allow_unproven,
         )
         try:
             if dry_run:
                 return self._admit(self._ledger.read(), draft, sampler)
             return self._ledger.append(lambda charges: self._admit(charges, draft, sampler))
-        except _RefusedError as refused:
+        except RefusedError as refused:
             # Only now: working out what would fit may take seconds, and others wait for the ledger.
             advice = self._rule.advice(refused.charges, refused.charge, sampler)
             raise BudgetExceededError(
@@ -357,47 +355,11 @@ class PrivacyBudget:
                 f"delta={refused.charge.delta!r} would exceed it. {advice} Nothing was charged."
             ) from None
 
-    def _draft(
-        self,
-        epsilon: float,
-        delta: float,
-        relation: str | None,
-        label: str,
-        n_steps: int | None,
-        noise_multiplier: float | None,
-        sampler: EventSampler | None,
-        accountant: Any,
-    ) -> Charge:
-        """Check what can be checked without the ledger."""
-        if not isinstance(label, str) or not label.isprintable():
-            raise ArgumentError("label must be a text of one line.")
-        if relation is not None:
-            check_choice("neighboring_relation", relation, _RELATIONS)
-        info = None if accountant is None else accountant_info(accountant)
-        if info is not None:
-            require_proven(info, self._allow_unproven)
-        return Charge(
-            when=datetime.now(UTC).isoformat(timespec="seconds"),
-            label=label,
-            epsilon=check_number("epsilon", epsilon, low=0.0, closed_low=True),
-            delta=check_number("delta", delta, low=0.0, high=1.0, closed_low=True),
-            neighboring_relation=relation or "",
-            accountant="declared" if info is None else info.name,
-            guarantee="declared" if info is None else info.guarantee,
-            n_steps=None if n_steps is None else check_integer("n_steps", n_steps, high=MAX_STEPS),
-            sampling_prob=None if sampler is None else float(sampler.sampling_prob),
-            noise_multiplier=(
-                None
-                if noise_multiplier is None
-                else check_number("noise_multiplier", noise_multiplier, low=0.0)
-            ),
-        )
-
     def _admit(self, charges: tuple[Charge, ...], draft: Charge, sampler: EventSampler | None) -> Charge:
         """Return the charge, complete, if it may follow `charges`."""
         self._check_total(charges)
         fixed = self._relation_of(charges)
-        relation = draft.neighboring_relation or fixed or _RELATIONS[0]
+        relation = draft.neighboring_relation or fixed or RELATIONS[0]
         if relation != (fixed or relation):
             raise ArgumentError(
                 f"This budget protects against {fixed}, and the charge is under {relation}; the two do "
@@ -405,30 +367,19 @@ class PrivacyBudget:
             )
         charge = self._rule.priced(replace(draft, neighboring_relation=relation), sampler)
         if not self._rule.admits([*charges, charge]):
-            raise _RefusedError(charges, charge)
+            raise RefusedError(charges, charge)
         return charge
 
     # ---------------------------------------------------------------------------- words
 
-    def _heading(self, charges: Sequence[Charge]) -> list[str]:
-        lines = [
-            f"Privacy budget {self.name}",
-            f"protects against: {self._relation_of(charges) or 'what the first charge protects against'}",
-        ]
-        unproven = sorted({c.accountant for c in charges if c.guarantee not in ("proven", "declared")})
-        if unproven:
-            names = ", ".join(unproven)
-            lines.insert(0, f"NOT A GUARANTEE: it has charges by accountants that prove no bound ({names}).")
-        return lines
-
     def __str__(self) -> str:
         charges = self._ledger.read()
-        return as_text(self._heading(charges), charges, self._rule.summary(charges))
+        return as_text(heading(self.name, self._relation, charges), charges, self._rule.summary(charges))
 
     def _repr_html_(self) -> str:
         """Return the ledger for a notebook; every text is escaped."""
         charges = self._ledger.read()
-        return as_html(self._heading(charges), charges, self._rule.summary(charges))
+        return as_html(heading(self.name, self._relation, charges), charges, self._rule.summary(charges))
 
     def __repr__(self) -> str:
         where = "" if self.path is None else f", path={str(self.path)!r}"
@@ -456,12 +407,3 @@ class PrivacyBudget:
             else "Hand over its path, and use PrivacyBudget.open(path)"
         )
         raise TypeError(f"A privacy budget cannot be pickled or copied. {way} in each process.")
-
-
-class _RefusedError(Exception):
-    """The charge does not fit; carries the ledger that it was held against."""
-
-    def __init__(self, charges: tuple[Charge, ...], charge: Charge) -> None:
-        super().__init__()
-        self.charges = charges
-        self.charge = charge

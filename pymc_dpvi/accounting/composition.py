@@ -44,16 +44,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES
 from pymc_dpvi.accounting.calibration import max_steps, noise_multiplier
+from pymc_dpvi.accounting.charge import Charge
 from pymc_dpvi.accounting.events import EventSampler
-from pymc_dpvi.accounting.ledger import Charge
 from pymc_dpvi.accounting.ledger_table import rounded
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 
-__all__ = ["BasicComposition", "Composition", "decimal", "float_at_most"]
+__all__ = ["BasicComposition", "Composition", "EpsilonDelta", "RefusedError", "decimal", "float_at_most"]
+
+
+class EpsilonDelta(NamedTuple):
+    """A pair (epsilon, delta)."""
+
+    epsilon: float
+    delta: float
+
+
+class RefusedError(Exception):
+    """A charge does not fit; carries the ledger that it was held against."""
+
+    def __init__(self, charges: tuple[Charge, ...], charge: Charge) -> None:
+        super().__init__()
+        self.charges = charges
+        self.charge = charge
 
 
 def decimal(value: float) -> Fraction:
@@ -106,6 +122,10 @@ class BasicComposition:
         delta = decimal(self.delta) - sum((decimal(c.delta) for c in charges), Fraction(0))
         return epsilon, delta
 
+    def remaining(self, charges: Sequence[Charge]) -> EpsilonDelta:
+        """Return what is left, rounded down."""
+        return EpsilonDelta(*map(float_at_most, self.left(charges)))
+
     def priced(self, charge: Charge, sampler: EventSampler | None) -> Charge:
         """Return `charge` as it is."""
         return charge
@@ -121,7 +141,7 @@ class BasicComposition:
 
     def advice(self, charges: Sequence[Charge], refused: Charge, sampler: EventSampler | None) -> str:
         """Say what is left, and how many steps, or what noise, it pays for."""
-        epsilon, delta = map(float_at_most, self.left(charges))
+        epsilon, delta = self.remaining(charges)
         said = f"What is left is epsilon={epsilon!r} and delta={delta!r}"
         if epsilon <= 0.0 or delta <= 0.0:
             return f"{said}: it is used up."

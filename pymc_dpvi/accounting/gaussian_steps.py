@@ -7,7 +7,7 @@ chosen here affects how tight the bound is, never whether it holds:
   step. At the tilt :math:`\lambda` the cumulant of the composition rises by about
   :math:`\frac12\lambda(1+\lambda)` times that sum and its epsilon by the same over :math:`\lambda`. This is
   evaluated, and :math:`h` halved until it is below `GRID_TOLERANCE` of epsilon (or of what moves delta by
-  `DELTA_TOLERANCE`), or a step has `MAX_CELLS` cells. Powers of two: runs that differ little share a grid.
+  `DELTA_TOLERANCE`), or this no longer helps. Powers of two: runs that differ little share a grid.
 * **The tail** beyond which a loss counts as infinite: :math:`10^{-9}` of delta, over all steps.
 
 Steps on the full data need none of this. They compose to :math:`\mu`-GDP with
@@ -34,8 +34,6 @@ GRID_TOLERANCE = 5e-4
 
 DELTA_TOLERANCE = 2e-3
 """What the grid may add to delta, relatively, where delta is asked for."""
-
-MAX_CELLS = 1e5
 
 MIN_DELTA = 1e-100
 """Smallest delta that is reported."""
@@ -84,7 +82,7 @@ class _Direction:
         self._parts, self._reverse = parts, reverse
         self._tail = 8 * math.floor(math.log2(max(tail, MIN_DELTA)) / 8.0)
         width = max(high - low for low, high in (pair.range(2.0**self._tail) for pair, _ in parts))
-        self._finest = _power(width / MAX_CELLS)
+        self._finest = _power(width * 2.0**-45)  # a place is a whole number that a float can hold
         start = _power(_START * min(pair.spread() for pair, _ in parts))
         self._on_grid(max(start, self._finest))
 
@@ -114,6 +112,7 @@ class _Direction:
 
         Where the FFT would be too long it is made coarser instead. Returns the tilt to be used.
         """
+        before = math.inf
         while True:
             used = self._settled(tilt, log_delta)
             length = self._length(used, log_delta)
@@ -122,8 +121,9 @@ class _Direction:
                 self._on_grid(self._finest)
                 continue
             excess = self.composition.added_epsilon(tilt) / tolerated if tolerated > 0.0 else 0.0
-            if excess <= 1.0 or self._at <= self._finest:
+            if excess <= 1.0 or self._at <= self._finest or excess > 0.8 * before:
                 return used
+            before = excess
             # The error goes with the square of the step once cells are narrow, else with the step
             self._on_grid(max(self._at - max(1, _power(math.sqrt(excess))), self._finest))
 

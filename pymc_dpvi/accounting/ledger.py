@@ -30,21 +30,19 @@ and journals must not be inherited); the child opens its own.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
-import math
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from pymc_dpvi.accounting.charge import Charge
 from pymc_dpvi.errors import LedgerError, PrivacyError
 
-__all__ = ["Charge", "FileLedger", "Ledger", "MemoryLedger"]
+__all__ = ["FileLedger", "Ledger", "MemoryLedger"]
 
 APPLICATION_ID = 0x64707669  # "dpvi"
 FORMAT_VERSION = 1
@@ -55,76 +53,6 @@ _SCHEMA = (
     "num_charges INTEGER NOT NULL, digest TEXT NOT NULL)",
     "CREATE TABLE charges (number INTEGER PRIMARY KEY, charge TEXT NOT NULL)",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Charge:
-    """One line of the ledger. It holds nothing that depends on the records.
-
-    Attributes
-    ----------
-    when : str
-        UTC, in ISO 8601.
-    label : str
-        What was charged.
-    epsilon, delta : float
-        What the run guarantees by itself.
-    neighboring_relation : str
-        ``"add_or_remove_one"`` or ``"replace_one"``.
-    accountant : str
-        What computed epsilon; ``"declared"`` if the caller stated it.
-    guarantee : str
-        ``"proven"``, or what is known about the accountant's bound.
-    n_steps : int or None
-        Planned steps; None for what is not a fit.
-    sampling_prob, noise_multiplier : float or None
-        Of the fit's mechanism.
-    renyi : tuple of float
-        Rényi divergence at each order of the budget's filter; empty without one.
-    """
-
-    when: str
-    label: str
-    epsilon: float
-    delta: float
-    neighboring_relation: str
-    accountant: str
-    guarantee: str
-    n_steps: int | None = None
-    sampling_prob: float | None = None
-    noise_multiplier: float | None = None
-    renyi: tuple[float, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the charge as plain strings and numbers; an infinite one is ``"inf"``."""
-        fields = dataclasses.asdict(self)
-        fields["renyi"] = ["inf" if math.isinf(value) else value for value in self.renyi]
-        return fields
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Charge:
-        """Return the charge that :meth:`to_dict` wrote; raises if it has other fields or types."""
-        optional = type(None)
-        kinds: dict[str, tuple[type, ...]] = {
-            **dict.fromkeys(
-                ("when", "label", "neighboring_relation", "accountant", "guarantee"),
-                (str,),
-            ),
-            **dict.fromkeys(("epsilon", "delta"), (float,)),
-            **dict.fromkeys(("sampling_prob", "noise_multiplier"), (float, optional)),
-            "n_steps": (int, optional),
-            "renyi": (list,),
-        }
-        if fields.keys() != kinds.keys():
-            raise ValueError("fields")
-        if not all(isinstance(fields[name], kind) for name, kind in kinds.items()):
-            raise ValueError("types")
-        renyi = tuple(math.inf if value == "inf" else float(value) for value in fields["renyi"])
-        found = cls(**{**fields, "renyi": renyi})
-        numbers = (found.epsilon, found.delta)
-        if not all(math.isfinite(x) and x >= 0.0 for x in numbers) or not all(x >= 0.0 for x in renyi):
-            raise ValueError("range")
-        return found
 
 
 Decide = Callable[[tuple[Charge, ...]], Charge]

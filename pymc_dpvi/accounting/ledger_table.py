@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from fractions import Fraction
 
-from pymc_dpvi.accounting.ledger import Charge
+from pymc_dpvi.accounting.charge import Charge
 
-__all__ = ["as_html", "as_text", "rounded"]
+__all__ = ["as_html", "as_text", "heading", "rounded"]
 
 _HEADINGS = (
     "",
@@ -52,6 +52,20 @@ def _row(number: int, charge: Charge) -> tuple[str, ...]:
         _shown(charge.sampling_prob),
         _shown(charge.noise_multiplier),
     )
+
+
+def heading(name: str, neighboring_relation: str | None, charges: Sequence[Charge]) -> list[str]:
+    """Return the lines above the table; the first charge decides on the relation if the budget does not."""
+    relation = neighboring_relation or (charges[0].neighboring_relation if charges else None)
+    lines = [
+        f"Privacy budget {name}",
+        f"protects against: {relation or 'what the first charge protects against'}",
+    ]
+    unproven = sorted({c.accountant for c in charges if c.guarantee not in ("proven", "declared")})
+    if unproven:
+        names = ", ".join(unproven)
+        lines.insert(0, f"NOT A GUARANTEE: it has charges by accountants that prove no bound ({names}).")
+    return lines
 
 
 def as_text(above: Sequence[str], charges: Sequence[Charge], below: Sequence[str]) -> str:

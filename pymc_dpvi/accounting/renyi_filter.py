@@ -56,8 +56,8 @@ import dp_accounting
 from dp_accounting import NeighboringRelation
 
 from pymc_dpvi.accounting.accountants import make_accountant
+from pymc_dpvi.accounting.charge import Charge
 from pymc_dpvi.accounting.events import EventSampler, step_event
-from pymc_dpvi.accounting.ledger import Charge
 from pymc_dpvi.accounting.ledger_table import rounded
 from pymc_dpvi.accounting.rdp import rdp_curve
 from pymc_dpvi.accounting.relations import check_relation

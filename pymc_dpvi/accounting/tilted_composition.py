@@ -239,27 +239,29 @@ class Composition:
         """
         if self.n_steps == 1:
             law = self._parts[0][0]
-            first, probs = law.first, law.probs
-            log_scale: Array | float = 0.0
+            losses, deltas = law.losses, _one_step(law)
             extra = self.infinite
         else:
             first, last = self.window(tilt, log_delta)
+            losses = self.interval * np.arange(first, last + 1, dtype=np.float64)
             probs = self._convolve(tilt, first, last - first + 1)
-            losses = self.interval * np.arange(first, first + len(probs), dtype=np.float64)
             # min: this far below the mean delta is one anyway
-            log_scale = np.minimum(self.cumulant(tilt) - tilt * losses, 600.0)
+            density = probs * np.exp(np.minimum(self.cumulant(tilt) - tilt * losses, 600.0))
+            deltas = self._tail_sums(density)
             extra = self.infinite + WINDOW_SHARE * math.exp(log_delta)
-        density = probs * np.exp(log_scale)
-        beyond = np.cumsum(density[::-1])[::-1]  # sum of those at or above
-        after = np.append(beyond[1:], 0.0)  # sum of those above
-        # sum_{i > j} p_i (1 - e^{(j-i)h}) = (1 - e^{-h}) sum_{k >= j} e^{-(k-j)h} sum_{i > k} p_i
-        decay = math.exp(-self.interval)
-        deltas = signal.lfilter([-math.expm1(-self.interval)], [1.0, -decay], after[::-1])[::-1]
-        epsilons = self.interval * np.arange(first, first + len(probs), dtype=np.float64) + self.loss_error
+        epsilons = losses + self.loss_error
         worst = self._rounding(tilt) * self.n_steps
         if worst > 1.0:
             return DeltaCurve(epsilons, np.ones_like(deltas))
         return DeltaCurve(epsilons, np.minimum((deltas + extra) * math.exp(worst) * (1.0 + _SUM_ERROR), 1.0))
+
+    def _tail_sums(self, density: Array) -> Array:
+        """Return delta of the finite losses at each of them, from their probabilities."""
+        beyond = np.cumsum(density[::-1])[::-1]  # sum of those at or above
+        after = np.append(beyond[1:], 0.0)  # sum of those above
+        # sum_{i > j} p_i (1 - e^{(j-i)h}) = (1 - e^{-h}) sum_{k >= j} e^{-(k-j)h} sum_{i > k} p_i
+        weights = [-math.expm1(-self.interval)], [1.0, -math.exp(-self.interval)]
+        return signal.lfilter(*weights, after[::-1])[::-1]  # type: ignore[no-any-return]
 
     def _rounding(self, tilt: float) -> float:
         """Return the relative error of a probability of one step, tilted."""
@@ -283,7 +285,7 @@ class Composition:
             top = float(exponents.max())
             weights = np.exp(exponents - top)
             weights /= weights.sum()
-            places = law.first + np.flatnonzero(kept)
+            places = law.places[kept]
             # the mean goes to zero, which keeps the phases, and their T-fold rounding, small
             centre = round(float(weights @ losses) / self.interval)
             origin += count * centre
@@ -300,6 +302,19 @@ class Composition:
         error = 2.0 * (float(errors.sum()) + unit * float(np.exp(log_abs).sum())) / size
         values = np.maximum(fft.irfft(power, size), 0.0) + error
         return np.roll(values, origin - first)[:length]
+
+
+def _one_step(law: LossLaw) -> Array:
+    """Return delta of the finite losses at each of them, by the same sums over losses of any distance."""
+    rises = np.diff(law.losses)
+    share, decay = -np.expm1(-rises), np.exp(-rises)
+    deltas = np.zeros(len(law.probs))
+    found = after = 0.0
+    for j in range(len(rises) - 1, -1, -1):
+        after += float(law.probs[j + 1])
+        found = float(decay[j]) * found + float(share[j]) * after
+        deltas[j] = found
+    return deltas
 
 
 def _greatest_factor(number: int) -> int:
