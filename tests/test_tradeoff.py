@@ -84,7 +84,7 @@ def test_full_batches_against_eighty_digits(mu: float) -> None:
             first = normal_cdf(m / 2 - eps / m)
             second = eps.exp() * normal_cdf(-m / 2 - eps / m)
             exact = first - second
-            assert exact < found <= exact * (1 + Decimal("1e-8"))
+            assert exact < found <= exact * (1 + Decimal("1e-6"))
 
 
 def test_several_full_batch_runs_are_one_gaussian() -> None:
