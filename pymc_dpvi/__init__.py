@@ -11,6 +11,7 @@ spent and on which assumptions.
 from __future__ import annotations
 
 from pymc_dpvi.accounting import PrivacyBudget
+from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.auditing import AuditReport, audit
 from pymc_dpvi.errors import (
@@ -28,12 +29,14 @@ from pymc_dpvi.errors import (
 from pymc_dpvi.inference import DPADVI, DPFullRankADVI, fit_dpadvi
 from pymc_dpvi.interpretation import interpret
 from pymc_dpvi.meaning import Interpretation
+from pymc_dpvi.planning import Plan, plan
 from pymc_dpvi.report import PrivacyReport, PrivacyRun
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DPADVI",
+    "AdaptiveClip",
     "ArgumentError",
     "AuditReport",
     "BudgetExceededError",
@@ -47,6 +50,7 @@ __all__ = [
     "LedgerError",
     "ModelEvaluationError",
     "NotSeparableError",
+    "Plan",
     "PrivacyBudget",
     "PrivacyError",
     "PrivacyReport",
@@ -56,4 +60,5 @@ __all__ = [
     "audit",
     "fit_dpadvi",
     "interpret",
+    "plan",
 ]

@@ -16,6 +16,18 @@ float64 sum, in whatever order its terms are added, for batches of up to :math:`
 is held between :math:`\pm 2^{62}`, which moves neighbours no further apart and keeps :math:`K + X` inside 64
 bits. ``docs/noise.md`` has the proof.
 
+**Counts.** A sum may have two more columns, the *tally*: how many records lie within the clip norm, and how
+many beyond it. A record adds :math:`(k_i, k - k_i)` to them, in whole lattice units, where :math:`k =
+\lfloor\kappa C (1 - 2^{-20})/u\rfloor` and
+
+.. math:: k_i = \operatorname{round}\big(k\, b(\lVert g_i\rVert / C')\big), \qquad
+          b(r) = \min\big(1, \max(0, \tfrac12 + 2(1 - r))\big) ,
+
+a step from 1 to 0 that is a slope between 3/4 and 5/4, so that rounding errors of a norm move it as little as
+they move the sum. Since :math:`k_i^2 + (k - k_i)^2 \le k^2`, a record's whole row is at most
+:math:`C\sqrt{1+\kappa^2}` long; the tally is added up in integers, exactly, and held at :math:`2^{62}`. A
+non-finite record adds (0, 0).
+
 A gradient comes in blocks, :math:`g_i = (g_i^{(1)}, g_i^{(2)}, \dots)`, each either *dense*, a row of a
 matrix, or *outer*, :math:`g_i^{(k)} = a_i \otimes \delta_i`, kept as its two factors: then
 :math:`\lVert g_i^{(k)}\rVert^2 = \lVert a_i\rVert^2 \lVert\delta_i\rVert^2`, and the clipped sum
@@ -43,7 +55,7 @@ from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.tensor.type import dvector
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["LARGEST_SUM", "MAX_PARAMS", "MAX_RECORDS", "Block", "PrivateSum", "private_sum"]
+__all__ = ["LARGEST_SUM", "MAX_PARAMS", "MAX_RECORDS", "TALLY_COLUMNS", "Block", "PrivateSum", "private_sum"]
 
 SLACK = 2.0**-20
 #: Records of a batch, and columns of a gradient, up to which the slack is proven to suffice.
@@ -53,6 +65,9 @@ MAX_PARAMS = 2**26
 BLOCK_RECORDS = 128
 #: Bound of the rounded sum, in units of the lattice: with the noise, it stays inside int64.
 LARGEST_SUM = 2.0**62
+#: Columns of the tally.
+TALLY_COLUMNS = 2
+_LARGEST_TALLY = 2**62
 
 _kernel = numba.njit(cache=True, fastmath=False)
 _kernel_here = numba.njit(fastmath=False)  # of functions written at run time, which numba cannot keep
@@ -191,29 +206,54 @@ def clip_bound(l2_clip_norm: float, unit: float, num_params: int) -> float:  # p
 
 
 @_kernel
+def tally_units(l2_clip_norm: float, unit: float, tally_weight: float) -> int:  # pragma: no cover
+    """k: the lattice units that one record adds to the tally, 0 if there is none."""
+    return int(np.floor(tally_weight * l2_clip_norm * (1.0 - SLACK) / unit))
+
+
+@_kernel
+def add_tally(
+    squared_norms: np.ndarray, bound: float, units: int, tally: np.ndarray
+) -> None:  # pragma: no cover
+    """Share out `units` of each record between the columns "within the bound" and "beyond it"."""
+    for i in range(squared_norms.size):
+        norm = np.sqrt(squared_norms[i])
+        if norm < np.inf:  # False for NaN and infinity
+            within = min(max(2.5 - 2.0 * (norm / bound), 0.0), 1.0)
+            inside = np.int64(np.rint(within * units))
+            # Held at the end of the range like the sum; nothing is ever subtracted.
+            tally[0] = min(tally[0] + inside, _LARGEST_TALLY)
+            tally[1] = min(tally[1] + units - inside, _LARGEST_TALLY)
+
+
+@_kernel
 def round_and_add(
-    high: np.ndarray, low: np.ndarray, noise: np.ndarray, unit: float
+    high: np.ndarray, low: np.ndarray, tally: np.ndarray, noise: np.ndarray, unit: float
 ) -> np.ndarray:  # pragma: no cover
     """Round the sum to the lattice, add the noise in integers, and return the release in float64."""
     out = np.empty(noise.size)
-    for j in range(noise.size):
+    for j in range(high.size):
         steps = np.rint((high[j] + low[j]) / unit)
         out[j] = np.float64(np.int64(min(max(steps, -LARGEST_SUM), LARGEST_SUM)) + noise[j]) * unit
+    for j in range(tally.size):
+        out[high.size + j] = np.float64(tally[j] + noise[high.size + j]) * unit
     return out
 
 
 def make_add_clipped(outer: Sequence[bool]) -> Callable[..., None]:
-    """Write ``(*factors, count, bound, high, low) -> None`` for a layout: clip the records and add them up.
+    """Write ``(*factors, count, bound, units, high, low, tally) -> None``: clip the records and add them up.
 
     The blocks have different types, so numba needs one function per layout; for two blocks, the first
     outer::
 
-        def add_clipped(x0, x1, x2, count, bound, high, low):
+        def add_clipped(x0, x1, x2, count, bound, units, high, low, tally):
             check(high.size == x0.shape[1] * x1.shape[1] + x2.shape[1])
             norms = zeros(count)
             add_squared_norms_outer(x0, x1, norms)
             add_squared_norms(x2, norms)
             factors = clip_factors(norms, bound)
+            if tally.size:
+                add_tally(norms, bound, units, tally)
             some = zeros(high.size)
             for first in range(0, count, BLOCK_RECORDS):
                 last = min(first + BLOCK_RECORDS, count)
@@ -247,7 +287,7 @@ def make_add_clipped(outer: Sequence[bool]) -> Callable[..., None]:
         sums.append(f"    at += {size}")
         sizes.append(size)
     lines = [
-        f"def add_clipped({', '.join(names)}, count, bound, high, low):",
+        f"def add_clipped({', '.join(names)}, count, bound, units, high, low, tally):",
         f"if high.size != {' + '.join(sizes)}:",
         "    raise ValueError('one noise entry per column is needed')",
         f"if count < 0 or count > {' or count > '.join(f'{n}.shape[0]' for n in names)}:",
@@ -255,6 +295,8 @@ def make_add_clipped(outer: Sequence[bool]) -> Callable[..., None]:
         "norms = np.zeros(count)",
         *norms,
         "factors = clip_factors(norms, bound)",
+        "if tally.size:",
+        "    add_tally(norms, bound, units, tally)",
         "some = np.zeros(high.size)",
         "for first in range(0, count, BLOCK_RECORDS):",
         "    last = min(first + BLOCK_RECORDS, count)",
@@ -271,14 +313,17 @@ def make_add_clipped(outer: Sequence[bool]) -> Callable[..., None]:
 
 
 def _make_private_sum(outer: Sequence[bool], compiled: bool = False) -> Callable[..., np.ndarray]:
-    """Write ``(*factors, count, noise, l2_clip_norm, unit) -> noisy sum`` for a layout."""
+    """Write ``(*factors, count, noise, l2_clip_norm, weight, unit) -> noisy sum`` for a layout."""
     add_clipped = make_add_clipped(outer)
     names = ", ".join(f"x{k}" for k in range(len(outer) + sum(outer)))
     lines = [
-        f"def private_sum({names}, count, noise, l2_clip_norm, unit):",
-        "high, low = np.zeros(noise.size), np.zeros(noise.size)",
-        f"add_clipped({names}, count, clip_bound(l2_clip_norm, unit, noise.size), high, low)",
-        "return round_and_add(high, low, noise, unit)",
+        f"def private_sum({names}, count, noise, l2_clip_norm, weight, unit):",
+        "bound = clip_bound(l2_clip_norm, unit, noise.size)",
+        "tally = np.zeros(TALLY_COLUMNS if weight > 0.0 else 0, np.int64)",
+        "high, low = np.zeros(noise.size - tally.size), np.zeros(noise.size - tally.size)",
+        "units = tally_units(l2_clip_norm, unit, weight)",
+        f"add_clipped({names}, count, bound, units, high, low, tally)",
+        "return round_and_add(high, low, tally, noise, unit)",
     ]
     scope = {**globals(), "add_clipped": _kernel_here(add_clipped) if compiled else add_clipped}
     exec("\n    ".join(lines), scope)
@@ -295,6 +340,8 @@ class PrivateSum(Op):
         C, in the units of the gradient.
     outer : tuple of bool
         Per block, whether it comes as two factors.
+    tally_weight : float
+        κ: norm of what one record adds to the tally, in units of C. 0 for no tally.
 
     Notes
     -----
@@ -303,13 +350,17 @@ class PrivateSum(Op):
     arrays of length zero); ``noise``, int64 vector (num_params,), in units of the lattice; ``unit``, float64
     number, the lattice unit u in the units of the gradient (`LatticeNoise.unit`; an input, so that another
     noise multiplier needs no other compiled function). Output: float64 vector (num_params,), multiples of
-    u. An empty batch is a normal case: the output is the noise.
+    u; noise and output have two entries more if there is a tally. An empty batch is a normal case: the
+    output is the noise.
     """
 
-    __props__ = ("l2_clip_norm", "outer")
+    __props__ = ("l2_clip_norm", "outer", "tally_weight")
 
-    def __init__(self, l2_clip_norm: float, outer: Sequence[bool] = (False,)) -> None:
+    def __init__(
+        self, l2_clip_norm: float, outer: Sequence[bool] = (False,), tally_weight: float = 0.0
+    ) -> None:
         self.l2_clip_norm = float(l2_clip_norm)
+        self.tally_weight = float(tally_weight)
         self.outer = tuple(bool(o) for o in outer)
         self._function = _make_private_sum(self.outer)
 
@@ -333,7 +384,9 @@ class PrivateSum(Op):
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
         """Evaluate with the same kernels that the numba backend compiles in."""
         *matrices, count, noise, unit = inputs
-        output_storage[0][0] = self._function(*matrices, int(count), noise, self.l2_clip_norm, float(unit))
+        output_storage[0][0] = self._function(
+            *matrices, int(count), noise, self.l2_clip_norm, self.tally_weight, float(unit)
+        )
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""
@@ -345,12 +398,12 @@ class PrivateSum(Op):
 def _numba_private_sum(op: PrivateSum, node: Apply, **kwargs: Any) -> Any:
     kernel = _kernel_here(_make_private_sum(op.outer, compiled=True))
     names = ", ".join(f"x{k}" for k in range(len(node.inputs) - 3))
-    scope = {"kernel": kernel, "l2_clip_norm": op.l2_clip_norm}
-    body = f"return kernel({names}, count.item(), noise, l2_clip_norm, unit.item())"
+    scope = {"kernel": kernel, "l2_clip_norm": op.l2_clip_norm, "weight": op.tally_weight}
+    body = f"return kernel({names}, count.item(), noise, l2_clip_norm, weight, unit.item())"
     exec(f"def private_sum({names}, count, noise, unit):\n    {body}", scope)
     # The key must change with the code: PyTensor keeps compiled functions on disk between versions.
     source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-    key = f"pymc_dpvi.PrivateSum {op.outer} {op.l2_clip_norm.hex()} {source}"
+    key = f"pymc_dpvi.PrivateSum {op.outer} {op.l2_clip_norm.hex()} {op.tally_weight.hex()} {source}"
     return _kernel_here(scope["private_sum"]), hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -360,6 +413,7 @@ def private_sum(
     l2_clip_norm: float,
     unit: TensorVariable | float,
     count: TensorVariable | None = None,
+    tally_weight: float = 0.0,
 ) -> TensorVariable:
     """Noisy sum of clipped gradients, as a graph.
 
@@ -375,12 +429,14 @@ def private_sum(
         The lattice unit u, a float64 number.
     count : TensorVariable, optional
         How many rows there are, from the first; all by default.
+    tally_weight : float
+        κ, or 0 for no tally.
 
     Returns
     -------
     TensorVariable, shape (num_params,)
-        float64; the blocks' columns in order.
+        float64; the blocks' columns in order, then the tally.
     """
-    op = PrivateSum(l2_clip_norm, tuple(b.right is not None for b in blocks))
+    op = PrivateSum(l2_clip_norm, tuple(b.right is not None for b in blocks), tally_weight)
     matrices = [m for b in blocks for m in (b.left, b.right) if m is not None]
     return op(*matrices, matrices[0].shape[0] if count is None else count, noise, unit)

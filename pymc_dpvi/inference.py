@@ -26,6 +26,7 @@ import pymc as pm
 from pymc.variational.inference import Inference
 
 from pymc_dpvi.accounting import PrivacyBudget, require_proven
+from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed, refuse_unknown
 from pymc_dpvi.compat import PosteriorData, compile_mode, quiet_pytensor, versions
@@ -100,14 +101,16 @@ class DPADVI(Inference):  # type: ignore[misc]
     delta : float
         Privacy target δ; should be well below one over the number of records.
     noise_multiplier : float, optional
-        Noise standard deviation divided by `l2_clip_norm`, instead of `epsilon`.
+        Noise standard deviation divided by `l2_clip_norm`, instead of `epsilon`. (With an adaptive clip norm,
+        by the norm of all that a record adds: gradient and counts.)
     sampling_prob : float, optional
-        Probability q with which a record takes part in a step. By default chosen from ε, δ and the
-        number of steps alone (`accounting.default_sampling_prob`).
+        Probability q with which a record takes part in a step. By default the smallest at which noise/q has
+        stopped falling for this ε, δ and number of steps (`accounting.default_sampling_prob`); see `plan`.
     batch_size : int, optional
         Expected batch size, instead of `sampling_prob`. The number of records is then public.
-    l2_clip_norm : float
-        C: bound on one record's gradient with respect to the unconstrained latent values.
+    l2_clip_norm : float, "adaptive" or AdaptiveClip
+        C: bound on one record's gradient with respect to the unconstrained latent values. ``"adaptive"``
+        follows a quantile of the gradients' norms by noisy counts, which are part of the cost.
     sampler : {"poisson", "fixed_size", "full_batch"}
         How batches are drawn. ``"fixed_size"`` needs ``neighboring_relation="replace_one"``.
     neighboring_relation : {"add_or_remove_one", "replace_one"}
@@ -180,7 +183,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         noise_multiplier: float | None = None,
         sampling_prob: float | None = None,
         batch_size: int | None = None,
-        l2_clip_norm: float = 1.0,
+        l2_clip_norm: float | Literal["adaptive"] | AdaptiveClip = 1.0,
         sampler: Literal["poisson", "fixed_size", "full_batch"] = "poisson",
         neighboring_relation: Literal["add_or_remove_one", "replace_one"] = "add_or_remove_one",
         gradient: Literal["aligned", "vanilla"] = "aligned",
@@ -525,7 +528,8 @@ class DPADVI(Inference):  # type: ignore[misc]
             self._running = False
             done = self._step.calls - before
             self._steps_run += done
-            self._approx._report = report.with_steps_run(done)
+            clip = self._step.running_clip
+            self._approx._report = report.with_steps_run(done, None if clip is None else clip.l2_clip_norm)
             if done > averages_from(n):
                 self._iterate = [p.get_value() for p in self._approx.params]
                 for param, average in zip(self._approx.params, self._step.averages, strict=True):

@@ -4,7 +4,9 @@ One step releases
 
 .. math:: \tilde s = \sum_{i\in B} \operatorname{clip}_C(g_i) + \mathcal N(0, \sigma^2 C^2 I)
 
-for a random batch B, rounded to the lattice of `pymc_dpvi.noise`. What is run and what is accounted for
+for a random batch B, rounded to the lattice of `pymc_dpvi.noise`. With an adaptive clip norm it releases two
+noisy counts more, as two columns of the same sum (`adaptive_clipping`): one record then adds a vector of norm
+at most :math:`C\sqrt{1+\kappa^2}`, and the noise is that much larger. What is run and what is accounted for
 come from the same fields here, so that they cannot drift apart: :meth:`Mechanism.draw` makes the batches
 and the noise, :meth:`Mechanism.epsilon` says what they cost.
 """
@@ -18,7 +20,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pymc_dpvi import accounting
-from pymc_dpvi.clipping import LARGEST_SUM, MAX_PARAMS, MAX_RECORDS
+from pymc_dpvi.adaptive_clipping import AdaptiveClip
+from pymc_dpvi.clipping import LARGEST_SUM, MAX_PARAMS, MAX_RECORDS, TALLY_COLUMNS
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.noise import LatticeNoise
 from pymc_dpvi.randomness import KeyStream
@@ -78,13 +81,16 @@ class Mechanism:
     sampler : Sampler
         How a batch is drawn.
     l2_clip_norm : float
-        C, in the units of the gradient: nats per unit of the unconstrained latent values.
+        C, in the units of the gradient: nats per unit of the unconstrained latent values. If it is adaptive,
+        its start value: later gradients are scaled to it before they are clipped.
     noise_multiplier : float
-        Noise standard deviation per coordinate, divided by C.
+        Noise standard deviation per coordinate, divided by `record_norm`.
     neighboring_relation : {"add_or_remove_one", "replace_one"}
         It decides the sensitivity: C or 2C. The noise is the same; the accounting differs.
     gradient : {"aligned", "vanilla"}
         What is clipped.
+    adaptive : AdaptiveClip, optional
+        How the clip norm follows the records.
     """
 
     sampler: Sampler
@@ -92,16 +98,36 @@ class Mechanism:
     noise_multiplier: float
     neighboring_relation: Literal["add_or_remove_one", "replace_one"]
     gradient: Literal["aligned", "vanilla"]
+    adaptive: AdaptiveClip | None = None
+
+    def __post_init__(self) -> None:
+        if self.adaptive is not None and self.adaptive.start != self.l2_clip_norm:
+            raise ArgumentError("l2_clip_norm of an adaptive mechanism is its start value.")
+
+    @property
+    def tally_weight(self) -> float:
+        """κ: norm of what a record adds to the counts, in clip norms; 0 if nothing is counted."""
+        return 0.0 if self.adaptive is None else self.adaptive.tally_weight
+
+    @property
+    def num_counts(self) -> int:
+        """How many numbers a step releases besides the sum of gradients."""
+        return 0 if self.adaptive is None else TALLY_COLUMNS
+
+    @property
+    def record_norm(self) -> float:
+        """Largest Euclidean norm of all that one record adds to a step: C, or C√(1 + κ²)."""
+        return self.l2_clip_norm * math.sqrt(1.0 + self.tally_weight**2)
 
     @property
     def sensitivity(self) -> float:
         """Largest Euclidean distance by which one record can move the unnoised sum."""
-        return self.l2_clip_norm * (2.0 if self.neighboring_relation == "replace_one" else 1.0)
+        return self.record_norm * (2.0 if self.neighboring_relation == "replace_one" else 1.0)
 
     @property
     def noise(self) -> LatticeNoise:
         """The noise of one coordinate."""
-        return LatticeNoise(self.noise_multiplier * self.l2_clip_norm)
+        return LatticeNoise(self.noise_multiplier * self.record_norm)
 
     def check_lattice(self, num_records: int, num_noise: int) -> None:
         """Raise unless the proof of the noise covers a run, and its sums fit into 64 bits.
@@ -131,7 +157,7 @@ class Mechanism:
                 "obj_n_mc) can be summed with a proven bound of the rounding errors. Fit a random subset of "
                 "the records, or a smaller model."
             )
-        if self.noise_multiplier * math.sqrt(num_noise) > 2.0**30:
+        if self.noise.stddev / self.l2_clip_norm * math.sqrt(num_noise) > 2.0**30:
             raise ArgumentError(
                 f"noise_multiplier={self.noise_multiplier:g} is too large for {num_noise} gradient entries: "
                 "rounding to 2^-40 noise standard deviations would be coarse beside the clip norm. The noise "

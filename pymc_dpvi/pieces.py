@@ -44,7 +44,14 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.tensor.type import DenseTensorType, dvector
 
 from pymc_dpvi import clipping
-from pymc_dpvi.clipping import BLOCK_RECORDS, PrivateSum, clip_bound, round_and_add
+from pymc_dpvi.clipping import (
+    BLOCK_RECORDS,
+    TALLY_COLUMNS,
+    PrivateSum,
+    clip_bound,
+    round_and_add,
+    tally_units,
+)
 
 __all__ = ["PiecewiseSum", "in_pieces"]
 
@@ -135,13 +142,15 @@ class PiecewiseSum(Op):
         records, shared = inputs[: self.n_records], inputs[self.n_records :]
         op, count = self.private_sum, int(count)
         bound = clip_bound(op.l2_clip_norm, float(unit), noise.size)
-        high, low = np.zeros(noise.size), np.zeros(noise.size)
+        units = tally_units(op.l2_clip_norm, float(unit), op.tally_weight)
+        tally = np.zeros(TALLY_COLUMNS if op.tally_weight else 0, np.int64)
+        high, low = np.zeros(noise.size - tally.size), np.zeros(noise.size - tally.size)
         for first in range(0, count, self.most):
             last = min(first + self.most, count)
             piece = slice(first, last) if indices is None else indices[first:last]
             matrices = self.per_record(*[r[piece] for r in records], *shared)
-            self._add_clipped(*matrices, last - first, bound, high, low)
-        output_storage[0][0] = round_and_add(high, low, noise, float(unit))
+            self._add_clipped(*matrices, last - first, bound, units, high, low, tally)
+        output_storage[0][0] = round_and_add(high, low, tally, noise, float(unit))
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""
@@ -172,20 +181,25 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
             f"def piecewise_sum({', '.join(names)}):",
             "    u = unit.item()",
             "    bound = clip_bound(l2_clip_norm, u, noise.size)",
-            "    high, low = np.zeros(noise.size), np.zeros(noise.size)",
+            "    units = tally_units(l2_clip_norm, u, tally_weight)",
+            "    tally = np.zeros(tally_columns, np.int64)",
+            "    high, low = np.zeros(noise.size - tally.size), np.zeros(noise.size - tally.size)",
             "    n = count.item()",
             "    for first in range(0, n, piece):",
             "        last = min(first + piece, n)",
             *fetch,
             f"        {', '.join(factors)}, = per_record({', '.join([*rows, *shared])})",
-            f"        add_clipped({', '.join(factors)}, last - first, bound, high, low)",
-            "    return round_and_add(high, low, noise, u)",
+            f"        add_clipped({', '.join(factors)}, last - first, bound, units, high, low, tally)",
+            "    return round_and_add(high, low, tally, noise, u)",
         ]
     )
     scope = {
         "np": np,
         "take_rows": _take_rows,
         "clip_bound": clip_bound,
+        "tally_units": tally_units,
+        "tally_columns": TALLY_COLUMNS if op.private_sum.tally_weight else 0,
+        "tally_weight": op.private_sum.tally_weight,
         "round_and_add": round_and_add,
         "add_clipped": numba.njit(fastmath=False)(op._add_clipped),
         "per_record": per_record,
@@ -202,6 +216,7 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
             source,
             outer,
             op.private_sum.l2_clip_norm.hex(),
+            op.private_sum.tally_weight.hex(),
             per_record_key,
             hashlib.sha256(code).hexdigest(),
         )

@@ -28,8 +28,16 @@ __all__ = ["plot_epsilon", "plot_privacy_profile", "plot_trade_off"]
 _LOWEST_DELTA = 1e-12
 
 
-def _axes(ax: Any) -> Any:
-    """Return `ax`, or the axes of a new figure."""
+def new_axes(ax: Any) -> Any:
+    """Return `ax`, or the axes of a new figure.
+
+    Raises
+    ------
+    ArgumentError
+        If `ax` is something else.
+    ImportError
+        If matplotlib is not installed.
+    """
     if ax is not None:
         if not hasattr(ax, "plot"):
             raise ArgumentError(f"ax must be a matplotlib Axes; found a {type(ax).__name__}.")
@@ -76,7 +84,7 @@ def plot_trade_off(source: Any, *, ax: Any = None, plot_kwargs: Mapping[str, Any
     -----
     Privacy: uses no data.
     """
-    meaning, ax = _meaning(source), _axes(ax)
+    meaning, ax = _meaning(source), new_axes(ax)
     rates = np.unique(np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 200), np.linspace(0.1, 1.0, 200)]))
     curve = {"label": "this mechanism", "color": "C0", **(plot_kwargs or {})}
     ax.plot(rates, meaning.trade_off(rates), **curve)
@@ -129,7 +137,7 @@ def plot_privacy_profile(source: Any, *, ax: Any = None, plot_kwargs: Mapping[st
     """
     meaning = None if isinstance(source, PrivacyProfile) else _meaning(source)
     profile = source if meaning is None else meaning.profile
-    ax = _axes(ax)
+    ax = new_axes(ax)
     seen = profile.deltas >= min(_LOWEST_DELTA, float(profile.deltas[0]))
     curve = {"label": "upper bound of δ(ε)", "color": "C0", **(plot_kwargs or {})}
     ax.semilogy(profile.epsilons[seen], profile.deltas[seen], **curve)
@@ -183,7 +191,7 @@ def plot_epsilon(
     -----
     Privacy: uses no data. A point speaks of a run that was *planned* for so many steps.
     """
-    meaning, ax = _meaning(source), _axes(ax)
+    meaning, ax = _meaning(source), new_axes(ax)
     part = meaning.runs[check_integer("run", run, low=0, high=len(meaning.runs) - 1)]
     if n_steps is None:
         counts = np.unique(np.geomspace(1, part.run.n_steps, 8).round().astype(int)).tolist()

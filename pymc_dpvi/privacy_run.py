@@ -30,9 +30,16 @@ class PrivacyRun:
     sampling_prob : float
         Probability with which one record takes part in one step.
     noise_multiplier : float
-        Noise standard deviation divided by `l2_clip_norm`.
+        Noise standard deviation divided by the largest norm of all that one record adds to a step: by
+        `l2_clip_norm`, times the root of ``1 + tally_weight**2``.
     l2_clip_norm : float
-        Bound on the Euclidean norm of one record's contribution to one step.
+        Bound on the Euclidean norm of one record's gradient in one step. If it is adaptive, the start value,
+        and where the last step left it once the run is over.
+    tally_weight : float
+        Norm of what one record adds to the noisy counts that move an adaptive clip norm, beside a clip norm
+        of 1; 0 if it is fixed, and nothing is counted.
+    default_sampling : bool
+        Whether the sampling probability was chosen by the package, from ε, δ and the number of steps alone.
 
     Raises
     ------
@@ -47,9 +54,15 @@ class PrivacyRun:
     sampling_prob: float
     noise_multiplier: float
     l2_clip_norm: float
+    tally_weight: float = 0.0
+    default_sampling: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.default_sampling, bool):
+            raise ArgumentError("PrivacyRun: default_sampling must be True or False.")
         for field in dataclasses.fields(self):
+            if field.name == "default_sampling":
+                continue
             value = getattr(self, field.name)
             whole = field.name in ("n_steps", "steps_run")
             kind = "a whole number" if whole else "a number"

@@ -163,7 +163,7 @@ class PrivacyReport:
 
     @property
     def l2_clip_norm(self) -> float:
-        """Clip norm of the last run."""
+        """Clip norm of the last run; if it is adaptive, where it stands."""
         return self._last().l2_clip_norm
 
     @property
@@ -204,19 +204,23 @@ class PrivacyReport:
         """
         return dataclasses.replace(self, runs=(*self.runs, run))
 
-    def with_steps_run(self, steps_run: int) -> PrivacyReport:
-        """Return a report that says how many steps of the last run were run.
+    def with_steps_run(self, steps_run: int, l2_clip_norm: float | None = None) -> PrivacyReport:
+        """Return a report that says how many steps of the last run were run, and where they led.
 
         Parameters
         ----------
         steps_run : int
             Number of steps; the planned cost stays.
+        l2_clip_norm : float, optional
+            Where an adaptive clip norm stands after them.
 
         Returns
         -------
         PrivacyReport
         """
         last = dataclasses.replace(self._last(), steps_run=steps_run)
+        if l2_clip_norm is not None:
+            last = dataclasses.replace(last, l2_clip_norm=l2_clip_norm)
         return dataclasses.replace(self, runs=(*self.runs[:-1], last))
 
     # ---------------------------------------------------------------------------- words
@@ -299,13 +303,15 @@ class PrivacyReport:
             lines.append(("withheld", ", ".join(self.withheld)))
         for number, run in enumerate(self.runs, start=1):
             stopped = f" ({run.steps_run} run)" if run.steps_run != run.n_steps else ""
+            chosen = " (chosen: a larger one would hardly reduce the noise)" if run.default_sampling else ""
+            adaptive = " (adaptive, by noisy counts that are accounted for)" if run.tally_weight else ""
             lines.append(
                 (
                     f"run {number}",
                     f"epsilon {shown(run.epsilon, up=True)}, delta {shown(run.delta, up=True)}, "
                     f"{run.n_steps} steps planned{stopped}, sampling_prob "
-                    f"{shown(run.sampling_prob)}, noise_multiplier "
-                    f"{shown(run.noise_multiplier)}, l2_clip_norm {shown(run.l2_clip_norm)}",
+                    f"{shown(run.sampling_prob)}{chosen}, noise_multiplier "
+                    f"{shown(run.noise_multiplier)}, l2_clip_norm {shown(run.l2_clip_norm)}{adaptive}",
                 )
             )
         if self.versions:

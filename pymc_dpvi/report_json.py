@@ -1,5 +1,6 @@
 """The file format of a privacy report: strict JSON with a version, read back with its history.
 
+Version 3 added ``tally_weight`` and ``default_sampling`` to the runs; before it, every clip norm was fixed.
 Version 2 added ``noise`` and ``budget``. Version 1 knew one kind of noise, drawn in floating point, and no
 budgets; that is how it is read.
 """
@@ -15,8 +16,8 @@ from pymc_dpvi.errors import ArgumentError
 __all__ = ["header", "read", "to_number", "write"]
 
 _FORMAT = "pymc_dpvi.PrivacyReport"
-_VERSION = 2
-_BEFORE: dict[int, dict[str, Any]] = {1: {"noise": "gaussian_float64", "budget": None}, _VERSION: {}}
+_VERSION = 3
+_BEFORE: dict[int, dict[str, Any]] = {1: {"noise": "gaussian_float64", "budget": None}, 2: {}, _VERSION: {}}
 
 
 def header() -> dict[str, Any]:

@@ -10,8 +10,9 @@ r"""The compiled step: one batch, one latent draw, one vector of noise, one upda
                    + \nabla_\xi H(q_\xi)
 
 The scale is 1/q, a public constant: never the realised batch size. Everything after the noisy sum is
-post-processing. The function also keeps the running average of the iterates,
-:math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`.
+post-processing. With an adaptive clip norm (`adaptive_clipping`) the gradients are scaled before and the sum
+after, by a public number that the noisy counts of earlier steps decide. The function also keeps the running
+average of the iterates, :math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.adaptive_clipping import RunningClip
 from pymc_dpvi.chunk import repeat_step
-from pymc_dpvi.clipping import private_sum
+from pymc_dpvi.clipping import Block, private_sum
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
 from pymc_dpvi.gradients import Latents, aligned_gradients, prior_gradients, vanilla_gradients
@@ -78,6 +80,10 @@ class PrivateStep:
         Steps made so far.
     draw_shape : tuple of int
         Shape of a step's standard normal draws, ``(n_mc, D)``.
+    running_clip : RunningClip or None
+        The clip norm as it stands, if it is adaptive.
+    clip_updates : dict
+        Its new values after a step, in terms of the release.
     """
 
     def __init__(
@@ -113,16 +119,16 @@ class PrivateStep:
         drawn: dict[Variable, Variable] = {group.symbolic_initial: epsilon}
         z, logq = graph_replace([group.symbolic_random, group.symbolic_logq_not_scaled], drawn, strict=False)
         entropy = -logq.mean()
+        self.running_clip = None if mechanism.adaptive is None else RunningClip(mechanism.adaptive)
+        self.clip_updates: dict[Variable, Variable] = {}
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
-            self.num_noise = n_mc * latents.size
-            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count)
+            noisy = self._released(per_record, n_mc * latents.size, mechanism, noise, unit, count)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, mechanism.sampler.sampling_prob)
         else:
             per_record = vanilla_gradients(record, batch, latents, group, epsilon, z, entropy, n_mc)
             sizes = [p.get_value(borrow=True).size for p in self.params]
-            self.num_noise = sum(sizes)
-            noisy = private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count)
+            noisy = self._released(per_record, sum(sizes), mechanism, noise, unit, count)
             ends = np.cumsum([0, *sizes])
             grads = [-noisy[a:b] / mechanism.sampler.sampling_prob for a, b in itertools.pairwise(ends)]
         mechanism.check_lattice(record.num_records, self.num_noise)
@@ -139,6 +145,7 @@ class PrivateStep:
                 "obj_optimizer brings data of the model into its updates, unaccounted. It may use its "
                 "gradients, its parameters and numbers of its own."
             )
+        updates.update(self.clip_updates)
         for p, average in zip(self.params, self.averages, strict=True):
             new = updates.get(p, p)
             updates[average] = (average + weight * (new - average)).astype(average.type.dtype)
@@ -166,6 +173,32 @@ class PrivateStep:
         self.calls = 0
         self.dtype = np.dtype(floatx)
         self._rehearse(list(updates))
+
+    def _released(
+        self,
+        per_record: Sequence[Block],
+        size: int,
+        mechanism: Mechanism,
+        noise: TensorVariable,
+        unit: TensorVariable,
+        count: TensorVariable,
+    ) -> TensorVariable:
+        """Noisy sum of clipped gradients, shape ``(size,)``; an adaptive bound's updates are noted."""
+        self.num_noise = size + mechanism.num_counts
+        if self.running_clip is None:
+            return private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count)
+        scale = self.running_clip.scale
+        scaled = [
+            Block((b.left / scale).astype(b.left.type.dtype), None)
+            if b.right is None
+            else Block(b.left, (b.right / scale).astype(b.right.type.dtype))
+            for b in per_record
+        ]
+        released = private_sum(
+            scaled, noise, mechanism.l2_clip_norm, unit, count, tally_weight=mechanism.tally_weight
+        )
+        self.clip_updates = self.running_clip.updates(released[size:], unit)
+        return released[:size] * scale
 
     def _rehearse(self, state: Sequence[SharedVariable]) -> None:
         """Make one step on an empty batch without noise, and take it back.

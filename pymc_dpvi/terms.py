@@ -19,6 +19,7 @@ import numpy as np
 
 from pymc_dpvi import accounting
 from pymc_dpvi.accounting import AccountantInfo
+from pymc_dpvi.adaptive_clipping import AdaptiveClip, check_clip_norm
 from pymc_dpvi.arguments import check_choice, check_flag, check_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 from pymc_dpvi.mechanism import Mechanism
@@ -39,11 +40,11 @@ class PrivacyTerms:
     epsilon : float, optional
         Privacy target ε. Exactly one of it and `noise_multiplier` is given.
     noise_multiplier : float, optional
-        Noise standard deviation divided by `l2_clip_norm`.
+        Noise standard deviation divided by the largest norm of what a record adds to a step.
     sampling_prob, batch_size : float and int, optional
         Sampling probability, or expected batch size; with neither it follows from ε, δ and n.
-    l2_clip_norm : float
-        C, bound on one record's gradient.
+    l2_clip_norm : float, "adaptive" or AdaptiveClip
+        C, bound on one record's gradient, or how it follows the gradients' norms.
     sampler : {"poisson", "fixed_size", "full_batch"}
     neighboring_relation : {"add_or_remove_one", "replace_one"}
     gradient : {"aligned", "vanilla"}
@@ -62,7 +63,7 @@ class PrivacyTerms:
     noise_multiplier: float | None
     sampling_prob: float | None
     batch_size: int | None
-    l2_clip_norm: float
+    l2_clip_norm: float | Literal["adaptive"] | AdaptiveClip
     sampler: Literal["poisson", "fixed_size", "full_batch"]
     neighboring_relation: Literal["add_or_remove_one", "replace_one"]
     gradient: Literal["aligned", "vanilla"]
@@ -81,12 +82,12 @@ class PrivacyTerms:
             "delta": {"high": 1.0, "example": 1e-6},
             "epsilon": {},
             "noise_multiplier": {},
-            "l2_clip_norm": {"low": 1e-6, "high": 1e12, "example": 1.0},
         }
         for name, allowed in bounds.items():
             value = getattr(self, name)
-            if value is not None or name in ("delta", "l2_clip_norm"):
+            if value is not None or name == "delta":
                 object.__setattr__(self, name, check_number(name, value, **allowed))
+        object.__setattr__(self, "l2_clip_norm", check_clip_norm(self.l2_clip_norm))
         if self.sampler == "fixed_size" and self.neighboring_relation != "replace_one":
             raise ArgumentError(
                 "sampler='fixed_size' makes the number of records public, so it needs "
@@ -100,6 +101,11 @@ class PrivacyTerms:
         """What is known about the accountant."""
         return accounting.accountant_info(self.accountant)
 
+    @property
+    def _chooses_sampling(self) -> bool:
+        """Whether the sampling probability is left to us."""
+        return self.sampler != "full_batch" and self.sampling_prob is None and self.batch_size is None
+
     def check_sampler(self, num_records: int) -> None:
         """Raise now if the sampling that was asked for cannot be made.
 
@@ -112,7 +118,7 @@ class PrivacyTerms:
 
     def _make_sampler(self, n_steps: int, num_records: int) -> Sampler:
         sampling_prob = self.sampling_prob
-        if self.sampler != "full_batch" and sampling_prob is None and self.batch_size is None:
+        if self._chooses_sampling:
             if self.epsilon is None:
                 raise ArgumentError(
                     "With noise_multiplier=, give sampling_prob= or batch_size= too: the default is chosen "
@@ -159,12 +165,14 @@ class PrivacyTerms:
                 allow_unproven=self.allow_unproven,
             )
         assert multiplier is not None
+        adaptive = self.l2_clip_norm if isinstance(self.l2_clip_norm, AdaptiveClip) else None
         return Mechanism(
             sampler=sampler,
-            l2_clip_norm=self.l2_clip_norm,
+            l2_clip_norm=float(self.l2_clip_norm) if adaptive is None else adaptive.start,
             noise_multiplier=multiplier,
             neighboring_relation=self.neighboring_relation,
             gradient=self.gradient,
+            adaptive=adaptive,
         )
 
     def cost(self, mechanism: Mechanism, n_steps: int) -> PrivacyRun:
@@ -189,6 +197,8 @@ class PrivacyTerms:
             sampling_prob=mechanism.sampler.sampling_prob,
             noise_multiplier=mechanism.noise_multiplier,
             l2_clip_norm=mechanism.l2_clip_norm,
+            tally_weight=mechanism.tally_weight,
+            default_sampling=self._chooses_sampling,
         )
 
     def report(self, run: PrivacyRun, before: PrivacyReport | None, **facts: Any) -> PrivacyReport:

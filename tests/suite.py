@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.auditing.attack import Attack, check_attack, claims, run_attack
 from pymc_dpvi.auditing.batches import check_batches
@@ -56,9 +57,15 @@ def layers() -> pm.Model:
     return model
 
 
-def mechanism(sampler: str, gradient: str = "aligned", noise_multiplier: float = 1.0) -> Mechanism:
+#: Weighty enough for a mistake in the counts to be seen beside the gradients.
+ADAPTIVE = AdaptiveClip(start=CLIP, tally_weight=0.75)
+
+
+def mechanism(
+    sampler: str, gradient: str = "aligned", noise_multiplier: float = 1.0, adaptive: bool = False
+) -> Mechanism:
     how, relation = SAMPLERS[sampler]
-    return Mechanism(how, CLIP, noise_multiplier, relation, gradient)  # type: ignore[arg-type]
+    return Mechanism(how, CLIP, noise_multiplier, relation, gradient, ADAPTIVE if adaptive else None)  # type: ignore[arg-type]
 
 
 class Suite:
@@ -74,11 +81,12 @@ class Suite:
         noise_multiplier: float = 1.0,
         n_mc: int = 1,
         backend: str = "FAST_COMPILE",
+        adaptive: bool = False,
         seed: int = 1,
     ) -> None:
         self.record = build_record_model(model)
         self.approx = FAMILIES[family](self.record, random_seed=1)
-        self.mechanism = mechanism(sampler, gradient, noise_multiplier)
+        self.mechanism = mechanism(sampler, gradient, noise_multiplier, adaptive)
         self.rng = np.random.default_rng(seed)
         mode: dict[str, Any] = {"mode": backend} if backend == "FAST_COMPILE" else compile_mode(backend, None)
         self.probe = Probe(
@@ -89,7 +97,8 @@ class Suite:
     def under(self, sampler: str) -> Suite:
         """The same compiled step under another sampler and relation, which it does not know."""
         other = copy(self)
-        other.mechanism = mechanism(sampler, self.mechanism.gradient, self.mechanism.noise_multiplier)
+        own = self.mechanism
+        other.mechanism = mechanism(sampler, own.gradient, own.noise_multiplier, own.adaptive is not None)
         assert (other.mechanism.sampler.name == "full_batch") == (self.mechanism.sampler.name == "full_batch")
         return other
 

@@ -35,12 +35,13 @@ def proven(sampler: str) -> list[str]:
 
 
 @cache
-def built(family: str, gradient: str, whole: bool) -> Suite:
-    return Suite(regression(), family=family, gradient=gradient, sampler="full batch" if whole else "poisson")
+def built(family: str, gradient: str, whole: bool, adaptive: bool = False) -> Suite:
+    sampler = "full batch" if whole else "poisson"
+    return Suite(regression(), family=family, gradient=gradient, sampler=sampler, adaptive=adaptive)
 
 
-def suite(family: str, gradient: str, sampler: str) -> Suite:
-    return built(family, gradient, sampler.startswith("full batch")).under(sampler)
+def suite(family: str, gradient: str, sampler: str, adaptive: bool = False) -> Suite:
+    return built(family, gradient, sampler.startswith("full batch"), adaptive).under(sampler)
 
 
 @cache
@@ -70,6 +71,36 @@ def test_every_promise_is_kept(family: str, gradient: str, sampler: str):
             said = claimed(sampler, accountant, False)
             if said:  # some accountants know one relation only
                 kept(check_attack(seen, said))
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_an_adaptive_clip_norm_keeps_every_promise(gradient: str, sampler: str):
+    """The counts of records are released too: they are in the sensitivity, the noise and the attack."""
+    cell = suite("mean-field", gradient, sampler, adaptive=True)
+    assert cell.probe.blocks["counts of records"].size == 2
+    kept(cell.one_way_out())
+    kept(cell.sensitivity())
+    kept(cell.lattice())
+    kept(cell.noise(200))
+    if gradient == "aligned":
+        kept(cell.gradients())
+    seen = cell.run_attack(100)
+    assert "counts of records" in [r.block for r in seen.rates]
+    for accountant in proven(sampler):
+        said = claimed(sampler, accountant, False)
+        if said:
+            kept(check_attack(seen, said))
+
+
+@pytest.mark.parametrize("model", [regression, layers])
+def test_an_adaptive_clip_norm_as_it_is_compiled(model):
+    cell = Suite(model(), backend="numba", adaptive=True)
+    kept(cell.one_way_out())
+    kept(cell.sensitivity())
+    kept(cell.lattice())
+    kept(cell.gradients())
+    kept(cell.noise(250))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -19,8 +19,10 @@ from dp_accounting import PoissonSampledDpEvent
 from scipy import stats
 from suite import CLIP, Suite, layers, regression
 
-from pymc_dpvi import clipping, pieces, step
+from pymc_dpvi import adaptive_clipping, clipping, pieces, step
 from pymc_dpvi.accounting import rdp
+from pymc_dpvi.clipping import PrivateSum
+from pymc_dpvi.graphs import walk
 from pymc_dpvi.mechanism import Draws, Mechanism, Streams
 from pymc_dpvi.randomness import KeyStream
 from pymc_dpvi.records import RecordModel
@@ -38,7 +40,7 @@ class Plant:
     @property
     def in_the_step(self) -> bool:
         """Whether it becomes part of a compiled step; otherwise it is looked up at each call."""
-        return self.owner in (clipping, step, step.PrivateStep, RecordModel)
+        return self.owner in (clipping, step, step.PrivateStep, RecordModel, adaptive_clipping.RunningClip)
 
     def __call__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(self.owner, self.name, self.value)
@@ -129,7 +131,7 @@ def kernel(bug: Callable[[np.ndarray], np.ndarray]) -> Plant:
 
     def make(outer: Any) -> Callable[..., np.ndarray]:
         def add_clipped(*args: Any) -> None:
-            *matrices, count, _, high, _ = args
+            *matrices, count, _, _, high, _, _ = args
             rest_of, columns = iter(matrices), []
             for is_outer in outer:
                 left = next(rest_of)[:count]
@@ -160,8 +162,63 @@ def right(rows: np.ndarray) -> np.ndarray:
     return clipped(guarded(rows)).sum(axis=0)
 
 
-def unrounded(high: np.ndarray, low: np.ndarray, noise: np.ndarray, unit: float) -> np.ndarray:
-    return high + low + noise * unit
+def unrounded(
+    high: np.ndarray, low: np.ndarray, tally: np.ndarray, noise: np.ndarray, unit: float
+) -> np.ndarray:
+    return np.concatenate([high + low, tally * unit]) + noise * unit
+
+
+# The counts that move an adaptive clip norm.
+
+real_units = clipping.tally_units
+real_round_and_add = clipping.round_and_add
+real_clip_updates = adaptive_clipping.RunningClip.updates
+
+
+def twice_the_units(*args: Any) -> int:
+    return 2 * real_units(*args)
+
+
+def counts_without_noise(
+    high: np.ndarray, low: np.ndarray, tally: np.ndarray, noise: np.ndarray, unit: float
+) -> np.ndarray:
+    return real_round_and_add(high, low, tally, np.where(np.arange(noise.size) < high.size, noise, 0), unit)
+
+
+def tally(share: Callable[[np.ndarray], np.ndarray]) -> Plant:
+    """Count with another function of norm over bound, shape (records,) to (records, 2)."""
+
+    def add_tally(squared_norms: np.ndarray, bound: float, units: int, out: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            norms = np.sqrt(squared_norms) / bound
+            out += np.rint(units * share(norms[np.isfinite(norms)])).astype(np.int64).sum(axis=0)
+
+    return Plant(clipping, "add_tally", add_tally)
+
+
+def ramp(norms: np.ndarray) -> np.ndarray:
+    within = np.clip(2.5 - 2 * norms, 0, 1)
+    return np.column_stack([within, 1 - within])
+
+
+def both_counts(norms: np.ndarray) -> np.ndarray:
+    """Everybody counts as one record, and those within the bound once more."""
+    return np.column_stack([norms < 1, np.ones(len(norms))])
+
+
+def sum_of_norms(norms: np.ndarray) -> np.ndarray:
+    return np.column_stack([norms, 0 * norms])
+
+
+def clip_norm_from_the_batch(self: Any, released: Any, unit: Any) -> dict[Any, Any]:
+    """The size of the batch is at hand, and would not be noisy."""
+    (node,) = [v.owner for v in walk([released]) if v.owner and isinstance(v.owner.op, PrivateSum)]
+    updates = real_clip_updates(self, released, unit)
+    return {v: new + 0.01 * node.inputs[-3] if v is self.log_scale else new for v, new in updates.items()}
+
+
+def only_the_gradients(self: Mechanism) -> float:
+    return self.l2_clip_norm
 
 
 def by_block(rows: np.ndarray) -> np.ndarray:
@@ -355,6 +412,8 @@ ATTACK: Check = lambda s: s.attack(2000, "pld", most_blocks=1)  # noqa: E731
 
 REPLACED: Check = lambda s: s.attack(2000, fresh_rdp, most_blocks=1)  # noqa: E731
 
+ADAPTIVE: dict[str, Any] = {"adaptive": True}
+
 #: Bug → how it is planted, which check must fail, and in which setting.
 BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
     "noise halved": (noise(lambda z: 0.5 * z), NOISE, {}),
@@ -408,6 +467,26 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
     "divided by the realised batch, in the sum": (kernel(divided_by_the_batch), SENSITIVITY, {}),
     "NaN let through": (kernel(without_guard), SENSITIVITY, {}),
     "one NaN silences everybody": (kernel(everybody_pays_for_one_nan), SENSITIVITY, {}),
+    "counts weigh twice": (Plant(clipping, "tally_units", twice_the_units), SENSITIVITY, ADAPTIVE),
+    "a record counts twice": (tally(both_counts), SENSITIVITY, ADAPTIVE),
+    "norms are summed, not counted": (tally(sum_of_norms), SENSITIVITY, ADAPTIVE),
+    "counts of something else": (tally(lambda norms: ramp(norms)[:, ::-1]), GRADIENT, ADAPTIVE),
+    "counts without noise": (Plant(pieces, "round_and_add", counts_without_noise), NOISE, ADAPTIVE),
+    "counts are not paid for": (
+        Plant(Mechanism, "record_norm", property(only_the_gradients)),
+        SENSITIVITY,
+        ADAPTIVE,
+    ),
+    "counts are not paid for, seen by the attack": (
+        Plant(Mechanism, "record_norm", property(only_the_gradients)),
+        ATTACK,
+        {**ADAPTIVE, "noise_multiplier": 0.5},
+    ),
+    "the clip norm knows the size of the batch": (
+        Plant(adaptive_clipping.RunningClip, "updates", clip_norm_from_the_batch),
+        ONE_WAY,
+        ADAPTIVE,
+    ),
     "the sum is not rounded": (Plant(pieces, "round_and_add", unrounded), Suite.lattice, {}),
     "noise in floating point": (Plant(step, "private_sum", float_noise), Suite.lattice, {}),
     "sensitivity C where 2C is due": (
@@ -487,6 +566,10 @@ def test_without_a_bug_the_same_checks_pass(setting: str):
 
 def test_planting_alone_breaks_nothing(monkeypatch: pytest.MonkeyPatch):
     """The stand-ins are right when they do the right thing."""
+    tally(ramp)(monkeypatch)
+    suite = build(adaptive=True)
+    for check in (SENSITIVITY, GRADIENT):
+        assert check(suite).passed
     kernel(right)(monkeypatch)
     noise(lambda z: z)(monkeypatch)
     batches(coins)(monkeypatch)

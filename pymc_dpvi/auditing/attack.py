@@ -148,7 +148,7 @@ def run_attack(
         else:
             foot = single[base].sum(axis=0) + single[absent].sum(axis=0)
         middle = float(foot @ unit) + size / 2
-        cuts = middle + _CUTS * mechanism.noise_multiplier * mechanism.l2_clip_norm
+        cuts = middle + _CUTS * mechanism.noise.stddev
         counts = [
             _above(probe, mechanism, streams, [*base, *who], draw, unit, cuts, n)
             for who in (absent, [record])

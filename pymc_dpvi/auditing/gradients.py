@@ -2,8 +2,9 @@ r"""Whether what a record adds to the sum is its own clipped gradient, and nothi
 
 The oracle is slow and simple: the log-density of one record, differentiated and evaluated in Python, one
 record at a time, with no vectorisation, no factored blocks and no rewriting for stability. In the prior,
-which must not be in the sum, it has no part. Measured for aligned gradients, at one draw from the
-approximation; the parts of vanilla gradients hold the prior by their definition.
+which must not be in the sum, it has no part. If records are counted, the same is asked of their counts.
+Measured for aligned gradients, at one draw from the approximation; the parts of vanilla gradients hold the
+prior by their definition.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ def check_gradients(
         probe.load([i])
         added = probe.release(probe.quiet, epsilon)
         expected = gradient * min(1.0, clip / size) if size else gradient
+        if probe.tally_weight:
+            within = min(max(2.5 - 2.0 * size / clip, 0.0), 1.0)
+            expected = np.append(expected, probe.tally_weight * clip * np.array([within, 1.0 - within]))
         worst = max(worst, float(np.linalg.norm(added - expected)) / clip)
         seen += 1
     # The clip norm has a slack of 2^-20 for rounding; single precision has less.

@@ -61,24 +61,30 @@ class _Release:
         self._record = record
         self._draw_shape = draw_shape
         self._values: list[SharedVariable] = []
-        self.leaks: tuple[str, ...] = ()
+        self._grads: list[Any] = []
+        self._params: list[Any] = []
 
     def __call__(self, grads: list[Any], params: list[Any]) -> dict[Any, Any]:
-        noisy = [v for v in walk(grads) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
-        self.leaks = tuple(self._behind(grads, noisy, params))
+        noisy = _noisy_sums(grads)
+        self._grads, self._params = list(grads), list(params)
         released = [pt.concatenate([v.flatten() for v in noisy or grads]).astype("float64")]
         if noisy and len(noisy) == 1:
-            released = noisy  # as it is
+            released = noisy  # as it is, counts and all
         self._values = [pytensor.shared(np.zeros(0)) for _ in released]
         return dict(zip(self._values, released, strict=True))
 
-    def _behind(self, grads: list[Any], noisy: list[Any], params: list[Any]) -> list[str]:
-        """Name what the gradients depend on besides the noisy sum and what is public."""
+    def leaks(self, step: PrivateStep) -> list[str]:
+        """Name what the gradients and the clip norm depend on besides the noisy sum and what is public."""
         record = self._record
-        public = {*params, *walk([record.prior_logp])} - {*record.arrays, *record.tables}
+        updates = [*self._grads, *step.clip_updates.values()]
+        noisy = _noisy_sums(updates)
+        clip = () if step.running_clip is None else step.running_clip.state
+        public = {*self._params, *clip, *walk([record.prior_logp])} - {*record.arrays, *record.tables}
         found = [] if noisy else ["no noisy sum at all"]
-        for var in walk(grads, stop=noisy):
-            if var.owner is not None or var in noisy or var in public:
+        if len(noisy) > 1:
+            found.append("more than one noisy sum")
+        for var in walk(updates, stop=noisy):
+            if var.owner is not None or var in noisy or var in public or _is_unit(var):
                 continue
             if isinstance(var, Constant) and var not in record.arrays:
                 continue
@@ -90,6 +96,15 @@ class _Release:
     def value(self) -> Vector:
         (shared,) = self._values
         return np.array(shared.get_value(borrow=True), dtype=np.float64)
+
+
+def _is_unit(var: Variable) -> bool:
+    """Whether it is the unit of the lattice, an input of the step that knows no record."""
+    return var.name == "unit" and var.type.ndim == 0 and not isinstance(var, SharedVariable | Constant)
+
+
+def _noisy_sums(graphs: list[Any]) -> list[Any]:
+    return [v for v in walk(graphs) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
 
 
 def _what(var: Variable, record: _SyntheticModel) -> str:
@@ -142,6 +157,11 @@ class Probe:
         No noise.
     l2_clip_norm : float
         C.
+    tally_weight : float
+        κ, 0 if no records are counted.
+    clip_scale : float
+        Multiple of C at which an adaptive clip norm stands in a release. The release is in units in which
+        records are clipped at C all the same.
     """
 
     def __init__(
@@ -180,11 +200,16 @@ class Probe:
                 compile_kwargs=compile_kwargs,
             )
         self._tables = tables
-        self.leaks = self._release.leaks
+        self.leaks = tuple(self._release.leaks(self.step))
         self.num_noise = self.step.num_noise
         self.draw_shape = self.step.draw_shape
         self.blocks = _blocks(latents, self.step, mechanism.gradient, n_mc)
+        if mechanism.num_counts:
+            first = self.num_noise - mechanism.num_counts
+            self.blocks["counts of records"] = np.arange(first, self.num_noise)
         self.l2_clip_norm = mechanism.l2_clip_norm
+        self.tally_weight = mechanism.tally_weight
+        self.clip_scale = 1.0
         floats = [p.dtype for p in self.pool if p.dtype.kind == "f"]
         self.rounding = max(float(np.finfo(d).eps) for d in (*floats, self.step.dtype))
         self.quiet = np.zeros_like(self.noise(mechanism, Streams.make(0), 1)[0])
@@ -222,6 +247,8 @@ class Probe:
         """
         if batch is None:
             batch = np.arange(self._loaded, dtype=np.int64)
+        if self.step.running_clip is not None:
+            self.step.running_clip.reset(self.clip_scale)
         self.step(batch, np.array([0, batch.size]), noise[None], draw[None], np.zeros(1))
         return self._release.value()
 

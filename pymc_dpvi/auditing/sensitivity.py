@@ -23,6 +23,7 @@ from pymc_dpvi.mechanism import Mechanism, Streams
 __all__ = ["check_lattice", "check_one_way_out", "check_sensitivity"]
 
 _DRAWS = 2  # latent draws at which everything is measured
+_CLIP_SCALES = (1.0, 0.01)  # where an adaptive clip norm stands then, in start values
 _DATA_SETS = 5  # data sets that get a record more, or another record
 _NEIGHBOURS = 6  # records that come to each of them, besides those that pull most
 
@@ -64,7 +65,7 @@ def check_sensitivity(
     CheckResult
         Its statistic is the largest distance in units of what is allowed.
     """
-    clip, claim = mechanism.l2_clip_norm, mechanism.sensitivity
+    clip, claim = mechanism.record_norm, mechanism.sensitivity
     replace = mechanism.neighboring_relation == "replace_one"
     # Rounding of the release itself: float64, or the lattice of the noise (2^-40 standard deviations).
     slack = 1e-9 * (1.0 + mechanism.noise_multiplier) * np.sqrt(probe.num_noise) * clip
@@ -115,10 +116,13 @@ def check_sensitivity(
                 last = released
 
     try:
-        for draw in probe.draws(rng, _DRAWS):
+        for draw, scale in zip(probe.draws(rng, _DRAWS), _CLIP_SCALES, strict=True):
+            probe.clip_scale = scale
             measure(draw)
     except ModelEvaluationError:
         broken, worst = "the step raises on a record", np.inf
+    finally:
+        probe.clip_scale = 1.0
     hostile = len(probe) - probe.num_ordinary
     words = (
         f"{len(probe)} synthetic records, {hostile} of them hostile (NaN, infinities, 1e300, subnormal), "

@@ -169,13 +169,13 @@ def check_noise(
     sampler = mechanism.sampler
     few = sampler.num_records if isinstance(sampler, FixedSizeSampler) else 8
     listener.run(mechanism, streams, rng, few, n_steps)
-    z = np.array(listener.released) / (mechanism.noise_multiplier * mechanism.l2_clip_norm)
+    z = np.array(listener.released) / mechanism.noise.stddev
     pvalue, where = summarise(noise_pvalues(z, probe.blocks))
     spread = float(np.sqrt(np.mean(np.square(z))))
     return CheckResult(
         "noise",
         "Every released number has fresh, independent Gaussian noise of standard deviation "
-        "noise_multiplier × l2_clip_norm.",
+        "noise_multiplier × the largest norm of what a record adds.",
         pvalue >= st.FALSE_ALARM,
         pvalue,
         st.FALSE_ALARM,

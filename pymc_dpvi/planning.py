@@ -1,0 +1,415 @@
+r"""What a privacy budget leaves of the signal, before any data are touched.
+
+A run of T steps releases :math:`\tilde s_t/q`, estimates of the sum of the N records' clipped gradients
+with the noise :math:`N(0, (\sigma C/q)^2 I)`. The mean of all T of them has the noise
+
+.. math:: \frac{\sigma C}{q\sqrt T} \approx \frac{C}{\mu}
+
+in each of D entries; by the central limit theorem of Gaussian differential privacy (`accounting.gdp_limit`)
+it goes to :math:`C/\mu` as q grows, whatever T, where :math:`\mu` is the parameter of the Gaussian trade-off
+curve through (ε, δ). The most that N records can say is :math:`N C`, when all gradients are at the bound and
+point the same way. So
+
+.. math:: \mathrm{SNR} = \frac{N q\sqrt T}{\sigma\sqrt D} \le \frac{N\mu}{\sqrt D}
+
+is the *signal-to-noise ratio* of a run: the norm of the largest signal over that of the noise. It needs
+neither C nor data. Real signals are smaller: near the optimum the gradients cancel, but for about
+:math:`\sqrt{N}\,C/\sqrt D` an entry, by which a posterior standard deviation is told from the next. The noise
+against that,
+
+.. math:: r = \frac{\sigma C}{q\sqrt T} \cdot \frac{\sqrt D}{\sqrt N\,C} = \frac{\sqrt N}{\mathrm{SNR}} ,
+
+is about the error that privacy adds to the posterior mean, in posterior standard deviations, if the gradients
+have about the norm C and the entries about the same scale: an order of magnitude.
+
+Below an SNR of `MIN_SNR` the noise drowns what records could say, and :func:`plan` warns.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_dpvi import accounting
+from pymc_dpvi.accounting.calibration import EPSILON_RANGE
+from pymc_dpvi.accounting.gdp_limit import clt_noise, gdp_mu
+from pymc_dpvi.accounting.relations import check_relation
+from pymc_dpvi.adaptive_clipping import AdaptiveClip, check_clip_norm
+from pymc_dpvi.arguments import check_integer, check_number
+from pymc_dpvi.errors import CalibrationError, PrivacyWarning
+from pymc_dpvi.plots import new_axes
+from pymc_dpvi.wording import Page, Section, Table, shown
+
+__all__ = ["MIN_SNR", "Plan", "PlannedFit", "plan"]
+
+MIN_SNR = 10.0
+"""Signal-to-noise ratio below which the noise drowns the signal: it is then a tenth of all there can be."""
+
+_STEPS = (300, 1000, 3000, 10_000, 30_000)
+_RATES = (0.1, 0.3, 1.0, 3.0)  # of the default one
+_LARGEST_EPSILON = 100.0
+
+
+@dataclass(frozen=True)
+class PlannedFit:
+    """One choice of steps and sampling rate, and what it leaves.
+
+    Attributes
+    ----------
+    n_steps : int
+    sampling_prob : float
+    noise_multiplier : float
+        What calibration gives; an approximation where `exact` is False.
+    snr : float
+        Norm of the largest signal over the norm of the noise, over the whole run.
+    added_error : float
+        About what the noise adds to the posterior mean, in posterior standard deviations.
+    records_read : float
+        Expected number of records that are read in the whole fit: what it costs in time.
+    exact : bool
+        Whether the noise multiplier is the accountant's.
+    """
+
+    n_steps: int
+    sampling_prob: float
+    noise_multiplier: float
+    snr: float
+    added_error: float
+    records_read: float
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What (ε, δ) leaves of the signal of N records, by number of steps and sampling rate.
+
+    Attributes
+    ----------
+    num_records, num_params : int
+    epsilon, delta : float
+    neighboring_relation : str
+    chosen : PlannedFit
+        What `DPADVI` would do.
+    fits : tuple of PlannedFit
+        Others to compare, the chosen one among them; by number of steps, then rate.
+    noise_factor : float
+        By how much counts of records (an adaptive clip norm) raise the noise of the gradients.
+    smallest_num_records : int
+        Number of records from which `chosen` reaches `MIN_SNR`.
+    smallest_epsilon : float or None
+        Smallest ε from which these records reach it; None if none up to 100 does.
+    """
+
+    num_records: int
+    num_params: int
+    epsilon: float
+    delta: float
+    neighboring_relation: str
+    chosen: PlannedFit
+    fits: tuple[PlannedFit, ...]
+    noise_factor: float
+    smallest_num_records: int
+    smallest_epsilon: float | None
+
+    @property
+    def drowned(self) -> bool:
+        """Whether the noise of the chosen fit drowns the signal."""
+        return self.chosen.snr < MIN_SNR
+
+    @property
+    def warning(self) -> str | None:
+        """What to do where the noise drowns the signal, or None."""
+        if not self.drowned:
+            return None
+        ways = [f"{self.smallest_num_records:,} records"]
+        if self.smallest_epsilon is not None:
+            ways.append(f"epsilon={shown(self.smallest_epsilon, up=True, digits=2)}")
+        ways.append("a model with fewer parameters")
+        return (
+            f"The noise drowns the signal: even if the gradients of all {self.num_records:,} records pointed "
+            f"the same way, they would be {shown(self.chosen.snr, digits=2)} times as long as the noise of "
+            f"the whole fit, and {MIN_SNR:g} times is the least that makes sense. It takes "
+            f"{', or '.join(ways)}."
+        )
+
+    def _page(self) -> Page:
+        one = self.chosen
+        facts = [
+            ("records", f"{self.num_records:,}"),
+            ("parameters", f"{self.num_params:,}"),
+            ("privacy", f"epsilon {shown(self.epsilon)}, delta {shown(self.delta)}"),
+            ("protects against", self.neighboring_relation.replace("_", " ")),
+            ("chosen", f"{one.n_steps} steps, sampling_prob {shown(one.sampling_prob)}"),
+            ("noise_multiplier", shown(one.noise_multiplier) + ("" if one.exact else " (about)")),
+            ("signal to noise", shown(one.snr, digits=3)),
+            ("added error", f"about {shown(one.added_error, digits=2)} posterior standard deviations"),
+            ("enough would be", f"{self.smallest_num_records:,} records{self._or_epsilon()}"),
+        ]
+        rows = [
+            [
+                f"{fit.n_steps:,}",
+                shown(fit.sampling_prob, digits=3),
+                shown(fit.noise_multiplier, digits=3),
+                shown(fit.sampling_prob * self.num_records, digits=3),
+                shown(fit.snr, digits=3),
+                shown(fit.added_error, digits=2),
+                f"{fit.records_read:.2g}",
+                "chosen" if fit == one else "",
+            ]
+            for fit in self.fits
+        ]
+        columns = ("steps", "rate", "noise", "batch", "signal/noise", "added error", "records read", "")
+        lines = (
+            "signal/noise: all gradients pulling the same way, over the noise of the whole run; at least "
+            f"{MIN_SNR:g} makes sense.",
+            "added error: about what privacy adds to the posterior mean, in posterior standard deviations.",
+            "The number of records enters this plan, and no fit with a sampling_prob.",
+        )
+        return Page(
+            "Plan of a private fit", facts, [Section("Choices", lines, Table(columns, rows))], self.warning
+        )
+
+    def _or_epsilon(self) -> str:
+        if self.smallest_epsilon is None:
+            return ""
+        return f" at this epsilon, or epsilon {shown(self.smallest_epsilon, up=True, digits=2)} with these"
+
+    def __str__(self) -> str:
+        return self._page().text()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the plan for a notebook."""
+        return self._page().html()
+
+    def plot(self, ax: Any = None, plot_kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Plot the signal-to-noise ratio against the sampling rate, for several numbers of steps.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; a new figure by default.
+        plot_kwargs : dict, optional
+            For the ``plot`` of each curve.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+
+        Notes
+        -----
+        Curves are drawn by the central limit theorem, points by the accountant. Uses no data.
+        """
+        ax = new_axes(ax)
+        rates = np.geomspace(1e-4, 1.0, 100)
+        mu = gdp_mu(self.epsilon, self.delta)
+        sensitivity = 2.0 if self.neighboring_relation == "replace_one" else 1.0
+        for k, steps in enumerate(sorted({fit.n_steps for fit in self.fits})):
+            noise = [
+                clt_noise(mu, sampling_prob=q, n_steps=steps, sensitivity=sensitivity) for q in rates[:-1]
+            ]
+            snr = [
+                _snr(self.num_records, self.num_params, steps, q, z * self.noise_factor)
+                for q, z in zip(rates[:-1], noise, strict=True)
+            ]
+            style = {"color": f"C{k}", "label": f"{steps:,} steps", **(plot_kwargs or {})}
+            ax.plot(rates[:-1], snr, **style)
+            points = [(fit.sampling_prob, fit.snr) for fit in self.fits if fit.n_steps == steps]
+            ax.plot(*zip(*points, strict=True), "o", color=style["color"], markersize=3)
+        ax.plot([self.chosen.sampling_prob], [self.chosen.snr], "k*", markersize=12, label="chosen")
+        ax.axhspan(0.0, MIN_SNR, color="0.9")
+        ax.axhline(MIN_SNR, color="0.5", linestyle="--", label="noise drowns the signal below")
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel="sampling rate q",
+            ylabel="signal / noise of the whole run",
+            title=f"N = {self.num_records:,}, D = {self.num_params:,}, "
+            f"ε = {shown(self.epsilon)}, δ = {shown(self.delta)}",
+        )
+        ax.legend()
+        return ax
+
+
+def plan(
+    num_records: int,
+    epsilon: float,
+    delta: float,
+    *,
+    n_steps: int = 10_000,
+    sampling_prob: float | None = None,
+    num_params: int = 10,
+    l2_clip_norm: Any = "adaptive",
+    neighboring_relation: str = "add_or_remove_one",
+    accountant: Any = "pld",
+    steps: Sequence[int] = _STEPS,
+) -> Plan:
+    """Show what a private fit can do with (ε, δ), before any data are touched.
+
+    Parameters
+    ----------
+    num_records : int
+        N, as far as it is known. It is only used here.
+    epsilon, delta : float
+        The target. Outside the range of the accountants (epsilon below 0.01) the noise is approximated.
+    n_steps : int
+        Steps of the fit; the default is that of `fit`.
+    sampling_prob : float, optional
+        Sampling probability; by default the smallest at which noise/q has stopped falling.
+    num_params : int
+        D, the number of unconstrained latent values of the model.
+    l2_clip_norm : float, "adaptive" or AdaptiveClip
+        As in `DPADVI`. Its value plays no part, but the noise of an adaptive one is somewhat larger.
+    neighboring_relation : {"add_or_remove_one", "replace_one"}
+    accountant : str, dp_accounting.PrivacyAccountant or callable
+        As in `DPADVI`.
+    steps : sequence of int
+        Numbers of steps to compare with.
+
+    Returns
+    -------
+    Plan
+        With a table as text and in a notebook, ``.plot()``, ``.warning`` and ``.chosen``.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is out of range.
+
+    Warns
+    -----
+    PrivacyWarning
+        If the noise drowns the signal, with the smallest number of records, and the smallest epsilon, at
+        which it would not.
+
+    Notes
+    -----
+    Privacy: uses no data. A number of records that is not public must not be given here by somebody who then
+    publishes the plan.
+
+    Examples
+    --------
+    >>> plan(50_000, epsilon=1.0, delta=1e-6).chosen.sampling_prob < 0.02
+    True
+    """
+    num_records = check_integer("num_records", num_records)
+    num_params = check_integer("num_params", num_params)
+    epsilon = check_number("epsilon", epsilon, high=_LARGEST_EPSILON, closed_high=True, example=1.0)
+    delta = check_number("delta", delta, low=1e-12, high=0.1, closed_low=True, closed_high=True, example=1e-6)
+    n_steps = check_integer("n_steps", n_steps, high=10_000_000)
+    compared = {check_integer("steps", t, high=10_000_000) for t in steps} | {n_steps}
+    check_relation(neighboring_relation)
+    clip = check_clip_norm(l2_clip_norm)
+    factor = math.sqrt(1.0 + clip.tally_weight**2) if isinstance(clip, AdaptiveClip) else 1.0
+    given: dict[str, Any] = {
+        "delta": delta,
+        "neighboring_relation": neighboring_relation,
+        "accountant": accountant,
+    }
+
+    def fit(steps: int, rate: float, eps: float = epsilon, about: bool = False) -> PlannedFit:
+        noise, exact = _noise(eps, steps, rate, about=about, **given)
+        snr = _snr(num_records, num_params, steps, rate, noise * factor)
+        return PlannedFit(
+            steps, rate, noise, snr, math.sqrt(num_records) / snr, steps * rate * num_records, exact
+        )
+
+    def default(steps: int, eps: float = epsilon) -> float:
+        if sampling_prob is not None:
+            return check_number("sampling_prob", sampling_prob, low=1e-6, high=1.0, closed_high=True)
+        return _default_rate(eps, delta, steps)
+
+    chosen = fit(n_steps, default(n_steps))
+    others = [fit(t, default(t)) for t in sorted(compared - {n_steps})]
+    if sampling_prob is None:
+        rates = {min(1.0, factor * chosen.sampling_prob) for factor in _RATES} - {chosen.sampling_prob}
+        others += [fit(n_steps, max(1e-6, rate)) for rate in sorted(rates)]
+    found = Plan(
+        num_records=num_records,
+        num_params=num_params,
+        epsilon=epsilon,
+        delta=delta,
+        neighboring_relation=neighboring_relation,
+        chosen=chosen,
+        fits=tuple(sorted([chosen, *others], key=lambda f: (f.n_steps, f.sampling_prob))),
+        noise_factor=factor,
+        smallest_num_records=max(1, math.ceil(MIN_SNR * num_records / chosen.snr)),
+        smallest_epsilon=_smallest_epsilon(
+            lambda eps: fit(n_steps, default(n_steps, eps), eps, about=True).snr,
+            lambda eps: fit(n_steps, default(n_steps, eps), eps).snr,
+        ),
+    )
+    if found.warning is not None:
+        warnings.warn(found.warning, PrivacyWarning, stacklevel=2)
+    return found
+
+
+def _snr(num_records: int, num_params: int, n_steps: int, rate: float, noise: float) -> float:
+    return num_records * rate * math.sqrt(n_steps) / (noise * math.sqrt(num_params))
+
+
+def _default_rate(epsilon: float, delta: float, n_steps: int) -> float:
+    return accounting.default_sampling_prob(
+        epsilon=max(epsilon, EPSILON_RANGE[0]), delta=delta, n_steps=n_steps
+    )
+
+
+def _noise(
+    epsilon: float,
+    n_steps: int,
+    rate: float,
+    *,
+    delta: float,
+    neighboring_relation: str,
+    accountant: Any,
+    about: bool,
+) -> tuple[float, bool]:
+    """Return the noise multiplier, and whether it is the accountant's."""
+    if epsilon >= EPSILON_RANGE[0] and not about:
+        try:
+            found = accounting.noise_multiplier(
+                epsilon=epsilon,
+                delta=delta,
+                n_steps=n_steps,
+                sampler="poisson",
+                sampling_prob=rate,
+                neighboring_relation=neighboring_relation,
+                accountant=accountant,
+            )
+        except CalibrationError:
+            pass
+        else:
+            return found, True
+    sensitivity = 2.0 if neighboring_relation == "replace_one" else 1.0
+    return clt_noise(
+        gdp_mu(epsilon, delta), sampling_prob=rate, n_steps=n_steps, sensitivity=sensitivity
+    ), False
+
+
+def _smallest_epsilon(about: Callable[[float], float], exact: Callable[[float], float]) -> float | None:
+    """Return about the smallest epsilon at which the signal is large enough, from above; None beyond 100.
+
+    The central limit theorem proposes, the accountant decides.
+    """
+    low, high = math.log(1e-6), math.log(_LARGEST_EPSILON)
+    while high - low > 0.01:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if about(math.exp(middle)) >= MIN_SNR else (middle, high)
+    found = math.exp(high)
+    while found <= _LARGEST_EPSILON:
+        if exact(found) >= MIN_SNR:
+            return found
+        found *= 1.02
+    return None
