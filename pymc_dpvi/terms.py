@@ -165,14 +165,14 @@ class PrivacyTerms:
                 allow_unproven=self.allow_unproven,
             )
         assert multiplier is not None
-        adaptive = self.l2_clip_norm if isinstance(self.l2_clip_norm, AdaptiveClip) else None
+        clip = check_clip_norm(self.l2_clip_norm)  # checked before; here for its type
         return Mechanism(
             sampler=sampler,
-            l2_clip_norm=float(self.l2_clip_norm) if adaptive is None else adaptive.start,
+            l2_clip_norm=clip.start if isinstance(clip, AdaptiveClip) else clip,
             noise_multiplier=multiplier,
             neighboring_relation=self.neighboring_relation,
             gradient=self.gradient,
-            adaptive=adaptive,
+            adaptive=clip if isinstance(clip, AdaptiveClip) else None,
         )
 
     def cost(self, mechanism: Mechanism, n_steps: int) -> PrivacyRun:

@@ -1,0 +1,255 @@
+"""The adaptive clip norm: what a record adds to the counts, what it costs, and where the bound goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from pymc_dpvi import DPADVI, AdaptiveClip, accounting
+from pymc_dpvi.adaptive_clipping import CLIP_NORM_RANGE, RunningClip
+from pymc_dpvi.clipping import LARGEST_SUM, SLACK, PrivateSum, add_tally, tally_units
+from pymc_dpvi.errors import ArgumentError, InsecureNoiseWarning
+from pymc_dpvi.mechanism import Mechanism
+from pymc_dpvi.noise import LatticeNoise
+from pymc_dpvi.report import PrivacyReport
+from pymc_dpvi.sampling import PoissonSampler
+
+C, KAPPA = 0.7, 0.5
+UNIT = LatticeNoise(3.0 * C * math.hypot(1, KAPPA)).unit
+UNITS = tally_units(C, UNIT, KAPPA)
+
+entries = st.one_of(
+    st.sampled_from([0.0, 5e-324, 1e-200, 1e154, 1e300, np.nan, np.inf, -np.inf]), st.floats(-3, 3)
+)
+
+
+def release(rows: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
+    """Gradients' columns and the tally, in the units of the lattice: exact integers."""
+    noise = np.zeros(rows.shape[1] + 2, dtype=np.int64) if noise is None else noise
+    storage: list[list[np.ndarray]] = [[np.zeros(0)]]
+    inputs = [rows, np.asarray(len(rows)), noise, np.asarray(UNIT)]
+    PrivateSum(C, (False,), KAPPA).perform(None, inputs, storage)
+    return np.rint(storage[0][0] / UNIT)
+
+
+def within(norm: float) -> float:
+    """The share of a record that counts as within the bound: slow and obvious."""
+    if norm <= 0.75 * C:
+        return 1.0
+    return 0.0 if norm >= 1.25 * C else (1.25 * C - norm) / (0.5 * C)
+
+
+@settings(deadline=None)
+@given(arrays(np.float64, st.tuples(st.integers(0, 5), st.just(3)), elements=entries))
+def test_the_tally_is_the_obvious_one(rows: np.ndarray):
+    expected = np.zeros(2)
+    for row in rows:
+        with np.errstate(all="ignore"):
+            norm = math.sqrt(np.sum(row**2)) if np.isfinite(np.sum(row**2)) else math.inf
+        if norm < math.inf:
+            expected += [within(norm), 1 - within(norm)]
+    np.testing.assert_allclose(release(rows)[3:] / UNITS, expected, atol=1e-5 * (1 + len(rows)))
+
+
+@settings(deadline=None)
+@given(
+    arrays(np.float64, st.tuples(st.integers(0, 4), st.just(3)), elements=entries),
+    arrays(np.float64, (1, 3), elements=entries),
+)
+def test_a_record_adds_at_most_one_unit_vector_to_the_tally(rows: np.ndarray, new: np.ndarray):
+    """And all of it together is within the sensitivity that is accounted for, in exact integers."""
+    noise = np.array([3, -1, 4, 1, -5], dtype=np.int64) * 2**38
+    moved = release(np.concatenate([rows, new]), noise) - release(rows, noise)
+    assert np.hypot(*moved[3:]) <= UNITS
+    assert UNITS * UNIT <= KAPPA * C
+    assert np.linalg.norm(moved) * UNIT <= C * math.hypot(1, KAPPA)
+    assert np.linalg.norm(moved) <= 2.0**40 / 3.0
+
+
+def test_the_bound_is_reached():
+    alone = release(np.array([[5.0, 0.0, 0.0]])) * UNIT
+    assert np.linalg.norm(alone) > C * math.hypot(1, KAPPA) * (1 - 1e-5)
+    assert alone[4] == pytest.approx(KAPPA * C, rel=1e-5) and alone[3] == 0
+
+
+def test_a_tally_beyond_64_bits_is_held():
+    tally = np.zeros(2, dtype=np.int64)
+    for _ in range(5):
+        add_tally(np.array([0.0, 4.0]), 1.0, 2**61, tally)
+        assert (tally >= 0).all()
+    assert tally.tolist() == [int(LARGEST_SUM)] * 2
+    # What one record more moves is no more than its units, also there.
+    before = tally.copy()
+    add_tally(np.array([0.0]), 1.0, 2**61, tally)
+    assert np.abs(tally - before).sum() <= 2**61
+
+
+def mechanism(weight: float = KAPPA, relation: str = "add_or_remove_one") -> Mechanism:
+    rule = AdaptiveClip(start=C, tally_weight=weight)
+    return Mechanism(PoissonSampler(0.1), C, 3.0, relation, "aligned", rule)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.25, 1.0])
+def test_two_releases_cost_what_one_does(weight: float):
+    """Andrew et al. 2021, theorem 1: noise of the sum and of the count, from that of both."""
+    m = mechanism(weight)
+    of_sum = m.noise.stddev / m.l2_clip_norm
+    of_count = m.noise.stddev / (weight * m.l2_clip_norm)
+    assert of_sum**-2 + of_count**-2 == pytest.approx(m.noise_multiplier**-2, rel=1e-12)
+    # On the full data, Gaussian steps compose exactly: both ways to account agree.
+    together = accounting.epsilon(
+        delta=1e-6, noise_multiplier=m.noise_multiplier, n_steps=10, sampler="full_batch"
+    )
+    mu = math.sqrt(10 * (of_sum**-2 + of_count**-2))
+    delta = stats.norm.cdf(mu / 2 - together / mu) - math.exp(together) * stats.norm.cdf(
+        -mu / 2 - together / mu
+    )
+    assert delta == pytest.approx(1e-6, rel=0.05)
+    assert m.sensitivity == C * math.hypot(1, weight)
+    assert mechanism(weight, "replace_one").sensitivity == 2 * m.sensitivity
+
+
+def test_start_and_clip_norm_are_one():
+    with pytest.raises(ArgumentError, match="start value"):
+        dataclasses.replace(mechanism(), l2_clip_norm=2 * C)
+
+
+# ------------------------------------------------------------------------------------------------
+# Where the bound goes
+# ------------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """The compiled rule, fed with counts of made-up norms."""
+
+    def __init__(self, rule: AdaptiveClip, noise_multiplier: float = 4.5) -> None:
+        self.rule, self.running = rule, RunningClip(rule)
+        stddev = noise_multiplier * rule.start * math.hypot(1, rule.tally_weight)
+        unit = LatticeNoise(stddev).unit
+        tally = pt.dvector("tally")
+        updates = self.running.updates(tally, pt.constant(unit, dtype="float64"))
+        self.step = pytensor.function([tally], [], updates=updates, mode="FAST_COMPILE")
+        self.stddev, self.per_record = stddev, rule.tally_weight * rule.start * (1 - SLACK)
+
+    def follow(self, norms: np.ndarray, batch: int, n_steps: int, seed: int = 1) -> float:
+        rng = np.random.default_rng(seed)
+        for _ in range(n_steps):
+            some = rng.choice(norms, size=rng.poisson(batch)) / self.running.l2_clip_norm
+            share = np.clip(2.5 - 2 * some, 0, 1)
+            counts = np.array([share.sum(), (1 - share).sum()]) * self.per_record
+            self.step(counts + self.stddev * rng.normal(size=2))
+        return self.running.l2_clip_norm
+
+
+NORMS = np.exp(np.random.default_rng(0).normal(size=20_000))
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9])
+@pytest.mark.parametrize("start", [0.1, 1.0, 100.0])
+def test_the_bound_finds_the_quantile(quantile: float, start: float):
+    follower = Follower(AdaptiveClip(quantile=quantile, start=start))
+    found = follower.follow(NORMS, batch=400, n_steps=400)
+    assert abs(math.log(found / np.quantile(NORMS, quantile))) < 0.35
+    assert follower.running.mean_batch_size == pytest.approx(400, rel=0.05)
+
+
+def test_it_follows_norms_that_change():
+    follower = Follower(AdaptiveClip(quantile=0.8))
+    follower.follow(NORMS, batch=400, n_steps=300)
+    found = follower.follow(NORMS / 20, batch=400, n_steps=300)
+    assert abs(math.log(found / np.quantile(NORMS / 20, 0.8))) < 0.35
+
+
+def test_noise_alone_hardly_moves_it():
+    """A batch that the noise of the counts hides: then the start value is all there is to go by."""
+    ends = [math.log(Follower(AdaptiveClip()).follow(NORMS, batch=0, n_steps=300, seed=s)) for s in range(10)]
+    assert max(map(abs, ends)) < 2.0
+
+
+def test_the_bound_stays_in_its_range():
+    follower = Follower(AdaptiveClip(quantile=0.5), noise_multiplier=0.01)
+    for sign, end in ((1e-300, CLIP_NORM_RANGE[0]), (1e300, CLIP_NORM_RANGE[1])):
+        follower.running.reset(1.0)
+        follower.follow(np.full(10, sign), batch=1000, n_steps=500)
+        assert follower.running.l2_clip_norm == pytest.approx(end)
+
+
+@pytest.mark.parametrize("name", ["quantile", "start", "tally_weight"])
+@pytest.mark.parametrize("value", [0, -1.0, np.nan, np.inf, 1e13, "a", None, True])
+def test_refused(name: str, value: object):
+    with pytest.raises(ArgumentError, match=name):
+        AdaptiveClip(**{name: value})  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------
+# In a fit
+# ------------------------------------------------------------------------------------------------
+
+
+def regression(scale: float = 1.0) -> pm.Model:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(300, 2)) * scale
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        pm.Normal("y", pm.Data("x", x) @ beta, 1.0, observed=x @ [0.5, -0.5] + rng.normal(size=300))
+    return model
+
+
+def fitted(model: pm.Model, n: int = 150, **kwargs: object) -> DPADVI:
+    terms = dict(epsilon=5.0, delta=1e-5, sampling_prob=0.5, random_seed=1, insecure_noise_seed=1)
+    method = DPADVI(model=model, **{**terms, **kwargs})  # type: ignore[arg-type]
+    with pytest.warns(InsecureNoiseWarning):
+        method.fit(n, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
+    return method
+
+
+@pytest.mark.parametrize("gradient", ["aligned", "vanilla"])
+def test_a_fit_adapts_and_its_report_says_so(gradient: str):
+    method = fitted(regression(scale=30.0), l2_clip_norm="adaptive", gradient=gradient)
+    report = method.approx.privacy
+    assert report.l2_clip_norm > 10  # gradients are some tens long
+    assert report.epsilon <= 5.0
+    run = report.runs[0]
+    assert run.tally_weight == AdaptiveClip().tally_weight and not run.default_sampling
+    assert "adaptive, by noisy counts that are accounted for" in str(report)
+    assert PrivacyReport.from_json(report.to_json()) == report
+    # The cost is that of one Gaussian of the reported multiplier.
+    assert report.epsilon == accounting.epsilon(
+        delta=1e-5, noise_multiplier=run.noise_multiplier, n_steps=150, sampling_prob=0.5
+    )
+
+
+def test_the_bound_goes_on_in_refine():
+    method = fitted(regression(scale=30.0), n=60, l2_clip_norm=AdaptiveClip(start=0.01))
+    first = method.approx.privacy.l2_clip_norm
+    method.refine(60, progressbar=False)
+    assert method.approx.privacy.l2_clip_norm > 1.5 * first > 0.015
+    assert method.approx.privacy.runs[0].l2_clip_norm == first
+
+
+def test_records_beyond_the_number_that_is_counted_change_nothing_else():
+    """With the same seed, the fixed and the adaptive fit draw the same batches."""
+    fixed = fitted(regression(), n=30, l2_clip_norm=1.0)
+    assert fixed.approx.privacy.runs[0].tally_weight == 0.0
+    assert "adaptive" not in str(fixed.approx.privacy)
+    adaptive = fitted(regression(), n=30, l2_clip_norm="adaptive")
+    assert fixed._mechanism is not None and adaptive._mechanism is not None
+    assert fixed._mechanism.noise_multiplier == adaptive._mechanism.noise_multiplier
+    assert adaptive._step is not None and adaptive._step.num_noise == 4
+
+
+def test_the_default_sampling_rate_is_named():
+    method = fitted(regression(), n=20, sampling_prob=None)
+    assert method.approx.privacy.runs[0].default_sampling
+    assert "(chosen: a larger one would hardly reduce the noise)" in str(method.approx.privacy)
+    assert "chosen" not in str(fitted(regression(), n=20).approx.privacy)
