@@ -11,8 +11,8 @@ deviations of the latter (root of the mean square over all unconstrained values)
 
     python benchmarks/utility.py [--quick] [--seeds 10] [--jobs 2] [--problems linear ...] [--output DIR]
 
-Method arguments can be overridden to judge another default: ``--method '{"l2_clip_norm": 1.0}'``, ``--steps 2000``
-or ``--optimizer '{"learning_rate": 0.02}'`` (of `falling_adam`); such runs want an output folder of their own.
+To judge another default: ``--method '{"l2_clip_norm": 1.0}'``, ``--steps 2000``, or
+``--optimizer '{"learning_rate": 0.02}'`` (of `falling_adam`); such runs want an output folder of their own.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Task:
 class Fit:
     """One fit that was done.
 
-    ``mean`` and ``std`` are those of the unconstrained values, kept for ordinary fits only. ``seconds`` is all
-    of it: checks, calibration, compilation, steps.
+    ``mean`` and ``std`` are those of the unconstrained values, kept for ordinary fits only. ``seconds`` is
+    all of it: checks, calibration, compilation, steps.
     """
 
     problem: str
@@ -82,6 +82,7 @@ class Fit:
 
     @property
     def task(self) -> Task:
+        """What was to be done."""
         return Task(self.problem, self.epsilon, self.seed)
 
 

@@ -88,7 +88,7 @@ def adult() -> Problem:
 
 
 def breast_cancer() -> Problem:
-    """569 records and 31 coefficients: too few for most budgets, which the figures should show."""
+    """Take 456 records for 31 coefficients: too few for most budgets, which the figures should show."""
     table = {
         name: np.array(values, dtype=float) for name, values in read_table("breast_cancer.csv.gz").items()
     }
@@ -225,7 +225,7 @@ def gaussian_mixture() -> Problem:
 
 
 def softmax_digits() -> Problem:
-    """650 coefficients on 1437 records."""
+    """Take 1437 records for 650 coefficients."""
     table = read_table("digits.csv.gz")
     y = np.array(table.pop("digit"), dtype=int)
     x = np.column_stack([np.array(c, dtype=float) for c in table.values()]) / 16.0
@@ -255,7 +255,7 @@ def softmax_digits() -> Problem:
 
 
 def small_network() -> Problem:
-    """A Bayesian neural network with eight hidden units on two interleaved spirals' arms."""
+    """Make two interleaved half circles, and a Bayesian neural network with eight hidden units for them."""
     rng = np.random.default_rng(7)
     size = _TRAIN + _TEST
     y = rng.integers(2, size=size)

@@ -1,18 +1,23 @@
 r"""The optimiser of a private fit: Adam whose step size falls to nothing.
 
-Adam (Kingma and Ba 2015, algorithm 1) moves every parameter by about the learning rate :math:`\alpha_t` times the
-ratio of signal to noise of its gradient. Under privacy noise that ratio is small and stays so: with a constant
-rate the iterates wander around the optimum for ever. So the rate starts large, which covers the way to the
-optimum while the noise averages out, and falls linearly over the planned steps,
+Adam (Kingma and Ba 2015, algorithm 1) moves every parameter by about the learning rate times the ratio of
+signal to noise of its gradient. Under privacy noise that ratio is small and stays so: with a constant rate
+the iterates wander around the optimum for ever. So the rate starts large, which covers the way to the optimum
+while the noise averages out, and falls linearly over the planned steps,
 
 .. math:: \alpha_t = \alpha\,\max\Big(1 - (1 - f)\,\frac{t - 1}{n},\ f\Big), \qquad t = 1, \dots, n,
 
-after which a further run (`refine`) goes on at the last rate, :math:`f\alpha`. How :math:`\alpha` and f were
-chosen, on which models, is in ``benchmarks/utility.py``. The number of steps is public, so this costs nothing.
+after which a further run (`refine`) goes on at the last rate, :math:`f\alpha`.
+
+**How large.** A budget leaves a signal-to-noise ratio of a whole run that does not depend on its number of
+steps (`planning`), so that of one step goes with :math:`1/\sqrt n`, and the way that is covered with
+:math:`n\,\alpha/\sqrt n`. Hence :math:`\alpha = 2/\sqrt n`, and at most 0.1: 0.02 for 10,000 steps.
+The number of steps is public, so this costs nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -28,10 +33,13 @@ __all__ = ["Optimizer", "falling_adam"]
 #: ``(gradients, parameters) -> updates``, as PyMC's own (``pm.adam(learning_rate=...)``).
 Optimizer = Callable[[list[Variable], list[SharedVariable]], dict[Variable, Variable]]
 
+_LARGEST_RATE = 0.1
+_REACH = 2.0
+
 
 def falling_adam(
     n_steps: int,
-    learning_rate: float = 0.05,
+    learning_rate: float | None = None,
     *,
     final: float = 0.05,
     beta1: float = 0.9,
@@ -44,8 +52,8 @@ def falling_adam(
     ----------
     n_steps : int
         Planned steps.
-    learning_rate : float
-        Rate of the first step.
+    learning_rate : float, optional
+        Rate of the first step; by default two over the root of `n_steps`, and at most 0.1.
     final : float
         Rate at the end, as a share of the first one, in (0, 1].
     beta1, beta2, epsilon : float
@@ -66,7 +74,9 @@ def falling_adam(
     Privacy: sees the noisy gradient alone, and the number of steps.
     """
     n_steps = check_integer("n_steps", n_steps)
-    check_number("learning_rate", learning_rate)
+    if learning_rate is None:
+        learning_rate = min(_LARGEST_RATE, _REACH / math.sqrt(n_steps))
+    learning_rate = check_number("learning_rate", learning_rate, example=0.02)
     check_number("final", final, high=1.0, closed_high=True)
     check_number("epsilon", epsilon)
     for name, value in (("beta1", beta1), ("beta2", beta2)):

@@ -52,6 +52,7 @@ LAYERS = (
     ("rounded_normal",),
     ("randomness",),
     ("compat", "privacy_run", "progress", "report_json", "wording"),
+    ("optimizers",),
     ("arguments", "tracebacks"),
     ("errors",),
 )
