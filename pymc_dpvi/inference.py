@@ -39,12 +39,13 @@ from pymc_dpvi.errors import (
 )
 from pymc_dpvi.loop import averages_from, iterate
 from pymc_dpvi.mechanism import Mechanism, Streams
+from pymc_dpvi.optimizers import Optimizer, falling_adam
 from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.records import build_record_model
 from pymc_dpvi.report import PrivacyRun
 from pymc_dpvi.separability import check_separable
-from pymc_dpvi.starting_values import check_starting_values
-from pymc_dpvi.step import Optimizer, PrivateStep
+from pymc_dpvi.starting_values import check_starting_values, narrow_full_rank
+from pymc_dpvi.step import PrivateStep
 from pymc_dpvi.terms import PrivacyTerms
 from pymc_dpvi.tracebacks import sealed, shielded
 
@@ -138,7 +139,7 @@ class DPADVI(Inference):  # type: ignore[misc]
     start : dict, optional
         Initial means by variable name, as in PyMC. It must not be computed from the records.
     start_sigma : dict, optional
-        Initial standard deviations by variable name, in the unconstrained space.
+        Initial standard deviations by variable name, in the unconstrained space; 0.1 by default.
     model : pymc.Model, optional
         Taken from the context by default.
 
@@ -183,7 +184,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         noise_multiplier: float | None = None,
         sampling_prob: float | None = None,
         batch_size: int | None = None,
-        l2_clip_norm: float | Literal["adaptive"] | AdaptiveClip = 1.0,
+        l2_clip_norm: float | Literal["adaptive"] | AdaptiveClip = "adaptive",
         sampler: Literal["poisson", "fixed_size", "full_batch"] = "poisson",
         neighboring_relation: Literal["add_or_remove_one", "replace_one"] = "add_or_remove_one",
         gradient: Literal["aligned", "vanilla"] = "aligned",
@@ -239,6 +240,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._approx = shielded(
             lambda: self._family(self._record, random_seed=random_seed, **starting), ArgumentError, _STARTING
         )
+        if self._family is not DPMeanField:
+            narrow_full_rank(self._approx.groups[0].params_dict)
         if not self._approx.latents.size:
             raise UnsupportedModelError(
                 "The free variables of the model have no entries, so there is nothing to infer."
@@ -313,7 +316,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         obj_n_mc : int
             Latent draws a step; their gradients of a record are clipped together, at no further cost.
         obj_optimizer : callable, optional
-            As PyMC's ``pm.adam(learning_rate=...)``; it gets the noisy gradient.
+            As PyMC's ``pm.adam(learning_rate=...)``; it gets the noisy gradient. By default Adam with a
+            learning rate that falls over the `n` steps (`optimizers.falling_adam`).
         total_grad_norm_constraint : float, optional
             Bound on the norm of the noisy gradient.
         compile_kwargs : dict, optional
@@ -364,7 +368,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         mechanism = self._terms.mechanism(n, self._record.num_records)
         cost = self._terms.cost(mechanism, n)
         self._reserve(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
-        optimizer = default_optimizer() if obj_optimizer is None else obj_optimizer
+        optimizer = falling_adam(n) if obj_optimizer is None else obj_optimizer
 
         @quiet_pytensor()
         def compiled() -> PrivateStep:
@@ -563,11 +567,6 @@ def _every(callback: Callback) -> int:
     """Return after how many steps a callback wants to be called again."""
     every = getattr(callback, "every", 1)
     return every if isinstance(every, int) and every >= 1 else 1
-
-
-def default_optimizer() -> Optimizer:
-    """Return the optimiser that `fit` uses by default: Adam with a learning rate of 0.02."""
-    return pm.adam(learning_rate=0.02)
 
 
 @sealed

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
@@ -44,13 +44,11 @@ from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
 from pymc_dpvi.gradients import Latents, aligned_gradients, prior_gradients, vanilla_gradients
 from pymc_dpvi.graphs import walk
 from pymc_dpvi.mechanism import Mechanism
+from pymc_dpvi.optimizers import Optimizer
 from pymc_dpvi.pieces import in_pieces
 from pymc_dpvi.records import RecordModel
 
-__all__ = ["Optimizer", "PrivateStep"]
-
-#: ``(gradients, parameters) -> updates``, as PyMC's own (``pm.adam(learning_rate=...)``).
-Optimizer = Callable[[list[Variable], list[SharedVariable]], dict[Variable, Variable]]
+__all__ = ["PrivateStep"]
 
 
 class PrivateStep:
