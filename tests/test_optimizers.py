@@ -1,0 +1,76 @@
+"""Adam with a falling learning rate, against a slow one in NumPy and against PyMC's."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.optimizers import falling_adam
+
+GRADS = np.random.default_rng(1).normal(size=(30, 3))
+
+
+def path(optimizer, grads: np.ndarray = GRADS, dtype: str = "float64") -> np.ndarray:
+    param = pytensor.shared(np.zeros(grads.shape[1], dtype=dtype), name="p")
+    grad = pt.vector("g", dtype=dtype)
+    step = pytensor.function([grad], [], updates=optimizer([grad], [param]), mode="FAST_COMPILE")
+    seen = []
+    for g in grads.astype(dtype):
+        step(g)
+        seen.append(param.get_value().copy())
+    assert seen[0].dtype == dtype
+    return np.array(seen)
+
+
+def slow(grads: np.ndarray, n: int, rate: float, final: float) -> np.ndarray:
+    p, m, v, seen = np.zeros(3), np.zeros(3), np.zeros(3), []
+    for t, g in enumerate(grads, start=1):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        now = rate * max(1 - (1 - final) * (t - 1) / n, final)
+        p = p - now * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-8)
+        seen.append(p.copy())
+    return np.array(seen)
+
+
+def test_against_numpy_also_beyond_the_planned_steps():
+    np.testing.assert_allclose(path(falling_adam(20, 0.3, final=0.1)), slow(GRADS, 20, 0.3, 0.1), rtol=1e-10)
+
+
+def test_without_a_fall_it_is_pymcs():
+    np.testing.assert_allclose(
+        path(falling_adam(10, 0.3, final=1.0)),
+        path(lambda g, p: pm.adam(g, p, learning_rate=0.3)),
+        rtol=1e-10,
+    )
+
+
+@pytest.mark.parametrize(("n", "rate"), [(1, 0.1), (100, 0.1), (10_000, 0.02)])
+def test_default_rate(n: int, rate: float):
+    np.testing.assert_array_equal(path(falling_adam(n)), path(falling_adam(n, rate)))
+
+
+def test_float32():
+    found = path(falling_adam(20), dtype="float32")
+    np.testing.assert_allclose(found, path(falling_adam(20)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n_steps", 0),
+        ("learning_rate", -1.0),
+        ("final", 0.0),
+        ("final", 1.5),
+        ("beta1", 1.0),
+        ("epsilon", 0.0),
+    ],
+)
+def test_refused(name: str, value: float):
+    with pytest.raises(ArgumentError, match=name):
+        falling_adam(**{"n_steps": 10, name: value})
