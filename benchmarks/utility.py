@@ -214,7 +214,9 @@ def fit_once(given: tuple[Task, Fit | None, dict[str, Any]]) -> Fit:
     problem, model = built(task.problem)
     start = time.perf_counter()
     with model:
-        approx = fit_ordinary(pm, task) if task.epsilon is None else fit_privately(pm, task, settings)
+        approx, clip_norm = (
+            (fit_ordinary(pm, task), None) if task.epsilon is None else fit_privately(pm, task, settings)
+        )
     seconds = time.perf_counter() - start
     idata = approx.sample(DRAWS, random_seed=task.seed)
     draws = {str(k): np.asarray(v)[0] for k, v in idata.posterior.items()}
@@ -233,7 +235,7 @@ def fit_once(given: tuple[Task, Fit | None, dict[str, Any]]) -> Fit:
         accuracy=None if problem.accuracy is None else problem.accuracy(draws),
         mean_error=error,
         std_ratio=ratio,
-        l2_clip_norm=None if report is None else report.l2_clip_norm,
+        l2_clip_norm=clip_norm,
         noise_multiplier=None if report is None else report.noise_multiplier,
         sampling_prob=None if report is None else report.sampling_prob,
         spent_epsilon=None if report is None else report.epsilon,
@@ -258,8 +260,8 @@ def fit_ordinary(pm: Any, task: Task) -> Any:
     )
 
 
-def fit_privately(pm: Any, task: Task, settings: dict[str, Any]) -> Any:
-    """Run `DPADVI` with its defaults on the model in context and return its approximation."""
+def fit_privately(pm: Any, task: Task, settings: dict[str, Any]) -> tuple[Any, float]:
+    """Run `DPADVI` with its defaults on the model in context; return approximation and last clip norm."""
     from pymc_dpvi import DPADVI
     from pymc_dpvi.optimizers import falling_adam
 
@@ -271,7 +273,7 @@ def fit_privately(pm: Any, task: Task, settings: dict[str, Any]) -> Any:
         options["obj_optimizer"] = falling_adam(settings["steps"] or 10_000, **settings["optimizer"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return method.fit(**options)
+        return method.fit(**options), method.l2_clip_norm
 
 
 def label(epsilon: float | None) -> str:

@@ -257,6 +257,17 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     approx = property(lambda self: self._approx, doc="The approximation; fitted by `fit`.")
 
+    @property
+    def l2_clip_norm(self) -> float:
+        """The bound on a record's gradient as it stands: if it is adaptive, where noisy counts have moved it.
+
+        Like all that a fit releases it is private, and costs nothing more.
+        """
+        step, given = self._step, self._terms.l2_clip_norm
+        if step is not None and step.running_clip is not None:
+            return step.running_clip.l2_clip_norm
+        return given.start if isinstance(given, AdaptiveClip) else float(given)
+
     def _check_budget(self, budget: Any, insecure_noise_seed: int | None) -> PrivacyBudget | None:
         """Return the budget if this method can be charged to it at all."""
         if budget is None:
@@ -532,8 +543,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             self._running = False
             done = self._step.calls - before
             self._steps_run += done
-            clip = self._step.running_clip
-            self._approx._report = report.with_steps_run(done, None if clip is None else clip.l2_clip_norm)
+            self._approx._report = report.with_steps_run(done)
             if done > averages_from(n):
                 self._iterate = [p.get_value() for p in self._approx.params]
                 for param, average in zip(self._approx.params, self._step.averages, strict=True):

@@ -33,8 +33,8 @@ class PrivacyRun:
         Noise standard deviation divided by the largest norm of all that one record adds to a step: by
         `l2_clip_norm`, times the root of ``1 + tally_weight**2``.
     l2_clip_norm : float
-        Bound on the Euclidean norm of one record's gradient in one step. If it is adaptive, the start value,
-        and where the last step left it once the run is over.
+        Bound on the Euclidean norm of one record's gradient in one step. If it is adaptive, the start value:
+        what came of it is a release, and the report holds nothing that depends on the records.
     tally_weight : float
         Norm of what one record adds to the noisy counts that move an adaptive clip norm, beside a clip norm
         of 1; 0 if it is fixed, and nothing is counted.

@@ -32,6 +32,7 @@ from pymc_dpvi.wording import Page, Section, shown
 __all__ = ["PrivacyReport", "PrivacyRun"]
 
 _NOISES = ("gaussian_float64", "lattice")
+_ADAPTIVE = " (adaptive from there, by noisy counts that are accounted for)"
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class PrivacyReport:
 
     @property
     def l2_clip_norm(self) -> float:
-        """Clip norm of the last run; if it is adaptive, where it stands."""
+        """Clip norm of the last run; if it is adaptive, its start value."""
         return self._last().l2_clip_norm
 
     @property
@@ -204,23 +205,19 @@ class PrivacyReport:
         """
         return dataclasses.replace(self, runs=(*self.runs, run))
 
-    def with_steps_run(self, steps_run: int, l2_clip_norm: float | None = None) -> PrivacyReport:
-        """Return a report that says how many steps of the last run were run, and where they led.
+    def with_steps_run(self, steps_run: int) -> PrivacyReport:
+        """Return a report that says how many steps of the last run were run.
 
         Parameters
         ----------
         steps_run : int
             Number of steps; the planned cost stays.
-        l2_clip_norm : float, optional
-            Where an adaptive clip norm stands after them.
 
         Returns
         -------
         PrivacyReport
         """
         last = dataclasses.replace(self._last(), steps_run=steps_run)
-        if l2_clip_norm is not None:
-            last = dataclasses.replace(last, l2_clip_norm=l2_clip_norm)
         return dataclasses.replace(self, runs=(*self.runs[:-1], last))
 
     # ---------------------------------------------------------------------------- words
@@ -304,7 +301,9 @@ class PrivacyReport:
         for number, run in enumerate(self.runs, start=1):
             stopped = f" ({run.steps_run} run)" if run.steps_run != run.n_steps else ""
             chosen = " (chosen: a larger one would hardly reduce the noise)" if run.default_sampling else ""
-            adaptive = " (adaptive, by noisy counts that are accounted for)" if run.tally_weight else ""
+            adaptive = (
+                " (adaptive from there, by noisy counts that are accounted for)" if run.tally_weight else ""
+            )
             lines.append(
                 (
                     f"run {number}",

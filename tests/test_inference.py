@@ -35,6 +35,7 @@ from pymc_dpvi import (
     accounting,
     fit_dpadvi,
 )
+from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.progress import StepProgress
 from pymc_dpvi.step import PrivateStep
@@ -921,11 +922,12 @@ def test_mechanisms(logistic: Build, case: str, given: str, steps_seen: list[tup
     report = approx.privacy
     sampler = options.get("sampler", "poisson")
     relation = options.get("neighboring_relation", "add_or_remove_one")
-    clip = options.get("l2_clip_norm", 1.0)
     assert (report.sampler, report.neighboring_relation) == (sampler, relation)
     assert report.gradient == options.get("gradient", "aligned")
     assert report.accountant == options.get("accountant", "pld")
-    assert report.l2_clip_norm == clip
+    adaptive = "l2_clip_norm" not in options
+    assert report.l2_clip_norm == (AdaptiveClip().start if adaptive else options["l2_clip_norm"])
+    assert bool(report.runs[0].tally_weight) == adaptive
     q = (
         {"batch_size": 7 / 61}.get("batch_size")
         if "batch_size" in options
