@@ -301,9 +301,7 @@ class PrivacyReport:
         for number, run in enumerate(self.runs, start=1):
             stopped = f" ({run.steps_run} run)" if run.steps_run != run.n_steps else ""
             chosen = " (chosen: a larger one would hardly reduce the noise)" if run.default_sampling else ""
-            adaptive = (
-                " (adaptive from there, by noisy counts that are accounted for)" if run.tally_weight else ""
-            )
+            adaptive = _ADAPTIVE if run.tally_weight else ""
             lines.append(
                 (
                     f"run {number}",

@@ -136,7 +136,7 @@ def audit(
         "numbers released a step": str(probe.num_noise),
         "sampler": sampler.name,
         "sampling_prob": f"{sampler.sampling_prob:.6g}",
-        "l2_clip_norm": f"{mechanism.l2_clip_norm:.6g}",
+        "l2_clip_norm": f"{mechanism.l2_clip_norm:.6g}{' at the start' if mechanism.adaptive else ''}",
         "noise_multiplier": f"{mechanism.noise_multiplier:.6g} (for {n} steps)",
         "protects against": mechanism.neighboring_relation,
         "accountant": terms.accountant_info.name,
