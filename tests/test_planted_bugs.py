@@ -477,11 +477,6 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
         SENSITIVITY,
         ADAPTIVE,
     ),
-    "counts are not paid for, seen by the attack": (
-        Plant(Mechanism, "record_norm", property(only_the_gradients)),
-        ATTACK,
-        {**ADAPTIVE, "noise_multiplier": 0.5},
-    ),
     "the clip norm knows the size of the batch": (
         Plant(adaptive_clipping.RunningClip, "updates", clip_norm_from_the_batch),
         ONE_WAY,
