@@ -112,6 +112,7 @@ def main() -> None:
         console=console,
     )
     with bar, journal.open("a", encoding="utf-8") as log:
+        log.write("\n" * (journal.stat().st_size > 0))  # the last line may be half a line
         shown = bar.add_task("Fitting", total=len(ordinary) + len(private))
         for stage in (ordinary, private):  # private fits are compared with ordinary ones
             done = {fit.task: fit for fit in fits}
