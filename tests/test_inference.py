@@ -888,7 +888,7 @@ def test_noise_differs_between_runs(logistic: Build, steps_seen: list[tuple[np.n
         method.refine(3, progressbar=False)
         quiet(method, 3)
     noise = np.concatenate([noise for _, noise, _ in steps_seen])
-    assert len(np.unique(noise)) == noise.size == 18
+    assert len(np.unique(noise)) == noise.size == 9 * 4
 
 
 # -------------------------------------------------------------------------------- mechanisms
@@ -947,7 +947,7 @@ def test_mechanisms(logistic: Build, case: str, given: str, steps_seen: list[tup
     if sampler == "full_batch":
         assert sizes == [61] * 4
     noise = np.array([noise for _, noise, _ in steps_seen])
-    assert noise.shape == (4, 4 if "gradient" in options else 2)
+    assert noise.shape == (4, (4 if "gradient" in options else 2) + 2 * adaptive)
     assert 0.2 < noise.std() * 2.0**-40 < 2.5  # in units of the lattice, whatever the clip norm
 
 
