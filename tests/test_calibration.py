@@ -29,7 +29,7 @@ from pymc_dpvi.accounting import (
 from pymc_dpvi.accounting.gdp_limit import clt_noise, clt_steps, gdp_mu
 from pymc_dpvi.accounting.search import largest_integer, least_noise
 from pymc_dpvi.errors import ArgumentError, CalibrationError
-from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler
+from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler, TruncatedPoissonSampler
 
 PROPERTY = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 DEEP = settings(PROPERTY, max_examples=150)
@@ -49,12 +49,18 @@ RELATIONS = st.sampled_from(["add_or_remove_one", "replace_one"])
 @st.composite
 def mechanisms(draw: st.DrawFn) -> dict[str, Any]:
     """Any sampler under any relation that it has a meaning for."""
-    kind = draw(st.sampled_from(["poisson", "full_batch", "fixed_size"]))
+    kind = draw(st.sampled_from(["poisson", "full_batch", "fixed_size", "truncated"]))
     if kind == "poisson":
         return dict(sampling_prob=draw(PROBS), neighboring_relation=draw(RELATIONS))
     if kind == "full_batch":
         return dict(sampler="full_batch", neighboring_relation=draw(RELATIONS))
     num_records = draw(st.integers(2, 1_000_000))
+    if kind == "truncated":
+        prob = min(draw(PROBS), 0.999)
+        mean = prob * num_records
+        cap = max(1, math.ceil(mean + draw(st.floats(-1.0, 8.0)) * math.sqrt(mean)))
+        sampler = TruncatedPoissonSampler(prob, cap, num_records)
+        return dict(sampler=sampler, neighboring_relation=draw(RELATIONS))
     sampler = FixedSizeSampler(max(1, round(draw(PROBS) * num_records)), num_records)
     return dict(sampler=sampler, neighboring_relation="replace_one")
 
@@ -229,6 +235,43 @@ def test_pld_anywhere(target: float, at: float, mechanism: dict[str, Any], steps
 @given(target=EPSILONS, at=DELTAS, mechanism=mechanisms(), steps=STEPS)
 def test_rdp_anywhere(target: float, at: float, mechanism: dict[str, Any], steps: int) -> None:
     check_rdp(target, at, mechanism, steps)
+
+
+@settings(PROPERTY, max_examples=40)
+@given(
+    name=st.sampled_from([n for n in ACCOUNTANT_NAMES if n not in ("pld", "rdp", "bayesian")]),
+    target=EPSILONS,
+    at=DELTAS,
+    mechanism=mechanisms(),
+    steps=STEPS,
+)
+def test_the_others_anywhere(
+    name: str, target: float, at: float, mechanism: dict[str, Any], steps: int
+) -> None:
+    """One-sided, or an error: no hang, no NaN, nothing that is silently wrong."""
+    run = dict(delta=at, **mechanism, accountant=name)
+    unproven = dict(epsilon=target, allow_unproven=True)
+    try:
+        noise = noise_multiplier(n_steps=steps, **run, **unproven)
+    except UnsupportedEventError as error:
+        assert "accountant='pld'" in str(error)
+        return
+    except CalibrationError as error:
+        assert "Try " in str(error) and "nan" not in str(error)
+        return
+    assert 0.0 <= epsilon(n_steps=steps, noise_multiplier=noise, **run) <= target
+    found = max_steps(noise_multiplier=noise, **run, **unproven)
+    assert epsilon(n_steps=found, noise_multiplier=noise, **run) <= target
+    assert found == calibration.MAX_STEPS or (
+        found >= steps and epsilon(n_steps=found + 1, noise_multiplier=noise, **run) > target
+    )
+    spent = delta(
+        n_steps=steps,
+        noise_multiplier=noise,
+        epsilon=target,
+        **{k: v for k, v in run.items() if k != "delta"},
+    )
+    assert 0.0 <= spent <= at * (1.0 + 1e-6)
 
 
 def check_rdp(target: float, at: float, mechanism: dict[str, Any], steps: int) -> None:

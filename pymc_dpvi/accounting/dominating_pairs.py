@@ -26,11 +26,12 @@ such that both masses are kept,
 :math:`e^{-L}`, whose mean in the cell is kept, so that no :math:`\delta(\varepsilon)` falls, whatever the
 grid. Moving mass to a larger loss raises it too, and so does more mass. The cells may be of any width: they
 are of one step up to `_EVEN` steps from zero, and widen in proportion to the loss from there, which adds a
-relative 1e-7 to its second moment, whatever the tilt. So a rare large loss costs few cells, and the grid can
+relative 1e-6 to its second moment, whatever the tilt. So a rare large loss costs few cells, and the grid can
 be as fine as the usual small one needs.
 
 **Rounding.** Masses of narrow cells come from Gauss-Legendre quadrature of positive densities, those of wide
-ones from differences of :math:`\Phi` in the nearer tail: either way within `MASS_ERROR` of their value. What
+ones from differences of :math:`\Phi` in the nearer tail: either way within `MASS_ERROR` of what lies between
+the edges as they are rounded. What
 :math:`P_i - e^{a}Q_i = (P_i - Q_i) - (e^{a} - 1) Q_i` may lose to cancellation is bounded term by term and
 moved to the upper end. An edge that is off by its rounding has a loss within `loss_error` of its place. The
 composition shifts the law to the right by the sum of these: at each place it then has at least the true
@@ -57,7 +58,7 @@ MASS_ERROR = 1e-12
 MAX_LOSS = 600.0
 """A step that loses more than this is counted as losing everything."""
 
-_EVEN = 4096
+_EVEN = 1024
 _UNIT = 2.0**-53
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 

@@ -8,6 +8,8 @@ chosen here affects how tight the bound is, never whether it holds:
   :math:`\frac12\lambda(1+\lambda)` times that sum and its epsilon by the same over :math:`\lambda`. This is
   evaluated, and :math:`h` halved until it is below `GRID_TOLERANCE` of epsilon (or of what moves delta by
   `DELTA_TOLERANCE`), or this no longer helps. Powers of two: runs that differ little share a grid.
+* **The tilt.** The saddle point's, or a smaller one where that makes the window much shorter and the FFT's
+  error stays far below delta.
 * **The tail** beyond which a loss counts as infinite: :math:`10^{-9}` of delta, over all steps.
 
 Steps on the full data need none of this. They compose to :math:`\mu`-GDP with
@@ -39,6 +41,8 @@ MIN_DELTA = 1e-100
 """Smallest delta that is reported."""
 
 _SHORT_WINDOW = 2**14
+_QUARTERINGS = 5
+_RESOLVED = 12.0  # ln of how far delta may lie below what the tilted law is scaled with
 _TAIL_SHARE = 1e-9
 _PROFILE_DELTAS = (0.3, 1e-2, 1e-4, 1e-7, 1e-10, 1e-14, 1e-19, 1e-25, 1e-32, 1e-40)
 _START = 0.125  # of the standard deviation of a step, for a first look
@@ -96,25 +100,32 @@ class _Direction:
         first, last = self.composition.window(tilt, log_delta)
         return last - first
 
-    def _settled(self, tilt: float, log_delta: float) -> float:
-        """Return a smaller tilt while this halves the window.
+    def _settled(self, tilt: float, log_delta: float, epsilon: float) -> float:
+        """Return a smaller tilt if its window is much shorter, and the FFT still resolves delta.
 
         The moment generating function of a sampled Gaussian takes off at some tilt, and the window with it.
         """
-        while (length := self._length(tilt, log_delta)) > _SHORT_WINDOW:
-            if self._length(0.8 * tilt, log_delta) > 0.5 * length:
+        best, shortest = tilt, self._length(tilt, log_delta)
+        trial = tilt
+        for _ in range(_QUARTERINGS):
+            trial *= 0.25
+            if shortest <= _SHORT_WINDOW:
                 break
-            tilt *= 0.8
-        return tilt
+            if self.composition.cumulant(trial) - trial * epsilon > log_delta + _RESOLVED:
+                break
+            length = self._length(trial, log_delta)
+            if length < 0.7 * shortest:
+                best, shortest = trial, length
+        return best
 
-    def refine(self, tilt: float, log_delta: float, tolerated: float) -> float:
+    def refine(self, tilt: float, log_delta: float, epsilon: float, tolerated: float) -> float:
         """Halve the grid until it adds no more to epsilon at `tilt` than is tolerated, or cannot be halved.
 
         Where the FFT would be too long it is made coarser instead. Returns the tilt to be used.
         """
         before = math.inf
         while True:
-            used = self._settled(tilt, log_delta)
+            used = self._settled(tilt, log_delta, epsilon)
             length = self._length(used, log_delta)
             if length > MAX_WINDOW:
                 self._finest = self._at + _power(length / MAX_WINDOW)
@@ -127,19 +138,19 @@ class _Direction:
             # The error goes with the square of the step once cells are narrow, else with the step
             self._on_grid(max(self._at - max(1, _power(math.sqrt(excess))), self._finest))
 
-    def epsilon(self, tilt: float, delta: float, tolerated: float) -> tuple[float, float]:
-        """Return epsilon at `delta`, of any sign, and the scale of the curve there.
+    def epsilon(self, tilt: float, delta: float, about: float, tolerated: float) -> tuple[float, float]:
+        """Return epsilon at `delta`, of any sign, and the scale of the curve there, given about what it is.
 
         The grid adds no more than is tolerated.
         """
-        used = self.refine(tilt, math.log(delta), tolerated)
+        used = self.refine(tilt, math.log(delta), about, tolerated)
         curve = self.composition.curve(used, math.log(delta))
         found = curve.epsilon(delta)
         return found, curve.scale(found)
 
     def delta(self, tilt: float, log_delta: float, epsilon: float) -> float:
         """Return delta at `epsilon`, given the log of about what it is."""
-        used = self.refine(tilt, log_delta, DELTA_TOLERANCE / tilt)
+        used = self.refine(tilt, log_delta, epsilon, DELTA_TOLERANCE / tilt)
         return self.composition.curve(used, log_delta).delta(epsilon)
 
 
@@ -172,10 +183,10 @@ def composed_epsilon(parts: Parts, delta: float) -> float:
         if found > 0.0 and about * (1.0 + 1e-9) < found:
             continue  # already the Chernoff bound is below what the other direction needs
         tolerated = max(GRID_TOLERANCE * about, DELTA_TOLERANCE / tilt) if about > 0.0 else 0.0
-        own, scale = one.epsilon(tilt, delta, tolerated)
+        own, scale = one.epsilon(tilt, delta, about, tolerated)
         again = max(GRID_TOLERANCE * own, DELTA_TOLERANCE * scale)
         if own > 0.0 and again < 0.5 * tolerated:  # where few steps lose nearly all, the bound is far off
-            own, _ = one.epsilon(tilt, delta, again)
+            own, _ = one.epsilon(tilt, delta, own, again)
         found = max(found, own)
     return found
 
@@ -235,7 +246,8 @@ def composed_profile(parts: Parts, epsilons: NDArray[np.float64]) -> NDArray[np.
         for delta in _PROFILE_DELTAS:
             one = _Direction(parts, reverse, delta * _TAIL_SHARE / n_steps)
             tilt, about = one.composition.tilt_for_delta(delta)
-            used = one.refine(tilt, math.log(delta), min(GRID_TOLERANCE * about, DELTA_TOLERANCE / tilt))
+            tolerated = min(GRID_TOLERANCE * about, DELTA_TOLERANCE / tilt)
+            used = one.refine(tilt, math.log(delta), about, tolerated)
             least = np.minimum(least, one.composition.curve(used, math.log(delta)).deltas_at(epsilons))
         worst = np.maximum(worst, least)
     return worst

@@ -50,7 +50,7 @@ __all__ = ["MAX_WINDOW", "WINDOW_SHARE", "Composition", "DeltaCurve"]
 
 Array = NDArray[np.float64]
 
-MAX_WINDOW = 2**21
+MAX_WINDOW = 2**20
 """Most points of an FFT."""
 
 WINDOW_SHARE = 1e-8
@@ -160,7 +160,8 @@ class Composition:
         variance = 0.0
         for _, count, log_probs, losses, _ in self._parts:
             weights = _normalised(log_probs + tilt * losses)
-            variance += count * float(weights @ (losses - weights @ losses) ** 2)
+            mean = float((weights * losses).sum())  # no BLAS, whose threads would wait for each other
+            variance += count * float((weights * (losses - mean) ** 2).sum())
         return math.sqrt(variance)
 
     def added_epsilon(self, tilt: float) -> float:
@@ -168,7 +169,7 @@ class Composition:
         added = 0.0
         for law, count, log_probs, losses, kept in self._parts:
             weights = _normalised(log_probs + tilt * losses)
-            added += count * float(weights @ (law.split[kept] / law.probs[kept]))
+            added += count * float((weights * (law.split[kept] / law.probs[kept])).sum())
         return added * self.interval**2 * 0.5 * (1.0 + tilt)
 
     def _least(self, bound: Callable[[float], float]) -> tuple[float, float]:
@@ -287,7 +288,7 @@ class Composition:
             weights /= weights.sum()
             places = law.places[kept]
             # the mean goes to zero, which keeps the phases, and their T-fold rounding, small
-            centre = round(float(weights @ losses) / self.interval)
+            centre = round(float((weights * losses).sum()) / self.interval)
             origin += count * centre
             wrapped = np.bincount((places - centre) % size, weights=weights, minlength=size)
             values = fft.rfft(wrapped)

@@ -4,7 +4,7 @@ The same dominating pairs as in `pld`, on a grid of its own (`dominating_pairs`,
 a tilted FFT (`gaussian_steps`), so that its error is relative to delta and bounded, in place of an absolute
 one that is measured: it answers at :math:`\delta = 10^{-12}` and :math:`T = 10^7` alike. The tests hold it
 against the inverted moment generating function, which knows neither grid nor FFT: epsilon is never below the
-truth, and within 1e-3 of it in usual settings (within 3e-3 where a few rare steps lose nearly everything).
+truth, and within 1e-3 of it, but where a few rare steps lose nearly everything.
 
 Events are kept as counts; composing costs nothing until a question is asked. The distribution of
 dp-accounting (``_pld``) is composed only if somebody asks for it.
