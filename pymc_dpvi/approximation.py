@@ -3,8 +3,8 @@ r"""The variational family, and what is released of it.
 :meth:`DPApproximation.sample` returns draws of the global variables and of those deterministics that no
 record stands behind, with the privacy report in the attributes. Nothing else that depends on records
 leaves: no ``observed_data``, no ``constant_data``, no log-likelihood, no coordinates of the record axis.
-The draws are a function of the variational parameters, which are a function of the noisy sums alone; so
-the release is post-processing and costs nothing more.
+The draws are a function of the noisy sums alone, which the variational parameters and the moments of the
+gradients (`gradient_trace`) are functions of; so the release is post-processing and costs nothing more.
 
 What PyMC's class has besides falls into three kinds:
 
@@ -30,11 +30,14 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_dpvi.arguments import check_integer
+from pymc_dpvi.arguments import check_flag, check_integer
 from pymc_dpvi.compat import PosteriorData, posterior_data, versions
+from pymc_dpvi.diagnostics import FitDiagnostics, diagnose
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
+from pymc_dpvi.gradient_trace import GradientTrace
 from pymc_dpvi.gradients import Latents
 from pymc_dpvi.graphs import walk
+from pymc_dpvi.noise_aware import NoiseAwarePosterior
 from pymc_dpvi.records import RecordModel
 from pymc_dpvi.report import PrivacyReport
 from pymc_dpvi.tracebacks import sealed
@@ -55,6 +58,10 @@ _ON_RECORDS = frozenset(
         "sized_symbolic_datalogp",
         "sized_symbolic_logp",
     }
+)
+_TOO_FEW = (
+    "The fit made too few steps to tell the noise from the gradients: at least ten more than there are "
+    "latent values (64 at the most) are needed. Fit with more steps, or use sample(noise_aware=False)."
 )
 #: Numbers that one call of `sample` makes at most: 16 GiB.
 _MOST_NUMBERS = 2**31
@@ -85,6 +92,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         super().__init__(model=record.model, **kwargs)
         self._record = record
         self._report: PrivacyReport | None = None
+        self._trace: GradientTrace | None = None
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
         self.hist: np.ndarray = np.asarray(())
         self.withheld = tuple(d.name for d in record.model.deterministics if not record.may_be_released(d))
@@ -125,6 +133,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self,
         draws: int = 500,
         *,
+        noise_aware: bool | None = None,
         random_seed: Any = None,
         return_inferencedata: bool = True,
         include_transformed: bool | None = None,
@@ -136,6 +145,11 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         ----------
         draws : int
             Number of draws.
+        noise_aware : bool, optional
+            Whether the posterior is to know of the privacy noise: the optimum and the uncertainty that the
+            noise leaves about it are inferred from the noisy gradients (`pymc_dpvi.noise_aware`). False gives
+            the plain variational posterior, with the intervals of a fit without noise. By default True if
+            the fit made enough steps for it (ten more than there are latent values, 64 at the most).
         random_seed : int or numpy.random.Generator, optional
             For these draws only (public randomness).
         return_inferencedata : bool
@@ -148,12 +162,13 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         -------
         arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
             ``posterior`` with dims ``chain`` (1), ``draw`` and the variables' own. Its attributes hold
-            the privacy report as ``privacy_report`` (JSON), ``privacy_epsilon`` and ``privacy_delta``.
+            the privacy report as ``privacy_report`` (JSON), ``privacy_epsilon`` and ``privacy_delta``,
+            and ``noise_aware``, 0 or 1.
 
         Raises
         ------
         PrivacyError
-            Before `fit`.
+            Before `fit`; with ``noise_aware=True`` also after too few steps.
         ArgumentError
             For a bad number of draws, or anything that would put data into the result.
 
@@ -161,9 +176,14 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         -----
         Privacy: post-processing of what `fit` released; it costs nothing, however often it is called.
         Deterministics that depend on records are left out and listed in `withheld`.
+
+        What clipping does to the posterior neither form repairs. ``mean``, ``std`` and ``cov`` are those of
+        the plain posterior.
         """
         report = self.privacy
         draws = self.check_draws(draws)
+        if noise_aware is not None:
+            noise_aware = check_flag("noise_aware", noise_aware)
         if not return_inferencedata:
             raise ArgumentError(
                 "return_inferencedata=False is refused: PyMC's MultiTrace holds the model and with it "
@@ -178,7 +198,12 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             include_transformed = bool(getattr(self.groups[0], "include_transformed", False))
         model, latents = self._record.model, self.latents
         rng = self._rng if random_seed is None else _generator(random_seed)
-        flat = self.draw_latents(draws, rng)
+        known = None if noise_aware is False else self._noise_aware(rng)
+        if known is None or not known.available:
+            if noise_aware:
+                raise PrivacyError(_TOO_FEW)
+            known = None
+        flat = self.draw_latents(draws, rng) if known is None else known.draw(draws, rng)
         released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in self.withheld)]
         values = _evaluate(model, latents, released, flat)
         posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
@@ -202,8 +227,53 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             "privacy_epsilon": float(report.epsilon),
             "privacy_delta": float(report.delta),
             "privacy_report": report.to_json(),
+            "noise_aware": int(known is not None),
         }
         return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
+
+    def _noise_aware(self, rng: np.random.Generator) -> NoiseAwarePosterior | None:
+        return None if self._trace is None else NoiseAwarePosterior(self._trace, rng, self._cholesky())
+
+    def _cholesky(self) -> np.ndarray | None:
+        """Lower factor of the plain posterior's covariance; None if it is diagonal by definition."""
+        return None
+
+    @sealed
+    def diagnostics(self) -> FitDiagnostics:
+        """Say, from what is private already, whether the fit converged and what limits it.
+
+        Returns
+        -------
+        FitDiagnostics
+            Printed, it says in words what it found; ``.plot()`` shows the iterates.
+
+        Raises
+        ------
+        PrivacyError
+            Before `fit`, or after too few steps to say anything.
+
+        Notes
+        -----
+        Privacy: post-processing of what `fit` released; it costs nothing.
+        """
+        report = self.privacy
+        known = self._noise_aware(np.random.default_rng(0))
+        if known is None or not known.available:
+            raise PrivacyError(_TOO_FEW)
+        assert self._trace is not None
+        names = [
+            f"{v.name}[{', '.join(map(str, at))}]" if shape else str(v.name)
+            for v, shape in zip(self.latents.value_vars, self.latents.shapes, strict=True)
+            for at in np.ndindex(*shape)
+        ]
+        return diagnose(
+            known,
+            self._trace,
+            names=names,
+            average=self._values("mu")[0],
+            epsilon=float(report.epsilon),
+            clipped_share=None,
+        )
 
     def check_draws(self, draws: Any) -> int:
         """Return the number of draws, or raise if it is none or there is no room for them.
@@ -354,12 +424,16 @@ class DPFullRank(DPApproximation):
 
     def draw_latents(self, draws: int, rng: np.random.Generator) -> np.ndarray:
         """Draw unconstrained latent vectors, shape ``(draws, D)``."""
+        (mu,) = self._values("mu")
+        return mu + rng.standard_normal((draws, mu.size)).astype(mu.dtype) @ self._cholesky().T
+
+    def _cholesky(self) -> np.ndarray:
         mu, tril = self._values("mu", "L_tril")
         chol = np.zeros((mu.size, mu.size), dtype=mu.dtype)
         chol[np.tril_indices(mu.size)] = tril
         diagonal = np.diag_indices(mu.size)
         chol[diagonal] = np.logaddexp(0, chol[diagonal])
-        return mu + rng.standard_normal((draws, mu.size)).astype(mu.dtype) @ chol.T
+        return chol
 
 
 def _generator(random_seed: Any) -> np.random.Generator:

@@ -7,8 +7,9 @@ row of batches that lie end to end,
     for t in 0, ..., n_steps - 1:
         state = step(indices[offsets[t] : offsets[t + 1]], noise[t], epsilon[t], weights[t], state, held)
 
-so that the cost of the call is shared. It is a `scan` for one purpose: batches have different lengths, only
-the last state is kept, and one step is compiled as PyTensor compiles any function, by its own rewrites.
+so that the cost of the call is shared. It is a `scan` for one purpose: batches have different lengths, of the
+state only the last is kept, and one step is compiled as PyTensor compiles any function, by its own rewrites.
+What every step is to leave behind comes out as a row of a matrix.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pytensor.link.numba.dispatch.basic import (
     numba_njit,
     register_funcify_and_cache_key,
 )
-from pytensor.tensor.type import DenseTensorType
+from pytensor.tensor.type import DenseTensorType, dmatrix
 
 __all__ = ["Chunk", "repeat_step"]
 
@@ -45,27 +46,31 @@ class Chunk(Op):
     Parameters
     ----------
     step : pytensor.compile.function.types.Function
-        ``(batch, count, noise, epsilon, weight, *state, *held) -> new state``. An empty batch is
+        ``(batch, count, noise, epsilon, weight, *state, *held) -> (*new state, row)``. An empty batch is
         passed as one row with a `count` of zero: not every backend can take nothing.
     n_state : int
         How many variables a step changes.
+    width : int
+        Length of the row that a step leaves, a float64 vector; 0 if there is none.
 
     Notes
     -----
     Inputs: ``indices``, int64 vector, all batches end to end; ``offsets``, int64 vector
     ``(n_steps + 1,)``; ``noise``, ``epsilon`` and ``weights``, those of a step with a leading axis of
     length ``n_steps``; the state; what all steps read (the records). Outputs: the state after the
-    last step.
+    last step; if `width` is positive, the rows, shape ``(n_steps, width)``.
     """
 
-    def __init__(self, step: Any, n_state: int) -> None:
+    def __init__(self, step: Any, n_state: int, width: int = 0) -> None:
         self.step = step
         self.n_state = n_state
+        self.width = width
 
     def make_node(self, *inputs: Any) -> Apply:
         """Build the node; the state keeps its types."""
         state = inputs[_PER_STEP : _PER_STEP + self.n_state]
-        return Apply(self, list(inputs), [v.type() for v in state])
+        rows = [dmatrix()] if self.width else []
+        return Apply(self, list(inputs), [*(v.type() for v in state), *rows])
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         """Call the compiled step in a loop: for backends without a loop of their own."""
@@ -73,12 +78,15 @@ class Chunk(Op):
         state = [np.array(s) if isinstance(s, np.ndarray) else s for s in inputs[_PER_STEP:][: self.n_state]]
         held = inputs[_PER_STEP + self.n_state :]
         nothing = np.zeros(1, dtype=np.int64)
+        left = np.empty((len(weights), self.width))
         for t in range(len(weights)):
             batch = indices[offsets[t] : offsets[t + 1]]
             count = np.asarray(batch.size)
             rows = batch if batch.size else nothing
             state = self.step(rows, count, noise[t], epsilon[t], np.asarray(weights[t]), *state, *held)
-        for storage, value in zip(output_storage, state, strict=True):
+            if self.width:
+                *state, left[t] = state
+        for storage, value in zip(output_storage, [*state, *([left] if self.width else [])], strict=True):
             storage[0] = value
 
 
@@ -89,23 +97,26 @@ def _numba_chunk(op: Chunk, node: Apply, **kwargs: Any) -> Any:
     # Contiguous arrays of the chunk's own, so that their types stay the same in the loop.
     copies = [
         f"    {s} = {s}.copy()"
-        for s, v in zip(state, node.outputs, strict=True)
+        for s, v in zip(state, node.outputs, strict=False)
         if isinstance(v.type, DenseTensorType)
     ]
     held = [f"x{k}" for k in range(len(node.inputs) - _PER_STEP - op.n_state)]
-    new = ", ".join(state) + ","
+    new = ", ".join([*state, *(["row"] if op.width else [])]) + ","
+    out = [*state, *(["left"] if op.width else [])]
     source = "\n".join(
         [
             f"def chunk(indices, offsets, noise, epsilon, weights, {', '.join([*state, *held])}):",
             "    nothing = np.zeros(1, np.int64)",
             *copies,
+            f"    left = np.empty((weights.size, {op.width}))",
             "    for t in range(weights.size):",
             "        batch = indices[offsets[t] : offsets[t + 1]]",
             "        count = np.asarray(batch.size)",
             "        rows = batch if batch.size else nothing",
             f"        {new} = step(rows, count, noise[t], epsilon[t], np.asarray(weights[t]), "
             f"{', '.join([*state, *held])})",
-            f"    return {new if len(state) > 1 else state[0]}",
+            *(["        left[t] = row"] if op.width else []),
+            f"    return {', '.join(out)}",
         ]
     )
     key = None
@@ -121,7 +132,9 @@ def repeat_step(
     fixed: Sequence[Variable],
     updates: Mapping[SharedVariable, Variable],
     compile_kwargs: Mapping[str, Any],
-) -> dict[SharedVariable, Variable]:
+    row: Variable | None = None,
+    width: int = 0,
+) -> tuple[dict[SharedVariable, Variable], list[Variable]]:
     """Write the updates of one step as those of many.
 
     Parameters
@@ -136,22 +149,35 @@ def repeat_step(
         New values of shared variables, in terms of `per_step`, `fixed` and shared variables.
     compile_kwargs : dict
         For PyTensor's ``function``, with ``mode``.
+    row : Variable, optional
+        What each step leaves behind, a float64 vector in the same terms.
+    width : int
+        Its length.
 
     Returns
     -------
-    dict
+    updates : dict
         New values of the same variables after all steps.
+    rows : list of Variable
+        The rows, one matrix of shape ``(n_steps, width)``; empty without `row`.
     """
-    updates = {**collect_default_updates(list(updates.values()), inputs=[*per_step, *fixed]), **updates}
+    left = [] if row is None else [row]
+    outputs = [*updates.values(), *left]
+    updates = {**collect_default_updates(outputs, inputs=[*per_step, *fixed]), **updates}
     new = [v.type.filter_variable(u, allow_convert=True) for v, u in updates.items()]
-    held = [v for v in dict.fromkeys(graph_inputs(new)) if isinstance(v, SharedVariable) and v not in updates]
+    held = [
+        v
+        for v in dict.fromkeys(graph_inputs([*new, *left]))
+        if isinstance(v, SharedVariable) and v not in updates
+    ]
     inner = {v: v.type(name=v.name) for v in (*updates, *fixed, *held)}
     step = pm_compile(
         [*per_step, *(inner[v] for v in (*updates, *fixed, *held))],
-        graph_replace(new, inner, strict=False),
+        graph_replace([*new, *left], inner, strict=False),
         on_unused_input="ignore",
         **compile_kwargs,
     )
     step.trust_input = True
-    after = Chunk(step, len(updates))(*many, *updates, *fixed, *held, return_list=True)
-    return dict(zip(updates, after, strict=True))
+    chunk = Chunk(step, len(updates), width if left else 0)
+    after = chunk(*many, *updates, *fixed, *held, return_list=True)
+    return dict(zip(updates, after, strict=False)), after[len(updates) :]

@@ -517,6 +517,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
         before = self._step.calls
         shown = 0
+        self._step.trace.begin(n)
+        self._approx._trace = self._step.trace
         steps = iterate(
             self._step,
             self._mechanism,

@@ -3,7 +3,10 @@
 Every function takes what :func:`pymc_dpvi.interpret` takes or returns, draws on one set of axes (a new one
 unless `ax` is given), and returns these axes, so that titles and limits can be changed afterwards.
 
-Privacy: pictures show the mechanism's settings and what follows from them. They use no data.
+:func:`plot_iterates` takes what ``approx.diagnostics()`` returns.
+
+Privacy: pictures show the mechanism's settings and what follows from them, or iterates that are private. They
+use no data.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from pymc_dpvi.meaning import Interpretation
 from pymc_dpvi.risk_words import FALSE_POSITIVE_RATES
 from pymc_dpvi.wording import percent, shown
 
-__all__ = ["plot_epsilon", "plot_privacy_profile", "plot_trade_off"]
+__all__ = ["plot_epsilon", "plot_iterates", "plot_privacy_profile", "plot_trade_off"]
 
 _LOWEST_DELTA = 1e-12
+_MOST_CURVES = 8
+_WIDTH_90 = 1.645  # half the 90 % interval of a standard normal
 
 
 def new_axes(ax: Any) -> Any:
@@ -222,5 +227,71 @@ def plot_epsilon(
         xscale="log",
         yscale="log",
     )
+    ax.legend()
+    return ax
+
+
+def plot_iterates(
+    source: Any,
+    *,
+    names: Sequence[str] | None = None,
+    ax: Any = None,
+    plot_kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """Plot where the private iterates went, seen from the inferred optimum.
+
+    Parameters
+    ----------
+    source : FitDiagnostics
+        What ``approx.diagnostics()`` returns.
+    names : sequence of str, optional
+        Latent values, as in ``source.names``; by default the eight that ended farthest from the optimum.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw.
+    plot_kwargs : dict, optional
+        For the ``plot`` of the curves.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Means of the latent draws over a few steps each, in posterior standard deviations; the band holds
+        90 % of the noise-aware posterior, its inner part that of the approximation without noise.
+
+    Raises
+    ------
+    ArgumentError
+        If `source` is something else, or a name is not among its names.
+    ImportError
+        If matplotlib is not installed.
+
+    Notes
+    -----
+    Privacy: shows private iterates; uses no data.
+    """
+    if not hasattr(source, "path") or not hasattr(source, "optimum"):
+        raise ArgumentError(
+            f"source must be what approx.diagnostics() returns; found a {type(source).__name__}."
+        )
+    if names is None:
+        chosen = np.argsort(-source.distance)[:_MOST_CURVES].tolist()
+    else:
+        if unknown := [name for name in names if name not in source.names]:
+            raise ArgumentError(f"names has {unknown}; the latent values are in source.names.")
+        chosen = [source.names.index(name) for name in names]
+    ax = _axes(ax)
+    steps = [point.step for point in source.path]
+    path = np.array([point.mean for point in source.path])
+    inner = _WIDTH_90 * float(np.median(source.family_stddev / source.stddev))
+    ax.axhspan(-_WIDTH_90, _WIDTH_90, color="0.93", label="90 % of the noise-aware posterior")
+    ax.axhspan(-inner, inner, color="0.85", label="of the approximation alone (median)")
+    for k in chosen:
+        style = {"label": source.names[k], **(plot_kwargs or {})}
+        ax.plot(steps, (path[:, k] - source.optimum[k]) / source.stddev[k], **style)
+    ax.set(
+        xlabel="step",
+        ylabel="distance from the inferred optimum, in posterior standard deviations",
+        title=f"Private iterates, ε = {shown(source.epsilon, up=True, digits=3)}",
+    )
+    ax.set_yscale("symlog", linthresh=5.0)
     ax.legend()
     return ax

@@ -12,7 +12,8 @@ r"""The compiled step: one batch, one latent draw, one vector of noise, one upda
 The scale is 1/q, a public constant: never the realised batch size. Everything after the noisy sum is
 post-processing. With an adaptive clip norm (`adaptive_clipping`) the gradients are scaled before and the sum
 after, by a public number that the noisy counts of earlier steps decide. The function also keeps the running
-average of the iterates, :math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`.
+average of the iterates, :math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`, and hands the latent draws and
+the noisy gradients there to a `GradientTrace`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from pymc_dpvi.adaptive_clipping import RunningClip
 from pymc_dpvi.chunk import repeat_step
 from pymc_dpvi.clipping import Block, private_sum
 from pymc_dpvi.compat import quiet_pytensor
-from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
+from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, PrivacyError
+from pymc_dpvi.gradient_trace import GradientTrace
 from pymc_dpvi.gradients import Latents, aligned_gradients, prior_gradients, vanilla_gradients
 from pymc_dpvi.graphs import walk
 from pymc_dpvi.mechanism import Mechanism
@@ -82,6 +84,8 @@ class PrivateStep:
         The clip norm as it stands, if it is adaptive.
     clip_updates : dict
         Its new values after a step, in terms of the release.
+    trace : GradientTrace
+        What the steps left: moments of the latent draws and of the noisy gradients there.
     """
 
     def __init__(
@@ -136,6 +140,7 @@ class PrivateStep:
         ]
         if max_grad_norm is not None:
             grads = total_norm_constraint(grads, max_grad_norm)
+        row = self._row(record, latents, noisy, z, mechanism)
         updates = self._updates(optimizer, grads)
         held = {*record.arrays, *record.model.data_vars, *record.model.observed_RVs}
         if held & set(walk(updates.values(), stop=grads, into_size=True)):
@@ -148,7 +153,9 @@ class PrivateStep:
             new = updates.get(p, p)
             updates[average] = (average + weight * (new - average)).astype(average.type.dtype)
         # Last, so that the optimiser is handed the release itself.
-        new = in_pieces(list(updates.values()), batch, data, None if whole else indices, compile_kwargs)
+        *new, row = in_pieces(
+            [*updates.values(), row], batch, data, None if whole else indices, compile_kwargs
+        )
         updates = dict(zip(updates, new, strict=True))
         many = [
             indices,
@@ -157,12 +164,15 @@ class PrivateStep:
             pt.tensor("epsilon", dtype=floatx, shape=(None, *self.draw_shape)),
             pt.vector("weights", dtype=floatx),
         ]
+        self.trace = GradientTrace(latents.size)
+        per_step = [indices, count, noise, epsilon, weight]
+        after, rows = repeat_step(
+            per_step, many, [unit], updates, compile_kwargs, row=row, width=self.trace.width
+        )
         self._function = pm_compile(
             [*many, unit],
-            [],
-            updates=repeat_step(
-                [indices, count, noise, epsilon, weight], many, [unit], updates, compile_kwargs
-            ),
+            rows,
+            updates=after,
             on_unused_input="ignore",
             **compile_kwargs,
         )
@@ -238,10 +248,41 @@ class PrivateStep:
                 "at start is too large, or the learning rate of obj_optimizer is. Nothing is spent."
             )
 
-    def _call(self, *arrays: np.ndarray) -> None:
+    def _call(self, *arrays: np.ndarray) -> np.ndarray:
         # Numba compiles at the first call, and warns of what is slow.
         with np.errstate(all="ignore"), nullcontext() if self.calls else quiet_pytensor():
-            self._function(*arrays, self._unit)
+            (rows,) = self._function(*arrays, self._unit)
+        return np.asarray(rows)
+
+    def _row(
+        self,
+        record: RecordModel,
+        latents: Latents,
+        noisy: TensorVariable,
+        z: TensorVariable,
+        mechanism: Mechanism,
+    ) -> TensorVariable:
+        """Latent draw, noisy gradient of the likelihood, gradient of the prior, noise: see `gradient_trace`.
+
+        With several draws, their means. All that is of the records in it is the release.
+        """
+        n_mc, size = self.draw_shape
+        prior = prior_gradients(record, latents, z, n_mc).mean(axis=0)
+        scale = 1.0 / mechanism.sampler.sampling_prob
+        if mechanism.gradient == "aligned":
+            # The sum is of gradients divided by sqrt(n_mc).
+            likelihood = noisy.reshape((n_mc, size)).mean(axis=0) * (np.sqrt(n_mc) * scale)
+        else:
+            at = [p.name for p in self.params].index("mu")
+            first = sum(p.get_value(borrow=True).size for p in self.params[:at])
+            likelihood = noisy[first : first + size] * scale - prior
+        noise = pt.as_tensor(np.float64(mechanism.noise.stddev * scale))
+        if self.running_clip is not None:
+            noise = noise * self.running_clip.scale
+        row = pt.concatenate([v.astype("float64") for v in (z.mean(axis=0), likelihood, prior, noise[None])])
+        if set(record.arrays) & set(walk([row], stop=[noisy], into_size=True)):
+            raise PrivacyError("The trace of gradients would hold more of the records than the release.")
+        return row
 
     def _pull_back(
         self,
@@ -311,8 +352,9 @@ class PrivateStep:
         weights = np.asarray(weights, dtype=self.dtype)
         try:
             with _uninterrupted():
-                self._call(indices, offsets, noise, epsilon, weights)
+                rows = self._call(indices, offsets, noise, epsilon, weights)
                 self.calls += len(weights)
+                self.trace.take(rows)
         except Exception as error:  # its text may hold data; raised below, so that it is not chained
             failure = type(error).__name__
         if failure:

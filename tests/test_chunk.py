@@ -36,7 +36,7 @@ def compiled(mode: str) -> tuple[Callable[..., None], list[Any]]:
         pt.dtensor3("epsilon"),
         pt.dvector("weights"),
     ]
-    chunk = repeat_step([batch, count, noise, epsilon, weight], many, [unit], updates, {"mode": mode})
+    chunk, _ = repeat_step([batch, count, noise, epsilon, weight], many, [unit], updates, {"mode": mode})
     return pytensor.function([*many, unit], [], updates=chunk, mode=mode), [x, t, mean]
 
 
@@ -84,7 +84,7 @@ def test_a_random_optimiser_draws_anew_in_every_step(mode: str):
     _, drawn = pt.random.normal(rng=generator).owner.outputs
     updates = {x: x + 1.0, seen: pt.set_subtensor(seen[x.astype("int64")], drawn)}
     many = [pt.lvector(), pt.lvector(), pt.lmatrix(), pt.dtensor3(), pt.dvector()]
-    chunk = repeat_step([batch, count, noise, epsilon, weight], many, [], updates, {"mode": mode})
+    chunk, _ = repeat_step([batch, count, noise, epsilon, weight], many, [], updates, {"mode": mode})
     run = pytensor.function(many, [], updates=chunk, mode=mode, on_unused_input="ignore")
     run(
         np.zeros(0, dtype=np.int64),

@@ -1,0 +1,200 @@
+r"""Whether a private fit converged, and what limits it, from private iterates and gradients alone.
+
+With the inferred optimum :math:`m_j`, the family's standard deviation :math:`\sigma_j` there, and the
+standard deviation :math:`\omega_j` that privacy noise and subsampling leave in the optimum (`noise_aware`):
+
+* *converged*: the average :math:`\hat\mu` of the iterates lies within half a posterior standard deviation
+  of the optimum, :math:`|\hat\mu_j - m_j| \le \tfrac12 (\sigma_j^2 + \omega_j^2)^{1/2}`, in 95 % of the
+  latent values. Otherwise more steps (at the same ε), or a larger learning rate, bring the plain posterior
+  closer. The noise-aware posterior starts from the gradients and needs no convergence, only straight
+  gradients.
+* *noise-dominated*: :math:`\omega_j > \sigma_j` for most latent values. The noise hides more than the data
+  leave open. A larger ε, more records or a smaller clip norm help; further steps do not.
+* *clip-dominated*: more than half of the records' gradients were clipped. It takes a private count of them,
+  which only an adaptive clip norm releases; otherwise it is not known. No trace of clipped gradients tells
+  of it.
+
+Privacy: post-processing of released sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_dpvi.gradient_trace import GradientTrace, PathPoint
+from pymc_dpvi.noise_aware import NoiseAwarePosterior
+from pymc_dpvi.wording import shown
+
+__all__ = ["FitDiagnostics", "diagnose"]
+
+_CLOSE = 0.5
+_SHARE = 0.95
+
+
+@dataclass(frozen=True, repr=False)
+class FitDiagnostics:
+    """What the private iterates of a fit tell of it.
+
+    All arrays have shape ``(D,)``, in the order of the flat latent vector, unconstrained.
+
+    Attributes
+    ----------
+    names : tuple of str
+    optimum : ndarray
+        Inferred mean of the noise-aware posterior.
+    average : ndarray
+        Mean of the plain posterior: the averaged iterate.
+    family_stddev : ndarray
+        Standard deviation of the approximation at the optimum.
+    noise_stddev : ndarray
+        Standard deviation of the optimum, given the noisy gradients.
+    noise_share : ndarray
+        Share of the privacy noise in the variance of the gradients about the line; the rest is subsampling.
+    n_steps_used : int
+        Steps that the optimum was inferred from.
+    n_steps_late : int
+        Those of them that are taken in any case: the last half of the last run.
+    clipped_share : float or None
+        Private estimate of the share of records that were clipped; None if nothing counted them.
+    epsilon : float
+        What was spent.
+    path : tuple of PathPoint
+        Where the latent draws were.
+
+    Notes
+    -----
+    Privacy: a function of what the fit released; costs nothing.
+    """
+
+    names: tuple[str, ...]
+    optimum: np.ndarray
+    average: np.ndarray
+    family_stddev: np.ndarray
+    noise_stddev: np.ndarray
+    noise_share: np.ndarray
+    n_steps_used: int
+    n_steps_late: int
+    clipped_share: float | None
+    epsilon: float
+    path: tuple[PathPoint, ...]
+
+    @property
+    def stddev(self) -> np.ndarray:
+        """Standard deviation of the noise-aware posterior."""
+        return np.hypot(self.family_stddev, self.noise_stddev)
+
+    @property
+    def distance(self) -> np.ndarray:
+        """Distance of the averaged iterate from the optimum, in these standard deviations."""
+        return np.abs(self.average - self.optimum) / self.stddev
+
+    @property
+    def noise_ratio(self) -> np.ndarray:
+        """What the noise adds, in standard deviations of the approximation."""
+        return self.noise_stddev / self.family_stddev
+
+    @property
+    def converged(self) -> bool:
+        """Whether the averaged iterate is close to the optimum."""
+        return bool(np.mean(self.distance <= _CLOSE) >= _SHARE)
+
+    @property
+    def noise_dominated(self) -> bool:
+        """Whether the noise adds more than the approximation is wide, for most latent values."""
+        return bool(np.median(self.noise_ratio) > 1.0)
+
+    @property
+    def clip_dominated(self) -> bool | None:
+        """Whether most records were clipped; None if not known."""
+        return None if self.clipped_share is None else self.clipped_share > 0.5
+
+    def __repr__(self) -> str:
+        """Say it in words."""
+        worst = int(np.argmax(self.distance))
+        lines = [
+            f"Converged: {'yes' if self.converged else 'no'}. The averaged iterate is at most "
+            f"{shown(float(self.distance[worst]), digits=2)} posterior standard deviations from the optimum "
+            f"that the gradients point to ({self.names[worst]}); median "
+            f"{shown(float(np.median(self.distance)), digits=2)}.",
+            f"Noise-dominated: {'yes' if self.noise_dominated else 'no'}. The noise's uncertainty is "
+            f"{shown(float(np.median(self.noise_ratio)), digits=2)} times that of the approximation (median).",
+        ]
+        if self.clipped_share is None:
+            lines.append("Clip-dominated: not known. Only l2_clip_norm='adaptive' releases a count.")
+        else:
+            lines.append(
+                f"Clip-dominated: {'yes' if self.clip_dominated else 'no'}. About "
+                f"{shown(100 * self.clipped_share, digits=2)} % of the gradients were clipped."
+            )
+        earlier = self.n_steps_used - self.n_steps_late
+        lines.append(
+            f"Inferred from {self.n_steps_used} steps: the last half of the run"
+            + (
+                f" and {earlier} earlier ones that agree with it."
+                if earlier
+                else ", which earlier ones contradict."
+            )
+        )
+        return "\n".join(lines)
+
+    def plot(self, **kwargs: Any) -> Any:
+        """Plot the iterates; see :func:`pymc_dpvi.plots.plot_iterates`.
+
+        Parameters
+        ----------
+        **kwargs
+            For `plot_iterates`.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+        """
+        from pymc_dpvi.plots import plot_iterates
+
+        return plot_iterates(self, **kwargs)
+
+
+def diagnose(
+    posterior: NoiseAwarePosterior,
+    trace: GradientTrace,
+    *,
+    names: Sequence[str],
+    average: np.ndarray,
+    epsilon: float,
+    clipped_share: float | None,
+) -> FitDiagnostics:
+    """Put together what is known of a fit.
+
+    Parameters
+    ----------
+    posterior : NoiseAwarePosterior
+        An available one.
+    trace : GradientTrace
+    names : sequence of str
+        Of the latent values.
+    average : ndarray, shape (D,)
+        Mean of the plain posterior.
+    epsilon : float
+    clipped_share : float, optional
+
+    Returns
+    -------
+    FitDiagnostics
+    """
+    return FitDiagnostics(
+        names=tuple(names),
+        optimum=posterior.mean,
+        average=np.asarray(average, dtype=float),
+        family_stddev=posterior.family_stddev,
+        noise_stddev=posterior.noise_stddev,
+        noise_share=posterior.noise_share,
+        n_steps_used=posterior.n_rows,
+        n_steps_late=posterior.n_late,
+        clipped_share=clipped_share,
+        epsilon=epsilon,
+        path=trace.path,
+    )

@@ -1,0 +1,276 @@
+r"""Running moments of the private gradients, from which the optimum is inferred.
+
+Step t of a fit evaluates the model at a public latent draw :math:`z_t` and releases (`step`)
+
+.. math:: l_t = \tilde s_t / q, \qquad a_t = \nabla \log p(z_t), \qquad s_t ,
+
+the noisy gradient of the log-likelihood, the gradient of the log-prior, and the standard deviation of the
+privacy noise in a coordinate of :math:`l_t`. With several latent draws a step, their means stand for them.
+A fit of T steps makes T such rows; kept are only moments of the rows :math:`r_t = (z_t, l_t, a_t, s_t)`,
+
+.. math:: n, \qquad \bar r = \frac1n \sum_t r_t, \qquad M = \sum_t (r_t-\bar r)(r_t-\bar r)^{\!\top},
+
+in eight blocks of consecutive steps, so that the steps before the optimum was reached can be told from those
+around it, and a coarse path of :math:`z_t` for the picture. Moments of two sets of rows merge by
+
+.. math:: M = M_1 + M_2 + \frac{n_1 n_2}{n_1+n_2} (\bar r_1-\bar r_2)(\bar r_1-\bar r_2)^{\!\top} .
+
+M is kept within groups of at most `GROUP` neighbouring latent values. Memory is O(D · GROUP), not O(T · D).
+
+Privacy: post-processing. Every row is a function of noisy sums that are released anyway, of the public prior
+and of public draws. Rows are taken up in portions that do not depend on how long a step takes, so that not
+even the rounding of these sums does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["GROUP", "GradientTrace", "Moments", "PathPoint", "merged"]
+
+#: Latent values whose joint moments are kept: enough for most models of which intervals are read.
+GROUP = 64
+#: Blocks of steps in a run, and points of the path in a block.
+BLOCKS = 8
+_POINTS = 8
+#: Rows that are taken up at once: as many as one matrix product needs to be quick.
+_PORTION = 256
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of some rows.
+
+    Attributes
+    ----------
+    n : int
+        Number of rows.
+    mean : ndarray, shape (3 * D + 1,)
+        Of the latent draws, the gradients of log-likelihood and log-prior, and the noise.
+    scatter : tuple of ndarray, shape (3 * k, 3 * k)
+        For each group of k latent values, the sum of squares and products about the mean.
+    noise_variance : float
+        Mean square of the noise's standard deviation.
+    """
+
+    n: int
+    mean: np.ndarray
+    scatter: tuple[np.ndarray, ...]
+    noise_variance: float
+
+
+@dataclass(frozen=True)
+class PathPoint:
+    """Mean and spread of the latent draws in a few steps.
+
+    Attributes
+    ----------
+    step : int
+        The last of these steps.
+    n : int
+        How many they are.
+    mean, variance : ndarray, shape (D,)
+    """
+
+    step: int
+    n: int
+    mean: np.ndarray
+    variance: np.ndarray
+
+
+def _merge(a: Moments, b: Moments, columns: Sequence[np.ndarray]) -> Moments:
+    n = a.n + b.n
+    apart = b.mean - a.mean
+    weight = a.n * b.n / n
+    return Moments(
+        n,
+        a.mean + apart * (b.n / n),
+        tuple(
+            s + t + weight * np.outer(apart[c], apart[c])
+            for s, t, c in zip(a.scatter, b.scatter, columns, strict=True)
+        ),
+        a.noise_variance + (b.noise_variance - a.noise_variance) * (b.n / n),
+    )
+
+
+def _merge_points(a: PathPoint, b: PathPoint) -> PathPoint:
+    n = a.n + b.n
+    share, apart = b.n / n, b.mean - a.mean
+    return PathPoint(
+        b.step,
+        n,
+        a.mean + apart * share,
+        a.variance * (1 - share) + b.variance * share + apart**2 * share * (1 - share),
+    )
+
+
+class GradientTrace:
+    """Moments of the rows of one or several runs with the same noise.
+
+    Parameters
+    ----------
+    size : int
+        D, the number of latent values.
+
+    Attributes
+    ----------
+    size : int
+    groups : tuple of slice
+        Neighbouring latent values whose joint moments are kept.
+    columns : tuple of ndarray
+        For each group, its columns in a row: latent draws, likelihood's gradient, prior's gradient.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        count = -(-size // GROUP)
+        ends = np.linspace(0, size, count + 1).round().astype(int)
+        self.groups = tuple(slice(int(a), int(b)) for a, b in itertools.pairwise(ends))
+        self.columns = tuple(
+            np.concatenate([np.arange(g.start, g.stop) + k * size for k in range(3)]) for g in self.groups
+        )
+        self._blocks: list[Moments] = []
+        self._path: list[PathPoint] = []
+        self._before = 0  # blocks of earlier runs
+        self._last = -1  # which block of this run the last one is
+        self._begun = 0  # rows of earlier runs
+        self._planned = 1
+        self._taken = 0
+        self._waiting = np.empty((_PORTION, 3 * size + 1))
+        self._n_waiting = 0
+
+    @property
+    def width(self) -> int:
+        """Length of a row, 3 D + 1."""
+        return 3 * self.size + 1
+
+    def begin(self, n_steps: int) -> None:
+        """Expect a run of so many steps; what earlier runs left is kept in coarser blocks.
+
+        Parameters
+        ----------
+        n_steps : int
+        """
+        self._flush()
+        while len(self._blocks) > BLOCKS:
+            pairs = [self._blocks[k : k + 2] for k in range(0, len(self._blocks), 2)]
+            self._blocks = [merged(pair, self.columns) for pair in pairs]
+        while len(self._path) > BLOCKS * _POINTS:
+            pairs_ = [self._path[k : k + 2] for k in range(0, len(self._path), 2)]
+            self._path = [_merge_points(p[0], p[1]) if len(p) == 2 else p[0] for p in pairs_]
+        self._before, self._last = len(self._blocks), -1
+        self._begun += self._taken
+        self._planned, self._taken = n_steps, 0
+
+    def take(self, rows: np.ndarray) -> None:
+        """Take up the rows of the next steps.
+
+        Parameters
+        ----------
+        rows : ndarray, shape (n_steps, 3 * D + 1)
+        """
+        at = 0
+        while at < len(rows):
+            # Portions end with a block, or when they are full: never where a call happens to end.
+            block_end = self._block_end()
+            size = min(len(rows) - at, _PORTION - self._n_waiting, block_end - self._taken)
+            self._waiting[self._n_waiting : self._n_waiting + size] = rows[at : at + size]
+            self._n_waiting += size
+            self._taken += size
+            at += size
+            if self._n_waiting == _PORTION or self._taken == block_end:
+                self._flush()
+
+    def _block_end(self) -> int:
+        """Return the step of this run with which the present block ends; the last one has no end."""
+        block = self._taken * BLOCKS // self._planned
+        return -(-(block + 1) * self._planned // BLOCKS) if block < BLOCKS - 1 else sys.maxsize
+
+    def _flush(self) -> None:
+        if not self._n_waiting:
+            return
+        rows = self._waiting[: self._n_waiting]
+        first = self._taken - self._n_waiting
+        block = min(first * BLOCKS // self._planned, BLOCKS - 1)
+        points = np.arange(first, self._taken) * (BLOCKS * _POINTS) // self._planned
+        points = np.minimum(points, BLOCKS * _POINTS - 1)
+        self._n_waiting = 0
+        fine = np.isfinite(rows.sum(axis=1))  # a prior may have no gradient at a far draw
+        if not fine.all():
+            rows, points = rows[fine], points[fine]
+        if not len(rows):
+            return
+        mean = rows.mean(axis=0)
+        centred = rows - mean
+        scatter = []
+        for c in self.columns:
+            part = centred[:, c] if len(self.columns) > 1 else centred[:, :-1]
+            scatter.append(part.T @ part)
+        new = Moments(len(rows), mean, tuple(scatter), float(np.mean(rows[:, -1] ** 2)))
+        if block == self._last:
+            self._blocks[-1] = _merge(self._blocks[-1], new, self.columns)
+        else:
+            self._blocks.append(new)
+        self._last = block
+        self._follow(rows[:, : self.size], points)
+
+    def _follow(self, draws: np.ndarray, points: np.ndarray) -> None:
+        starts = np.flatnonzero(np.diff(points, prepend=-1))
+        counts = np.diff(starts, append=len(points))
+        means = np.add.reduceat(draws, starts, axis=0) / counts[:, None]
+        squares = np.add.reduceat(draws**2, starts, axis=0) / counts[:, None]
+        for point, n, mean, square in zip(points[starts], counts, means, squares, strict=True):
+            last = self._begun + -(-(int(point) + 1) * self._planned // (BLOCKS * _POINTS))
+            new = PathPoint(last, int(n), mean, np.maximum(square - mean**2, 0.0))
+            if self._path and self._path[-1].step == last:
+                self._path[-1] = _merge_points(self._path[-1], new)
+            else:
+                self._path.append(new)
+
+    @property
+    def blocks(self) -> tuple[Moments, ...]:
+        """Moments of consecutive steps, the oldest first."""
+        self._flush()
+        return tuple(self._blocks)
+
+    @property
+    def path(self) -> tuple[PathPoint, ...]:
+        """Where the latent draws were, the oldest first."""
+        self._flush()
+        return tuple(self._path)
+
+    @property
+    def late_blocks(self) -> int:
+        """How many of the last blocks cover the last half of what the last run has run."""
+        run = self.blocks[self._before :]
+        rows, half = 0, sum(b.n for b in run) / 2
+        for count, block in enumerate(reversed(run), start=1):
+            rows += block.n
+            if rows >= half:
+                return count
+        return len(run)
+
+
+def merged(blocks: Sequence[Moments], columns: Sequence[np.ndarray]) -> Moments:
+    """Merge the moments of several blocks.
+
+    Parameters
+    ----------
+    blocks : sequence of Moments
+        At least one.
+    columns : sequence of ndarray
+        As in `GradientTrace`.
+
+    Returns
+    -------
+    Moments
+    """
+    total = blocks[0]
+    for block in blocks[1:]:
+        total = _merge(total, block, columns)
+    return total

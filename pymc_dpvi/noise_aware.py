@@ -1,0 +1,413 @@
+r"""The noise-aware posterior: the optimum and its uncertainty, inferred from the private gradients.
+
+**What the plain posterior lacks.** A private fit ends at :math:`\hat\mu`, not at the optimum :math:`\mu^*` of
+the evidence lower bound: noise has displaced it, and may have kept it from getting there. The width of
+:math:`q(z)` is that of the posterior given the data, as if :math:`\hat\mu = \mu^*`. So its intervals are
+too narrow, or, where the noise has kept :math:`\sigma` from shrinking, too wide. After Alrawajfeh, Jälkö and
+Honkela ("Noise-aware differentially private variational inference", AISTATS 2025, arXiv:2410.19371), the
+gradients of the fit, which are private already, are taken for what they are: noisy observations of a function
+that is linear around the optimum. They regress gradients of the bound on the variational parameters, with
+Monte Carlo noise besides. There is a better regressor: the latent draw :math:`z_t` at which the model was
+differentiated. It is public randomness pushed through a private iterate, and known.
+
+**The model of the gradients.** Around the optimum the log-likelihood's gradient is :math:`b - \Lambda z` and
+the log-prior's :math:`p - Pz`. A step observes (`gradient_trace`)
+
+.. math:: l_t = b - \Lambda z_t + e_t, \qquad \operatorname{Cov} e_t = S = s^2 I + \text{(subsampling)} ,
+
+with known :math:`s^2`. The errors are independent of each other and of the past, and :math:`z_t` depends on
+the past alone; so the likelihood of the trace is that of a linear regression, whatever optimiser made the
+iterates, converged or not. By Stein's identity the regression's slope is :math:`-E_q[\nabla^2 \log p(x|z)]`
+also where the gradient is not linear, which is what an optimal Gaussian :math:`q` has in its covariance:
+:math:`H = \Lambda + P` (Opper and Archambeau 2009). Mean-field has :math:`\sigma_j^{-2} = H_{jj}`.
+
+**Posterior given the curvature.** At the mean draw :math:`\bar z` the mean gradient :math:`\bar l` has the
+error :math:`S/n`. Under the model with parameter z, the gradient without noise is
+:math:`N(\Lambda(z - \bar z), \Lambda)` over data sets, so that
+:math:`\bar l \mid z \sim N(\Lambda(z - \bar z), \Lambda + S/n)`, and
+
+.. math:: z \mid \bar l \sim N(m, C), \quad C^{-1} = P + \Lambda(\Lambda + S/n)^{-1}\Lambda, \quad
+          m = \bar z + C\,\big(\bar a + \Lambda(\Lambda + S/n)^{-1}\,\bar l\,\big) ,
+
+with the prior's mean gradient :math:`\bar a`. Without noise C is :math:`H^{-1}`, and m is one Newton step
+from :math:`\bar z`. For full rank this is released. For mean-field the covariance is
+:math:`\operatorname{diag}(1/H_{jj}) + (C - H^{-1})`: the family's own, and what the noise adds. If the
+prior is not log-concave around the optimum (P is indefinite, as it can be in hierarchical models), the
+displacement gets a flat prior: :math:`C = H^{-1} + H^{-1}(S/n)H^{-1}`, the sandwich variance of the
+estimated optimum.
+
+**Posterior of the curvature.** It is uncertain as well. In coordinates in which the draws have unit
+covariance, :math:`\Lambda = c I + \Delta`: entries of the estimate have known variances v, deviations from
+c have the prior :math:`N(0, \tau^2)` with one :math:`\tau` on the diagonal and one beside it, each
+half-Cauchy on the scale of the noise; c has the density :math:`1/(c + p)`, uniform in the logarithm of the
+precision (p is the prior's). Draws of :math:`(\tau, c, \Delta)`, held positive semi-definite, make the
+released posterior a mixture of normals.
+
+**Which steps.** At least the last half of the run, of which the average is; and further blocks before it, as
+long as their mean gradient is what the regression on the later ones predicts (χ² test at 1 %). Where noise
+dominates, the bias of earlier steps is below the noise, and they saw a wider range of z.
+
+**What it cannot know.** Clipping moves the optimum and bends the gradients. That bias is in :math:`\mu^*`; no
+trace of clipped gradients tells of it, and no interval here covers it. Beyond `gradient_trace.GROUP` latent
+values, correlations between the groups are not seen.
+
+Privacy: post-processing of the released sums; costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from pymc_dpvi.gradient_trace import GradientTrace, Moments, merged
+
+__all__ = ["NoiseAwarePosterior", "Regression", "regress"]
+
+#: Draws of the curvature: components of the mixture.
+COMPONENTS = 128
+#: Least precision, in units of the draws' spread: in directions that nothing holds, 30 times as wide.
+_FLOOR = 1e-3
+#: Level of the test that ends the search for earlier steps.
+_LEVEL = 0.01
+_SPARE_ROWS = 10
+_GRID = 400
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Likelihood's gradient regressed on the latent draw, for one group of k latent values.
+
+    All but the first three are in coordinates in which the draws of z have mean zero and unit covariance.
+
+    Attributes
+    ----------
+    n : int
+        Number of steps.
+    centre : ndarray, shape (k,)
+        Mean draw.
+    root : ndarray, shape (k, k)
+        Lower Cholesky factor of the draws' covariance.
+    likelihood, prior : ndarray, shape (k,)
+        Mean gradients.
+    curvature, variance : ndarray, shape (k, k)
+        Estimate of Λ, symmetric, and the variance of its entries.
+    precision : ndarray, shape (k, k)
+        P.
+    noise : ndarray, shape (k, k)
+        S.
+    """
+
+    n: int
+    centre: np.ndarray
+    root: np.ndarray
+    likelihood: np.ndarray
+    prior: np.ndarray
+    curvature: np.ndarray
+    variance: np.ndarray
+    precision: np.ndarray
+    noise: np.ndarray
+
+    def surprise(self, block: Moments, columns: np.ndarray) -> float:
+        """Return the p-value of a block's mean gradient under this regression on others."""
+        k = len(self.centre)
+        mean = block.mean[columns]
+        u = np.linalg.solve(self.root, mean[:k] - self.centre)
+        predicted = self.likelihood - self.curvature @ u
+        variance = np.diag(self.noise) * (1.0 / block.n + 1.0 / self.n) + self.variance @ u**2
+        chi2 = np.sum((self.root.T @ mean[k : 2 * k] - predicted) ** 2 / variance)
+        return float(stats.chi2.sf(chi2, k))
+
+
+def regress(moments: Moments, scatter: np.ndarray, columns: np.ndarray) -> Regression | None:
+    """Fit the linear model of the gradients by least squares.
+
+    Parameters
+    ----------
+    moments : Moments
+    scatter : ndarray, shape (3 * k, 3 * k)
+        That of the group.
+    columns : ndarray
+        The group's columns in a row.
+
+    Returns
+    -------
+    Regression or None
+        None if there are too few steps, or if the draws never spread.
+    """
+    n, k = moments.n, len(columns) // 3
+    if n < k + _SPARE_ROWS:
+        return None
+    z, lik, prior = slice(0, k), slice(k, 2 * k), slice(2 * k, 3 * k)
+    try:
+        root = np.linalg.cholesky(scatter[z, z] / n)
+    except np.linalg.LinAlgError:
+        return None
+    if not np.isfinite(root).all() or np.diag(root).min() <= 1e-12 * (1.0 + np.abs(root).max()):
+        return None
+    # Coordinates u with z = centre + root u; a gradient with respect to u is root' times that by z.
+    white = np.linalg.solve(root, scatter[z]) / n
+    slope, prior_slope = -white[:, lik] @ root, -white[:, prior] @ root
+    spread = root.T @ (scatter[lik, lik] / n) @ root
+    known = moments.noise_variance * (root.T @ root)
+    noise = known + _positive((spread - slope.T @ slope) * (n / (n - k - 1.0)) - known)
+    weight = 1.0 / np.diag(noise)
+    both = weight[:, None] + weight[None, :]
+    # Entries (i, j) and (j, i) are one number, estimated under the noise of coordinates i and j.
+    curvature = (slope.T * weight[:, None] + slope * weight[None, :]) / both
+    variance = 1.0 / (both * n)
+    np.fill_diagonal(variance, np.diag(noise) / n)
+    mean = moments.mean[columns]
+    return Regression(
+        n,
+        mean[z],
+        root,
+        root.T @ mean[lik],
+        root.T @ mean[prior],
+        curvature,
+        variance,
+        (prior_slope + prior_slope.T) / 2,
+        noise,
+    )
+
+
+def _positive(matrix: np.ndarray, least: float = 0.0) -> np.ndarray:
+    """Nearest symmetric matrix, or matrices, without eigenvalues below `least`."""
+    values, vectors = np.linalg.eigh((matrix + np.swapaxes(matrix, -1, -2)) / 2)
+    return (vectors * np.maximum(values, least)[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+
+
+def _pick(log_density: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw one grid point from each row of unnormalised log densities."""
+    density = np.exp(log_density - log_density.max(axis=-1, keepdims=True))
+    below = np.cumsum(density, axis=-1)
+    return (rng.random(len(below))[:, None] * below[:, -1:] > below).sum(axis=-1)
+
+
+def _draw_scale(
+    x: np.ndarray, v: np.ndarray, centred: bool, draws: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw τ, given that entries x are N(c, τ² + v), with c = 0 or unknown."""
+    unit = np.sqrt(v.mean())
+    grid = np.geomspace(0.05, 1e4, _GRID)
+    w = 1.0 / ((grid[:, None] * unit) ** 2 + v)
+    mean = 0.0 if centred else (w @ x / w.sum(axis=1))[:, None]
+    log_density = 0.5 * np.log(w).sum(axis=1) - 0.5 * (w * (x - mean) ** 2).sum(axis=1)
+    if not centred:
+        log_density -= 0.5 * np.log(w.sum(axis=1))
+    log_density += np.log(grid) - np.log1p(grid**2)  # half-Cauchy, on a grid of logarithms
+    return np.asarray(unit * grid[_pick(np.broadcast_to(log_density, (draws, _GRID)), rng)])
+
+
+def _draw_curvature(fit: Regression, draws: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw Λ from its posterior, shape ``(draws, k, k)``."""
+    k = len(fit.centre)
+    held = max(float(np.mean(np.diag(fit.precision))), _FLOOR)
+    a, v = np.diag(fit.curvature), np.diag(fit.variance)
+    scale = _draw_scale(a, v, False, draws, rng) if k > 1 else np.zeros(draws)
+    w = 1.0 / (scale[:, None] ** 2 + v)
+    centre, error = w @ a / w.sum(axis=1), w.sum(axis=1) ** -0.5
+    low = np.maximum(centre - 6 * error, 0.0)
+    high = np.maximum(centre, 0.0) + 6 * error
+    grid = low[:, None] + (high - low)[:, None] * (np.arange(_GRID) + 0.5) / _GRID
+    log_density = -0.5 * ((grid - centre[:, None]) / error[:, None]) ** 2 - np.log(grid + held)
+    c = grid[np.arange(draws), _pick(log_density, rng)]
+    keep = scale[:, None] ** 2 / (scale[:, None] ** 2 + v)
+    diagonal = c[:, None] + keep * (a - c[:, None])
+    diagonal += np.sqrt(keep * v) * rng.standard_normal((draws, k))
+    out = np.zeros((draws, k, k))
+    out[:, np.arange(k), np.arange(k)] = diagonal
+    if k > 1:
+        i, j = np.triu_indices(k, 1)
+        o, v = fit.curvature[i, j], fit.variance[i, j]
+        scale = _draw_scale(o, v, True, draws, rng)
+        keep = scale[:, None] ** 2 / (scale[:, None] ** 2 + v)
+        out[:, i, j] = keep * o + np.sqrt(keep * v) * rng.standard_normal((draws, len(o)))
+        out[:, j, i] = out[:, i, j]
+    return _positive(out)
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """Equally likely normals for one group, in the coordinates of z: components first."""
+
+    mean: np.ndarray
+    own: np.ndarray  # variances of the mean-field family
+    covariance: np.ndarray  # of full rank, with the noise
+    noise: np.ndarray  # covariance that the noise adds
+
+
+def _mix(fit: Regression, draws: int, rng: np.random.Generator) -> _Mixture:
+    curvature = _draw_curvature(fit, draws, rng)
+    error = fit.noise / fit.n
+    full = _positive(curvature + fit.precision, _FLOOR)
+    inverse = np.linalg.inv(full)
+    if np.linalg.eigvalsh(fit.precision)[0] >= -_FLOOR:
+        shrunk = np.linalg.solve(curvature + error, curvature)  # (Λ + S/n)^-1 Λ
+        covariance = np.linalg.inv(_positive(fit.precision + curvature @ shrunk, _FLOOR))
+        gradient = fit.prior + np.swapaxes(shrunk, -1, -2) @ fit.likelihood
+    else:
+        covariance = inverse + inverse @ error @ inverse
+        gradient = np.broadcast_to(fit.prior + fit.likelihood, (draws, len(fit.prior)))
+    mean = covariance @ gradient[..., None]
+    back = np.linalg.inv(fit.root)
+    return _Mixture(
+        fit.centre + mean[..., 0] @ fit.root.T,
+        1.0 / np.einsum("ij,mik,kj->mj", back, full, back),
+        fit.root @ covariance @ fit.root.T,
+        _positive(fit.root @ (covariance - inverse) @ fit.root.T),
+    )
+
+
+class NoiseAwarePosterior:
+    """Posterior of the latent vector that knows of the privacy noise: a mixture of normals.
+
+    Parameters
+    ----------
+    trace : GradientTrace
+        What the fit left.
+    family : ndarray, optional
+        Lower Cholesky factor of the fitted covariance, shape ``(D, D)``, for full rank; without it, the
+        family is mean-field. It is used where D is above `gradient_trace.GROUP`, so that the covariance
+        cannot be inferred as a whole.
+    rng : numpy.random.Generator
+        For the mixture's components (public randomness).
+
+    Attributes
+    ----------
+    available : bool
+        Whether the fit made enough steps to infer anything; otherwise nothing else may be asked for.
+    n_rows : int
+        How many steps it was inferred from.
+    n_late : int
+        How many of them are of the last half of the last run.
+    noise_share : ndarray, shape (D,)
+        Share of the known privacy noise in the gradients' scatter about the line; the rest is
+        subsampling, and what is not linear.
+
+    Notes
+    -----
+    Privacy: a function of what `fit` released; costs nothing.
+    """
+
+    def __init__(
+        self, trace: GradientTrace, rng: np.random.Generator, family: np.ndarray | None = None
+    ) -> None:
+        self._groups = trace.groups
+        self._size = trace.size
+        self._family = family
+        self._full = family is not None
+        blocks = trace.blocks
+        used, fits = choose_steps(blocks, trace.late_blocks, trace.columns)
+        self.available = bool(fits)
+        self.n_rows = sum(b.n for b in blocks[used:])
+        self.n_late = sum(b.n for b in blocks[len(blocks) - trace.late_blocks :])
+        self._parts = [_mix(fit, COMPONENTS, rng) for fit in fits]
+        if fits:
+            known = merged(blocks[used:], trace.columns).noise_variance
+            scatter = [_diagonal(f.root, f.noise) for f in fits]
+            self.noise_share = np.minimum(known / np.concatenate(scatter), 1.0)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Posterior mean, shape ``(D,)``."""
+        return np.concatenate([part.mean.mean(axis=0) for part in self._parts])
+
+    @property
+    def family_stddev(self) -> np.ndarray:
+        """Standard deviations at the inferred optimum, without what the noise adds, shape ``(D,)``.
+
+        The medians of the mixture.
+        """
+        if self._full:
+            found = [np.einsum("mjj->mj", part.covariance - part.noise) for part in self._parts]
+        else:
+            found = [part.own for part in self._parts]
+        return np.sqrt(np.concatenate([np.maximum(np.median(f, axis=0), 0.0) for f in found]))
+
+    @property
+    def noise_stddev(self) -> np.ndarray:
+        """Standard deviation of the optimum, given the trace, shape ``(D,)``; medians as above."""
+        added = [np.median(np.einsum("mjj->mj", p.noise), axis=0) + p.mean.var(axis=0) for p in self._parts]
+        return np.sqrt(np.concatenate(added))
+
+    def draw(self, draws: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw latent vectors.
+
+        Parameters
+        ----------
+        draws : int
+        rng : numpy.random.Generator
+
+        Returns
+        -------
+        ndarray, shape (draws, D)
+        """
+        out = np.empty((draws, self._size))
+        whole = self._full and len(self._parts) == 1
+        for group, part in zip(self._groups, self._parts, strict=True):
+            k = group.stop - group.start
+            which = rng.integers(COMPONENTS, size=draws)
+            values, vectors = np.linalg.eigh(part.covariance if whole else part.noise)
+            roots = vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
+            out[:, group] = part.mean[which]
+            normals = rng.standard_normal((draws, k))
+            for m in range(COMPONENTS):  # a gather of the roots would be large
+                here = which == m
+                out[here, group] += normals[here] @ roots[m].T
+            if not self._full:
+                out[:, group] += np.sqrt(part.own)[which] * rng.standard_normal((draws, k))
+        if self._full and not whole:
+            assert self._family is not None
+            out += rng.standard_normal((draws, self._size)) @ self._family.T
+        return out
+
+
+def choose_steps(
+    blocks: Sequence[Moments], late: int, columns: Sequence[np.ndarray]
+) -> tuple[int, list[Regression]]:
+    """Choose the blocks of steps to infer from, and fit the regressions.
+
+    Parameters
+    ----------
+    blocks : sequence of Moments
+    late : int
+        How many of the last blocks are taken in any case.
+    columns : sequence of ndarray
+        The groups' columns.
+
+    Returns
+    -------
+    int
+        The first block that is taken.
+    list of Regression
+        One for each group; empty if the steps do not suffice.
+    """
+    first = len(blocks) - late
+    while True:
+        fits = _fits(blocks[first:], columns)
+        if first == 0:
+            break
+        if fits:
+            values = [f.surprise(blocks[first - 1], c) for f, c in zip(fits, columns, strict=True)]
+            if min(values) * len(values) < _LEVEL:
+                break
+        first -= 1
+    return first, fits
+
+
+def _fits(blocks: Sequence[Moments], columns: Sequence[np.ndarray]) -> list[Regression]:
+    if not blocks:
+        return []
+    moments = merged(blocks, columns)
+    fits = [regress(moments, s, c) for s, c in zip(moments.scatter, columns, strict=True)]
+    found = [f for f in fits if f is not None]
+    return found if len(found) == len(fits) else []
+
+
+def _diagonal(root: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Diagonal of S in the coordinates of z."""
+    back = np.linalg.inv(root)
+    return np.asarray(np.einsum("ij,ik,kj->j", back, noise, back))
