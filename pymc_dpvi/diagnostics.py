@@ -121,7 +121,7 @@ class FitDiagnostics:
             f"that the gradients point to ({self.names[worst]}); median "
             f"{shown(float(np.median(self.distance)), digits=2)}.",
             f"Noise-dominated: {'yes' if self.noise_dominated else 'no'}. The noise's uncertainty is "
-            f"{shown(float(np.median(self.noise_ratio)), digits=2)} times that of the approximation (median).",
+            f"{shown(float(np.median(self.noise_ratio)), digits=2)} times the approximation's (median).",
         ]
         if self.clipped_share is None:
             lines.append("Clip-dominated: not known. Only l2_clip_norm='adaptive' releases a count.")

@@ -248,7 +248,7 @@ class GradientTrace:
     def late_blocks(self) -> int:
         """How many of the last blocks cover the last half of what the last run has run."""
         run = self.blocks[self._before :]
-        rows, half = 0, sum(b.n for b in run) / 2
+        rows, half = 0, sum(b.n for b in run) // 2
         for count, block in enumerate(reversed(run), start=1):
             rows += block.n
             if rows >= half:

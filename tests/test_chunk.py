@@ -36,8 +36,16 @@ def compiled(mode: str) -> tuple[Callable[..., None], list[Any]]:
         pt.dtensor3("epsilon"),
         pt.dvector("weights"),
     ]
-    chunk, _ = repeat_step([batch, count, noise, epsilon, weight], many, [unit], updates, {"mode": mode})
-    return pytensor.function([*many, unit], [], updates=chunk, mode=mode), [x, t, mean]
+    chunk, rows = repeat_step(
+        [batch, count, noise, epsilon, weight],
+        many,
+        [unit],
+        updates,
+        {"mode": mode},
+        row=pt.concatenate([new, weight[None]]),
+        width=4,
+    )
+    return pytensor.function([*many, unit], rows, updates=chunk, mode=mode), [x, t, mean]
 
 
 def expected(indices: Any, offsets: Any, noise: Any, epsilon: Any, weights: Any) -> list[np.ndarray]:
@@ -64,10 +72,17 @@ def test_chunks_are_single_steps(mode: str):
     for cuts in ([0, 8], [0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 3, 5, 8]):
         for s, value in zip(state, start, strict=True):
             s.set_value(value)
+        rows = []
         for a, b in itertools.pairwise(cuts):
-            run(indices, offsets[a : b + 1], noise[a:b], epsilon[a:b], weights[a:b], UNIT)
+            rows += run(indices, offsets[a : b + 1], noise[a:b], epsilon[a:b], weights[a:b], UNIT)
         for s, value in zip(state, want, strict=True):
             np.testing.assert_allclose(s.get_value(), value, rtol=1e-12, atol=1e-12)
+        left = np.concatenate(rows)
+        assert left.shape == (8, 4)
+        np.testing.assert_array_equal(left[:, 3], weights)
+        for k, row in enumerate(left):
+            x = expected(indices, offsets[: k + 2], noise, epsilon, weights[: k + 1])[0]
+            np.testing.assert_allclose(row[:3], x, rtol=1e-12, atol=1e-12)
     before = [s.get_value() for s in state]
     run(indices, offsets[:1], noise[:0], epsilon[:0], weights[:0], UNIT)
     for s, value in zip(state, before, strict=True):

@@ -20,7 +20,7 @@ from scipy import stats
 from pymc_dpvi import DPADVI, DPFullRankADVI
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.compat import compile_mode
-from pymc_dpvi.errors import InsecureNoiseWarning
+from pymc_dpvi.errors import InsecureNoiseWarning, PrivacyError
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.records import build_record_model
 from pymc_dpvi.sampling import PoissonSampler
@@ -534,3 +534,70 @@ def test_numpy_set_to_raise_does_not_turn_a_record_into_an_exception(
     # Whether a step raises must not depend on a record's values.
     for i in range(26):
         aligned([0, i])
+
+
+# ------------------------------------------------------------------------------------------------
+# What is kept of the gradients
+# ------------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """Stands for the trace, and keeps the rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[np.ndarray] = []
+
+    def take(self, rows: np.ndarray) -> None:
+        self.rows.extend(rows)
+
+
+@pytest.mark.parametrize(
+    ("family", "gradient", "n_mc"),
+    [(DPMeanField, "aligned", 1), (DPFullRank, "aligned", 3), (DPMeanField, "vanilla", 2)],
+)
+def test_a_row_of_the_trace(family: type[DPApproximation], gradient: str, n_mc: int) -> None:
+    harness = Harness(regression(prior=0.5), family=family, gradient=gradient, n_mc=n_mc)
+    harness.step.trace = kept = Kept()
+    rng = np.random.default_rng(1)
+    epsilon = rng.normal(size=(n_mc, D))
+    noise = rng.normal(size=harness.step.num_noise)
+    gradient_of_mean = harness([1, 4, 6], noise, epsilon)[harness.mu]
+    (row,) = kept.rows
+    z = harness.approx.start + np.logaddexp(0, 0) * epsilon.mean(axis=0)
+    prior = -(z - 2.0) / 0.5**2
+    np.testing.assert_allclose(row[:D], z, rtol=1e-12)
+    np.testing.assert_allclose(row[2 * D : 3 * D], prior, rtol=1e-12)
+    # Together they are the gradient of the bound by the mean, which is all that the optimiser gets of them.
+    np.testing.assert_allclose(row[D : 2 * D] + row[2 * D : 3 * D], gradient_of_mean, rtol=1e-9, atol=1e-9)
+    assert row[-1] == pytest.approx(CLIP * MULTIPLIER / PROB, rel=1e-12)
+
+
+def test_the_trace_sees_the_records_only_through_the_release() -> None:
+    """Other records and other noise with the same sum: not a bit of the row may differ."""
+    harness = Harness(regression(prior=0.5))
+    harness.step.trace = kept = Kept()
+    unit = harness.mechanism.noise.unit
+    sums = []
+    for batch in ([1], [2, 5]):
+        sums.append(np.rint(sum(clipped(row_gradient(harness, i)) for i in batch) / unit))
+    base = np.random.default_rng(2).integers(-(2**40), 2**40, size=D)
+    for batch, total in zip(([1], [2, 5]), sums, strict=True):
+        lattice = base + (sums[0] - total).astype("int64")
+        one_step(harness.step, np.array(batch), lattice, np.zeros(harness.step.draw_shape), 0.0)
+    difference = np.abs(kept.rows[0] - kept.rows[1])
+    # The sums by hand are rounded elsewhere than those of the kernel: by a few of the lattice's units.
+    assert difference[D : 2 * D].max() < 1e5 * unit / PROB
+    assert np.delete(difference, np.arange(D, 2 * D)).max() == 0.0
+
+
+def test_a_trace_with_more_than_the_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pymc_dpvi import step
+
+    real = step.prior_gradients
+
+    def planted(record: Any, latents: Any, z: Any, n_mc: int) -> Any:
+        return real(record, latents, z, n_mc) + record.arrays[0].sum()
+
+    monkeypatch.setattr(step, "prior_gradients", planted)
+    with pytest.raises(PrivacyError, match="trace of gradients"):
+        Harness(regression(prior=0.5))

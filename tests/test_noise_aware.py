@@ -1,0 +1,232 @@
+"""The noise-aware posterior where the truth is known: quadratics seen through noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pymc_dpvi import noise_aware
+from pymc_dpvi.diagnostics import FitDiagnostics, diagnose
+from pymc_dpvi.gradient_trace import GradientTrace
+from pymc_dpvi.noise_aware import NoiseAwarePosterior, Regression, choose_steps, regress
+
+LAMBDA = np.array([[60.0, 25.0, 0.0], [25.0, 40.0, -10.0], [0.0, -10.0, 90.0]])
+PRIOR = np.diag([1.0, 4.0, 0.25])
+D = 3
+
+
+def adam_run(
+    noise: float,
+    n_steps: int,
+    rng: np.random.Generator,
+    *,
+    runs: int = 1,
+    curvature: np.ndarray = LAMBDA,
+    precision: np.ndarray = PRIOR,
+    learning_rate: float = 0.02,
+    sigma: float = 0.15,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fit quadratics with parameters from the prior by noisy gradients and Adam.
+
+    Returns the parameters, the rows of every step, and the average of the last half of the iterates.
+    """
+    theta = rng.standard_normal((runs, D)) @ np.linalg.cholesky(np.linalg.inv(precision)).T
+    data = theta @ curvature + rng.standard_normal((runs, D)) @ np.linalg.cholesky(curvature).T
+    mu, m, v = np.zeros((runs, D)), np.zeros((runs, D)), np.zeros((runs, D))
+    rows, iterates = np.empty((n_steps, runs, 3 * D + 1)), np.empty((n_steps, runs, D))
+    for t in range(n_steps):
+        z = mu + sigma * rng.standard_normal((runs, D))
+        likelihood = data - z @ curvature + noise * rng.standard_normal((runs, D))
+        prior = -z @ precision
+        g = likelihood + prior
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        step = m / (1 - 0.9 ** (t + 1)) / (np.sqrt(v / (1 - 0.999 ** (t + 1))) + 1e-8)
+        mu = mu + learning_rate * step
+        rows[t] = np.concatenate([z, likelihood, prior, np.full((runs, 1), noise)], axis=1)
+        iterates[t] = mu
+    return theta, rows, iterates[n_steps // 2 :].mean(axis=0)
+
+
+def trace_of(rows: np.ndarray) -> GradientTrace:
+    trace = GradientTrace((rows.shape[1] - 1) // 3)
+    trace.begin(len(rows))
+    trace.take(rows)
+    return trace
+
+
+def posterior(rows: np.ndarray, *, full: bool = True, seed: int = 0) -> NoiseAwarePosterior:
+    size = (rows.shape[1] - 1) // 3
+    return NoiseAwarePosterior(trace_of(rows), np.random.default_rng(seed), np.eye(size) if full else None)
+
+
+def covered(noise: float, *, runs: int, seed: int, full: bool = True) -> dict[float, float]:
+    """Share of the parameters that nominal intervals hold."""
+    rng = np.random.default_rng(seed)
+    theta, rows, _ = adam_run(noise, 800, rng, runs=runs)
+    rank = np.array(
+        [np.mean(posterior(rows[:, r], full=full).draw(400, rng) < theta[r], axis=0) for r in range(runs)]
+    )
+    return {level: float(np.mean(np.abs(rank - 0.5) < level / 2)) for level in (0.5, 0.9)}
+
+
+def check_coverage(found: dict[float, float], intervals: int) -> None:
+    """Intervals of one fit are not independent: as if there were half as many, at four sigma."""
+    for level, share in found.items():
+        assert abs(share - level) < 4 * np.sqrt(level * (1 - level) / (intervals / 2)), (level, share)
+
+
+# From noise that is nothing beside the width of the posterior to noise that is several times as wide.
+@pytest.mark.parametrize("noise", [1.0, 150.0, 600.0])
+def test_intervals_cover(noise: float) -> None:
+    check_coverage(covered(noise, runs=60, seed=3), 60 * D)
+
+
+def test_half_the_noise_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = regress
+
+    def planted(*args: object) -> Regression | None:
+        fit = real(*args)  # type: ignore[arg-type]
+        if fit is not None:
+            object.__setattr__(fit, "noise", fit.noise / 4)
+            object.__setattr__(fit, "variance", fit.variance / 4)
+        return fit
+
+    monkeypatch.setattr(noise_aware, "regress", planted)
+    with pytest.raises(AssertionError):
+        check_coverage(covered(600.0, runs=60, seed=3), 60 * D)
+
+
+def test_the_plain_width_would_be_noticed() -> None:
+    theta, _, average = adam_run(300.0, 800, np.random.default_rng(5), runs=60)
+    plain = np.sqrt(np.diag(np.linalg.inv(LAMBDA + PRIOR)))
+    z = np.abs(average - theta) / plain
+    with pytest.raises(AssertionError):
+        check_coverage({a: float(np.mean(z < stats.norm.ppf(0.5 + a / 2))) for a in (0.5, 0.9)}, 60 * D)
+
+
+def test_without_noise_it_is_the_posterior() -> None:
+    _, rows, _ = adam_run(1e-6, 400, np.random.default_rng(1))
+    data = rows[0, 0, D : 2 * D] + rows[0, 0, :D] @ LAMBDA
+    full = posterior(rows[:, 0])
+    h = LAMBDA + PRIOR
+    np.testing.assert_allclose(full.mean, np.linalg.solve(h, data), rtol=1e-5)
+    np.testing.assert_allclose(full.family_stddev, np.sqrt(np.diag(np.linalg.inv(h))), rtol=1e-5)
+    draws = full.draw(20_000, np.random.default_rng(2))
+    np.testing.assert_allclose(np.cov(draws.T), np.linalg.inv(h), atol=6e-4)
+    field = posterior(rows[:, 0], full=False)
+    np.testing.assert_allclose(field.mean, full.mean, rtol=1e-5)
+    np.testing.assert_allclose(field.family_stddev, np.diag(h) ** -0.5, rtol=1e-5)
+    draws = field.draw(20_000, np.random.default_rng(2))
+    np.testing.assert_allclose(np.cov(draws.T), np.diag(1 / np.diag(h)), atol=6e-4)
+    assert full.noise_stddev.max() < 1e-5
+
+
+def test_what_the_noise_adds_is_the_sandwich_variance_of_the_average() -> None:
+    # Polyak and Juditsky: H^-1 S H^-1 / n, whatever the optimiser. Both the scatter of the average over
+    # runs and the posterior's own figure, from the gradients that the average is of.
+    noise, n = 20.0, 1200
+    rng = np.random.default_rng(7)
+    _, rows, average = adam_run(noise, n, rng, runs=300, learning_rate=0.05, sigma=0.05)
+    h = LAMBDA + PRIOR
+    data = (rows[..., D : 2 * D] + rows[..., :D] @ LAMBDA).mean(axis=0)  # the noise averages out, nearly
+    formula = np.sqrt(np.diag(np.linalg.inv(h) @ np.linalg.inv(h)) * noise**2 / n)
+    figure = np.mean([posterior(rows[:, r]).noise_stddev for r in range(20)], axis=0)
+    np.testing.assert_allclose(figure, formula, rtol=0.15)
+    # The average of the iterates is no farther from the true optimum than that, or hardly.
+    assert np.sqrt(np.mean((average - data @ np.linalg.inv(h)) ** 2)) < 2 * formula.max()
+
+
+def test_scales_of_the_latent_values_do_not_matter() -> None:
+    _, rows, _ = adam_run(100.0, 600, np.random.default_rng(4))
+    rows = rows[:, 0]
+    rows[:, -1] = 0.0
+    scale = np.array([1e-3, 1.0, 50.0])
+    other = rows * np.concatenate([scale, 1 / scale, 1 / scale, [1.0]])
+    a, b = posterior(rows), posterior(other)
+    np.testing.assert_allclose(b.mean, scale * a.mean, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(b.noise_stddev, scale * a.noise_stddev, rtol=1e-5)
+
+
+def test_an_indefinite_prior_has_the_sandwich_variance() -> None:
+    precision = np.diag([1.0, 4.0, -5.0])
+    rng = np.random.default_rng(8)
+    z = 0.15 * rng.standard_normal((4000, D))
+    rows = np.concatenate(
+        [z, -z @ LAMBDA + 30.0 * rng.standard_normal(z.shape), -z @ precision, np.full((4000, 1), 30.0)],
+        axis=1,
+    )
+    found = posterior(rows)
+    h = np.linalg.inv(LAMBDA + precision)
+    np.testing.assert_allclose(found.noise_stddev, np.sqrt(np.diag(h @ h) * 900.0 / 4000), rtol=0.2)
+    np.testing.assert_allclose(found.family_stddev, np.sqrt(np.diag(h)), rtol=0.1)
+
+
+def test_steps_that_do_not_agree_are_left_out() -> None:
+    _, rows, _ = adam_run(20.0, 800, np.random.default_rng(9))
+    rows = rows[:, 0]
+    trace = trace_of(rows)
+    first, fits = choose_steps(trace.blocks, trace.late_blocks, trace.columns)
+    assert first == 0 and len(fits) == 1
+    rows[:300, D : 2 * D] *= 0.3  # as if clipped
+    trace = trace_of(rows)
+    first, _ = choose_steps(trace.blocks, trace.late_blocks, trace.columns)
+    assert first in (2, 3)  # block 2 holds steps 200 to 299, which noise may hide
+
+
+def test_too_few_steps_tell_nothing() -> None:
+    _, rows, _ = adam_run(20.0, 12, np.random.default_rng(9))
+    assert not posterior(rows[:, 0]).available
+    assert not NoiseAwarePosterior(GradientTrace(3), np.random.default_rng(0)).available
+    frozen = np.repeat(rows[:1, 0], 100, axis=0)
+    assert not posterior(frozen).available
+
+
+def test_beyond_a_group_the_family_is_the_fitted_one() -> None:
+    rng = np.random.default_rng(10)
+    size, n = 70, 600
+    z = 0.28 + 0.1 * rng.standard_normal((n, size))
+    rows = np.concatenate([z, 50.0 * (0.3 - z) + rng.standard_normal(z.shape), -z, np.ones((n, 1))], axis=1)
+    family = 0.2 * np.tril(np.ones((size, size))) / np.sqrt(size)
+    found = NoiseAwarePosterior(trace_of(rows), rng, family)
+    draws = found.draw(4000, rng)
+    np.testing.assert_allclose(found.mean, 0.3 * 50 / 51, atol=0.02)
+    want = family @ family.T + np.diag(found.noise_stddev**2)
+    np.testing.assert_allclose(np.cov(draws.T), want, atol=6e-3)
+
+
+def report(noise: float, edit: Callable[[np.ndarray], np.ndarray] = lambda mean: mean) -> FitDiagnostics:
+    _, rows, average = adam_run(noise, 800, np.random.default_rng(11), learning_rate=0.05)
+    trace = trace_of(rows[:, 0])
+    found = NoiseAwarePosterior(trace, np.random.default_rng(0), np.eye(D))
+    return diagnose(found, trace, names="abc", average=edit(average[0]), epsilon=1.0, clipped_share=None)
+
+
+def test_diagnostics_say_what_limits_a_fit() -> None:
+    good = report(20.0)
+    assert good.converged and not good.noise_dominated and good.clip_dominated is None
+    assert "Converged: yes" in repr(good) and "not known" in repr(good)
+    drowned = report(2000.0)
+    assert drowned.noise_dominated and "Noise-dominated: yes" in repr(drowned)
+    away = report(20.0, lambda mean: mean + 0.5)
+    assert not away.converged and "Converged: no" in repr(away)
+    np.testing.assert_allclose(good.noise_share, 1.0, atol=0.15)
+
+
+def test_the_iterates_are_drawn() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    plt = pytest.importorskip("matplotlib.pyplot")
+    good = report(20.0)
+    ax = good.plot(names=["b"])
+    (line,) = ax.get_lines()
+    assert line.get_label() == "b"
+    means = np.array([p.mean[1] for p in good.path])
+    np.testing.assert_allclose(line.get_ydata(), (means - good.optimum[1]) / good.stddev[1])
+    assert line.get_xdata()[-1] == 800
+    assert len(good.plot().get_lines()) == D
+    with pytest.raises(ValueError, match="names has"):
+        good.plot(names=["d"])
+    plt.close("all")
