@@ -104,7 +104,7 @@ class Fit:
 
     def __init__(self, name: str, epsilon: float, clip: str, n_steps: int) -> None:
         _, x, y = simulate(name, np.random.default_rng(0))
-        bound = {} if clip == "default" else {"l2_clip_norm": WIDE[name]}
+        bound: dict[str, Any] = {} if clip == "default" else {"l2_clip_norm": WIDE[name]}
         with make_model(name, x, y):
             method = DPADVI(epsilon=epsilon, delta=DELTA, random_seed=0, **bound)
         self.approx, self.n_steps = method.approx, n_steps

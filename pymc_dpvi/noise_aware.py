@@ -44,7 +44,7 @@ precision (p is the prior's). Draws of :math:`(\tau, c, \Delta)`, held positive 
 released posterior a mixture of normals.
 
 **Which steps.** At least the last half of the run, of which the average is; and further blocks before it, as
-long as mean gradient and mean curvature are what the regression on the later ones predicts (tests at 5 % each),
+long as mean gradient and mean curvature are what the regression on later ones predicts (two tests at 5 %),
 but not the first eighth. Where noise dominates, the bias of earlier steps is below the noise, and they saw a
 wider range of z.
 
@@ -112,7 +112,7 @@ class Regression:
     noise: np.ndarray
 
     def surprise(self, block: Moments, scatter: np.ndarray, columns: np.ndarray) -> float:
-        """Return the p-value of a block's mean gradient and mean curvature under this regression on others."""
+        """Return the p-value of a block's mean gradient and curvature under this regression on others."""
         k = len(self.centre)
         mean = block.mean[columns]
         u = np.linalg.solve(self.root, mean[:k] - self.centre)

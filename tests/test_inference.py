@@ -838,6 +838,59 @@ def test_refine_composes_and_goes_on_from_the_last_iterate(logistic: Build) -> N
     assert approx.sample(2).attrs["privacy_epsilon"] == report.epsilon
 
 
+def test_refine_adds_to_the_trace_and_a_new_fit_begins_another(logistic: Build) -> None:
+    with logistic():
+        method = DPADVI(**CHEAP)
+        approx = quiet(method, 40)
+        trace = approx._trace
+        assert sum(b.n for b in trace.blocks) == 40
+        method.refine(16, progressbar=False)
+        assert approx._trace is trace and sum(b.n for b in trace.blocks) == 56
+        assert trace.path[-1].step == 56
+        quiet(method, 8)
+        assert sum(b.n for b in approx._trace.blocks) == 8
+
+
+def test_an_interrupted_fit_keeps_the_trace_of_the_steps_run(logistic: Build) -> None:
+    def interrupt(approx: Any, losses: Any, i: int) -> None:
+        if i == 33:
+            raise KeyboardInterrupt
+
+    with logistic():
+        approx = quiet(DPADVI(**CHEAP), 100, callbacks=[interrupt])
+    assert approx.privacy.runs[0].steps_run == sum(b.n for b in approx._trace.blocks) == 33
+    assert approx.sample(4, noise_aware=True).attrs["noise_aware"] == 1
+    assert 16 <= approx.diagnostics().n_steps_late <= 26
+
+
+@pytest.mark.parametrize("method", [DPADVI, DPFullRankADVI])
+def test_noise_aware_draws(logistic: Build, method: type[DPADVI]) -> None:
+    with logistic():
+        approx = quiet(method(**CHEAP), 60)
+    aware, plain = (approx.sample(300, random_seed=3, noise_aware=aware) for aware in (True, False))
+    assert (aware.attrs["noise_aware"], plain.attrs["noise_aware"]) == (1, 0)
+    default = approx.sample(300, random_seed=3)
+    for name, values in aware["posterior"].data_vars.items():
+        np.testing.assert_array_equal(default["posterior"][name], values)
+        assert not np.allclose(plain["posterior"][name], values)
+    rng = np.random.default_rng(3)
+    flat = approx.draw_latents(300, rng)
+    assert flat.shape == (300, approx.latents.size)
+    found = approx.diagnostics()
+    assert len(found.names) == approx.latents.size and "not known" in repr(found)
+
+
+def test_noise_awareness_needs_steps(logistic: Build) -> None:
+    with logistic():
+        approx = quiet(DPADVI(**CHEAP), 3)
+    assert approx.sample(2).attrs["noise_aware"] == 0
+    for ask in (lambda: approx.sample(2, noise_aware=True), approx.diagnostics):
+        with pytest.raises(PrivacyError, match="too few steps"):
+            ask()
+    with pytest.raises(ArgumentError, match="noise_aware"):
+        approx.sample(2, noise_aware="yes")
+
+
 def test_refine_before_fit(unspent: DPADVI) -> None:
     with pytest.raises(TypeError, match="fit"):
         unspent.refine(3)

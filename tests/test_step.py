@@ -498,17 +498,19 @@ def test_an_interrupt_waits_for_the_end_of_the_call():
     harness = Harness(silent())
     ended = []
 
-    def function(*args: Any) -> None:
+    def function(*args: Any) -> list[np.ndarray]:
         os.kill(os.getpid(), signal.SIGINT)
         for _ in range(1000):
             pass  # the interpreter looks for signals here
         ended.append(True)
+        return [np.zeros((1, harness.step.trace.width))]
 
     harness([0])  # the first call compiles, for seconds, and may be interrupted
     harness.step._function = function
     with pytest.raises(KeyboardInterrupt):
         harness([0])
     assert ended == [True] and harness.step.calls == 2
+    assert sum(b.n for b in harness.step.trace.blocks) == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
