@@ -177,7 +177,7 @@ def test_steps_that_do_not_agree_are_left_out() -> None:
     steep = rows.copy()  # another slope about the same mean
     for block in np.split(steep[:300], 3):
         z = block[:, :D]
-        block[:, D : 2 * D] -= 15.0 * (z - z.mean(axis=0))
+        block[:, D : 2 * D] -= 60.0 * (z - z.mean(axis=0))
     trace = trace_of(steep)
     assert choose_steps(trace.blocks, trace.late_blocks, trace.columns)[0] == 3
 
