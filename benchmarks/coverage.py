@@ -33,10 +33,10 @@ from rich.progress import Progress
 from pymc_dpvi import DPADVI, InsecureNoiseWarning
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.gradient_trace import GradientTrace
-from pymc_dpvi.inference import default_optimizer
 from pymc_dpvi.loop import iterate
 from pymc_dpvi.mechanism import Streams
 from pymc_dpvi.noise_aware import NoiseAwarePosterior
+from pymc_dpvi.optimizers import falling_adam
 from pymc_dpvi.step import PrivateStep
 
 HERE = Path(__file__).parent
@@ -112,7 +112,7 @@ class Fit:
         self.optimiser_state: list[Any] = []
 
         def optimizer(grads: list[Any], params: list[Any]) -> dict[Any, Any]:
-            updates = default_optimizer()(grads, params)
+            updates = falling_adam(n_steps)(grads, params)
             self.optimiser_state = list(updates)
             return updates
 

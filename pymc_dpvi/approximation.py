@@ -93,6 +93,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self._record = record
         self._report: PrivacyReport | None = None
         self._trace: GradientTrace | None = None
+        self._clipped_share: float | None = None
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
         self.hist: np.ndarray = np.asarray(())
         self.withheld = tuple(d.name for d in record.model.deterministics if not record.may_be_released(d))
@@ -272,7 +273,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             names=names,
             average=self._values("mu")[0],
             epsilon=float(report.epsilon),
-            clipped_share=None,
+            clipped_share=self._clipped_share,
         )
 
     def check_draws(self, draws: Any) -> int:

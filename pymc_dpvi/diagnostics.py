@@ -11,8 +11,8 @@ standard deviation :math:`\omega_j` that privacy noise and subsampling leave in 
 * *noise-dominated*: :math:`\omega_j > \sigma_j` for most latent values. The noise hides more than the data
   leave open. A larger ε, more records or a smaller clip norm help; further steps do not.
 * *clip-dominated*: more than half of the records' gradients were clipped. It takes a private count of them,
-  which only an adaptive clip norm releases; otherwise it is not known. No trace of clipped gradients tells
-  of it.
+  which only an adaptive clip norm releases: it steers them to a known share. With a fixed clip norm it
+  is not known; no trace of clipped gradients tells of it.
 
 Privacy: post-processing of released sums.
 """
@@ -59,7 +59,8 @@ class FitDiagnostics:
     n_steps_late : int
         Those of them that are taken in any case: the last half of the last run.
     clipped_share : float or None
-        Private estimate of the share of records that were clipped; None if nothing counted them.
+        Share of the records to clip that an adaptive clip norm steers to, by its private counts; None if
+        nothing counted them.
     epsilon : float
         What was spent.
     path : tuple of PathPoint

@@ -519,6 +519,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         shown = 0
         self._step.trace.begin(n)
         self._approx._trace = self._step.trace
+        adaptive = self._mechanism.adaptive
+        self._approx._clipped_share = None if adaptive is None else 1.0 - adaptive.quantile
         steps = iterate(
             self._step,
             self._mechanism,

@@ -278,7 +278,7 @@ def plot_iterates(
         if unknown := [name for name in names if name not in source.names]:
             raise ArgumentError(f"names has {unknown}; the latent values are in source.names.")
         chosen = [source.names.index(name) for name in names]
-    ax = _axes(ax)
+    ax = new_axes(ax)
     steps = [point.step for point in source.path]
     path = np.array([point.mean for point in source.path])
     inner = _WIDTH_90 * float(np.median(source.family_stddev / source.stddev))

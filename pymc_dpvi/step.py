@@ -12,8 +12,8 @@ r"""The compiled step: one batch, one latent draw, one vector of noise, one upda
 The scale is 1/q, a public constant: never the realised batch size. Everything after the noisy sum is
 post-processing. With an adaptive clip norm (`adaptive_clipping`) the gradients are scaled before and the sum
 after, by a public number that the noisy counts of earlier steps decide. The function also keeps the running
-average of the iterates, :math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`, and hands the latent draws and
-the noisy gradients there to a `GradientTrace`.
+average of the iterates, :math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`, and hands the latent draws
+and the noisy gradients there to a `GradientTrace`.
 """
 
 from __future__ import annotations
