@@ -32,10 +32,10 @@ for a constant with the prior variance :math:`P_0`, held above a floor so that t
 change as the fit goes on:
 
 .. math:: \eta_t = \min\big(\tfrac12,\ \max\big(\frac{1}{h t + R_t/(h P_0)},\
-          \min(\tfrac15, \tfrac{1}{50 R_t})\big)\big) ,
+          \min(\tfrac15, \tfrac{1}{100 R_t})\big)\big) ,
 
-where 1/5 is the rate of the paper, and the floor :math:`1/(50 R_t)` keeps the noise of :math:`\log C` at a
-standard deviation of about 0.17, however small the batches are.
+where 1/5 is the rate of the paper, and the floor :math:`1/(100 R_t)` keeps the noise of :math:`\log C` at a
+standard deviation of about 0.15, however small the batches are.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _SLOPE = 0.35  # of the share of records within the bound, by the log of the bou
 _PRIOR_VARIANCE = 1.0  # of the log of the quantile about that of the start value
 _LARGEST_GAIN = 0.5
 _PAPER_GAIN = 0.2
-_FLOOR = 0.02
+_FLOOR = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
