@@ -39,14 +39,8 @@ from rich.table import Table
 
 import pymc_dpvi.step as step_module
 from pymc_dpvi.approximation import DPMeanField
-from pymc_dpvi.clipping import (
-    SLACK,
-    Block,
-    add_squared_norms_outer,
-    add_weighted_outer,
-    clip_factors,
-    private_sum,
-)
+from pymc_dpvi.blocks import Block, add_squared_norms_outer, weighted_outer
+from pymc_dpvi.clipping import SLACK, clip_factors, private_sum
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.loop import iterate
 from pymc_dpvi.mechanism import Draws, Mechanism, Streams
@@ -76,9 +70,7 @@ def float_sum(
     norms = np.zeros(count)
     add_squared_norms_outer(left, right, norms)
     factors = clip_factors(norms, l2_clip_norm * (1.0 - SLACK))
-    out = np.zeros(noise.size)
-    add_weighted_outer(left, right, factors, out)
-    return out + noise.view(np.float64)
+    return weighted_outer(left, right, factors) + noise.view(np.float64)
 
 
 class FloatSum(Op):
@@ -110,7 +102,9 @@ def _numba_float_sum(op: FloatSum, node: Apply, **kwargs: Any) -> Any:
     return run
 
 
-def plain_sum(blocks: Sequence[Block], noise: Any, l2_clip_norm: float, unit: Any, count: Any) -> Any:
+def plain_sum(
+    blocks: Sequence[Block], noise: Any, l2_clip_norm: float, unit: Any, count: Any, *rest: Any
+) -> Any:
     """Stand in for `private_sum`."""
     (block,) = blocks
     return FloatSum(l2_clip_norm)(block.left, block.right, count, noise)

@@ -1,22 +1,23 @@
-"""What a private step costs: microseconds, seconds to the first step, and memory.
+"""What a private step costs, beside steps that are not private, of the same model and batch size.
 
-Measures, on the same data, model and batch size:
+- ``private``   `DPADVI`: Poisson batches, per-record clipping, noise on the lattice, Adam, averaging;
+- ``own``       the same loop without privacy: batches of fixed size drawn by NumPy, the gradient of the
+                batch's log-likelihood, Adam, averaging; compiled in the same way, many steps in one call;
+- ``advi``      PyMC's ADVI with `pm.Minibatch`, ``total_size`` and ``score=False``;
+- ``numpyro``   NumPyro's SVI with an `AutoNormal` guide, its steps fused by ``lax.fori_loop``, in float32;
+- ``d3p``       d3p's private SVI, if D3P_PYTHON is a Python that has it (see ``d3p_steps.py``).
 
-- ``numpy``    gather a batch and take the gradient of its log-likelihood, the work nobody avoids;
-- ``advi``     PyMC's own ADVI with `pm.Minibatch`, ``total_size`` and ``score=False``;
-- ``dpadvi``   `DPADVI`, Poisson batches of the same expected size, ``score`` being refused anyway.
-
-**The time of a step** is processor time, of blocks of 100 steps; batches, noise and latent draws are in it.
-The three take turns in one process, a thousand steps each, for several rounds. The table has the
-median block and the fastest one: on a machine that others use too, the fastest says more, and ratios hold
-better than times.
+**The time of a step** is processor time (of all threads), in blocks; whatever a step needs is in it. The
+methods take turns in one process. The table has the median block and the fastest one: on a machine that
+others use too, the fastest says more, and ratios hold better than times.
 
 **The first step** and **memory** are measured in processes of their own, whose compile cache is empty at
-first: seconds from before the call of `fit` until the first step is done, which holds the checks, the
-compilation and, for DPADVI, the accounting; and the peak of the process above what it held with the
-data loaded, before the model was built. ``again`` is the first step with the compile cache filled.
+first: seconds until the first step is done, which holds the checks, the compilation and, for DPADVI, the
+accounting; and the peak of the process above what it held with the data loaded.
+``again`` is the first step with the compile cache filled.
 
-    python benchmarks/step_time.py [--rounds 5] [--quick] [--output FILE]
+    python benchmarks/step_time.py [--models standard] [--methods ...] [--rounds 5] [--quick]
+    python benchmarks/step_time.py --scaling
 """
 
 from __future__ import annotations
@@ -30,210 +31,158 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
+from step_methods import METHODS, Unavailable
+from step_models import MODELS, Case, regression
 
-METHODS = ("numpy", "advi", "dpadvi")
-BLOCK = 100
-TURN = 1000
+#: Processor seconds that one turn of a method should take.
+TURN_SECONDS = 0.5
+BLOCKS = 5
 
-
-@dataclass(frozen=True)
-class Size:
-    """A logistic regression: records, features, (expected) batch size."""
-
-    num_records: int
-    num_features: int
-    batch_size: int
-
-
-SIZES = (Size(39073, 15, 195), Size(100_000, 100, 1000))
-
-
-class Stopwatch:
-    """A callback of `pm.fit` that notes the processor time after each block of steps."""
-
-    #: `DPADVI` calls it no more often, so that it can run many steps in one call.
-    every = BLOCK
-
-    def __init__(self) -> None:
-        self.first: float | None = None
-        self.marks: list[float] = []
-
-    def __call__(self, approximation: Any, losses: Any, i: int) -> None:
-        """Note the time; what the callback is given is not looked at, but for the number of the step."""
-        if self.first is None:
-            self.first = time.perf_counter()
-        if i % BLOCK == 0:
-            self.marks.append(time.process_time())
-
-    def microseconds(self) -> list[float]:
-        """Return the time of a step in each block since this was last called."""
-        blocks = [1e6 * (after - before) / BLOCK for before, after in pairwise(self.marks)]
-        self.marks = []
-        return blocks
+#: Cost against B, D and N, one of them at a time.
+SCALING = {
+    "B": [regression("", 100_000, 50, b) for b in (10, 100, 1000, 10_000)],
+    "D": [regression("", 20_000, d, 200) for d in (5, 50, 500, 2000)],
+    "N": [regression("", n, 15, 195) for n in (10_000, 100_000, 1_000_000, 10_000_000)],
+}
 
 
 def main() -> None:
     """Run the benchmark, or, as its own child process, one measurement."""
     parser = argparse.ArgumentParser(
-        description="Time and memory of a private step, against PyMC's own.",
+        description="Time and memory of a private step, against steps that are not private.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=5, help=f"turns of {TURN} steps for each method")
-    parser.add_argument("--quick", action="store_true", help="one round; no times of the first step")
+    names = ", ".join(MODELS)
+    parser.add_argument(
+        "--models", nargs="+", default=["standard"], help=f"standard, large, all, or some of {names}"
+    )
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--rounds", type=int, default=5, help="turns for each method")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round; no memory, no times of the first step"
+    )
+    parser.add_argument("--scaling", action="store_true", help="cost of a private step against B, D and N")
     parser.add_argument(
         "--output", type=Path, default=Path(__file__).resolve().parent / "output" / "step_time.json"
     )
-    parser.add_argument("--child", nargs=3, metavar=("WHAT", "SIZE", "ROUNDS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--child", nargs=4, metavar=("WHAT", "CASE", "METHODS", "ROUNDS"), help=argparse.SUPPRESS
+    )
     arguments = parser.parse_args()
     if arguments.child:
-        what, size, rounds = arguments.child
-        print(json.dumps(measure(what, Size(**json.loads(size)), int(rounds))))
+        what, case, methods, rounds = arguments.child
+        print(json.dumps(measure(what, find(case), methods.split(","), int(rounds))))
         return
-    if arguments.quick:
-        arguments.rounds = 1
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
     console = Console()
-    firsts = [] if arguments.quick else [m for m in METHODS if m != "numpy" for _ in range(2)]
-    jobs = [(size, what) for size in SIZES for what in (*firsts, "steps")]
-    measured: dict[Size, dict[str, list[dict[str, Any]]]] = {size: {} for size in SIZES}
-    with tempfile.TemporaryDirectory() as folder:
-        for size, what in track(jobs, description="Measuring", console=console):
-            # A compile cache for each size and method: empty for the first process, filled for the second.
-            cache = Path(folder) / f"{what}-{size.num_features}"
-            found = measure_in_child(what, size, arguments.rounds, cache)
-            measured[size].setdefault(what, []).append(found)
-    results = [summarise(size, found) for size, found in measured.items()]
-    for result in results:
-        show(result, console)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    document = {
-        "results": results,
-        "rounds": arguments.rounds,
+    if arguments.scaling:
+        document = scaling(arguments.rounds, console)
+    else:
+        cases = [name for name in MODELS if chosen(name, arguments.models)]
+        if not cases:
+            parser.error(f"--models: none of {arguments.models} is known; there are {names}")
+        rounds = 1 if arguments.quick else arguments.rounds
+        results = {}
+        for name in cases:
+            results[name] = compare(name, arguments.methods, rounds, arguments.quick, console)
+            show(MODELS[name], results[name], console)
+        document = {"results": results}
+    document |= {
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {name: version(name) for name in ("pymc", "pytensor", "numba", "numpy")},
+        "versions": {
+            n: v for n in ("pymc", "pytensor", "numba", "numpy", "numpyro", "jax") if (v := installed(n))
+        },
     }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     console.print(f"Written to {arguments.output}")
 
 
-def measure_in_child(what: str, size: Size, rounds: int, cache: Path) -> dict[str, Any]:
-    """Measure in a fresh process with a compile cache of its own."""
-    cache.mkdir(exist_ok=True)
-    flags = [flag for flag in [os.environ.get("PYTENSOR_FLAGS", "")] if flag]
-    environment = os.environ | {
-        # The last one counts, so this overrides what the caller may have set.
-        "PYTENSOR_FLAGS": ",".join([*flags, f"base_compiledir={cache}"]),
-        "NUMBA_CACHE_DIR": str(cache),
-    }
-    command = [sys.executable, __file__, "--child", what, json.dumps(asdict(size)), str(rounds)]
-    child = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-    )
-    if child.returncode != 0:
-        raise SystemExit(f"measuring {what} failed; its messages are above")
-    found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    return found
+def installed(name: str) -> str | None:
+    """Return the version of a package, if there is one."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
-def measure(what: str, size: Size, rounds: int) -> dict[str, Any]:
+def chosen(name: str, given: list[str]) -> bool:
+    """Whether a model is asked for, by its name or a tag."""
+    return "all" in given or bool({name, *MODELS[name].tags} & set(given))
+
+
+def find(name: str) -> Case:
+    """Return a model by name, or a case of the scaling figure (``N:2``)."""
+    if ":" in name:
+        axis, k = name.split(":")
+        return replace(SCALING[axis][int(k)], numpyro=None)
+    return MODELS[name]
+
+
+# ------------------------------------------------------------------------------------------------
+# In a child process
+# ------------------------------------------------------------------------------------------------
+
+
+def measure(what: str, case: Case, methods: list[str], rounds: int) -> dict[str, Any]:
     """Measure in this process: the steps of all methods, or the first step and memory of one."""
-    import numpy as np
     import pymc  # noqa: F401  so that the imports count as held before, not as the method's own
 
     import pymc_dpvi  # noqa: F401
 
-    rng = np.random.default_rng(20240612)
-    # Logits of order 1 at the start of ADVI, whose first standard deviation is 1.3.
-    x = rng.normal(size=(size.num_records, size.num_features)) / np.sqrt(size.num_features)
-    # int64 would be cast by PyMC, which refuses a cast `pm.Minibatch` as observed.
-    y = (rng.random(size.num_records) < 0.5).astype(np.int32)
-    data = (x.nbytes + y.nbytes) / 2**20
+    data = case.data(np.random.default_rng(20240612), case.num_records)
     if what == "steps":
-        return {"microseconds": steps(x, y, size, rounds), "data_mebibytes": data}
+        return {"microseconds": steps(case, data, methods, rounds)}
+    (method,) = methods
     before = peak_bytes()
     start = time.perf_counter()
-    _, stopwatch = fit(what, x, y, size, 3 * BLOCK)
-    assert stopwatch.first is not None
-    return {
-        "first_step_seconds": stopwatch.first - start,
-        "peak_mebibytes": (peak_bytes() - before) / 2**20,
-        "data_mebibytes": data,
-    }
+    run = METHODS[method](case, data)
+    first = time.perf_counter() - start
+    run(20)
+    return {"first_step_seconds": first, "peak_mebibytes": (peak_bytes() - before) / 2**20}
 
 
-def steps(x: Any, y: Any, size: Size, rounds: int) -> dict[str, list[list[float]]]:
-    """Return microseconds per step in each block, by method and round; the methods take turns."""
-    fitted = {method: fit(method, x, y, size, 3 * BLOCK) for method in METHODS if method != "numpy"}
-    found: dict[str, list[list[float]]] = {method: [] for method in METHODS}
-    for _, stopwatch in fitted.values():
-        stopwatch.microseconds()  # these held the compilation
+def steps(case: Case, data: dict[str, np.ndarray], methods: list[str], rounds: int) -> dict[str, Any]:
+    """Return microseconds per step in each block, by method; the methods take turns."""
+    ready: dict[str, Callable[[int], None]] = {}
+    found: dict[str, Any] = {}
+    for method in methods:
+        try:
+            ready[method] = METHODS[method](case, data)
+            found[method] = []
+        except Unavailable as reason:
+            found[method] = str(reason)
+    n_steps = {method: steps_in(run) for method, run in ready.items()}
     for _ in range(rounds):
-        found["numpy"].append(numpy_steps(x, y, size))
-        for method, (inference, stopwatch) in fitted.items():
-            inference.refine(TURN + BLOCK, progressbar=False)
-            found[method].append(stopwatch.microseconds())
+        for method, run in ready.items():
+            for _ in range(BLOCKS):
+                start = time.process_time()
+                run(n_steps[method])
+                found[method].append(1e6 * (time.process_time() - start) / n_steps[method])
     return found
 
 
-def numpy_steps(x: Any, y: Any, size: Size) -> list[float]:
-    """Return microseconds per gather and gradient; drawing the indices is not timed."""
-    import numpy as np
-
-    rng = np.random.default_rng(1)
-    coefficients = rng.normal(size=size.num_features)
-    blocks = []
-    for _ in range(TURN // BLOCK):
-        batches = rng.integers(size.num_records, size=(BLOCK, size.batch_size))
+def steps_in(run: Callable[[int], None]) -> int:
+    """Return how many steps make a block that takes long enough to be measured."""
+    n = 1
+    while True:
         start = time.process_time()
-        for batch in batches:
-            rows = x[batch]
-            rows.T @ (y[batch] - 1.0 / (1.0 + np.exp(-(rows @ coefficients))))
-        blocks.append(1e6 * (time.process_time() - start) / BLOCK)
-    return blocks
-
-
-def fit(method: str, x: Any, y: Any, size: Size, n: int) -> tuple[Any, Stopwatch]:
-    """Fit the model by one of the two methods, with Adam; return the method and its stopwatch."""
-    import pymc as pm
-
-    with pm.Model():
-        beta = pm.Normal("beta", 0, 1, shape=size.num_features)
-        if method == "advi":
-            x_batch, y_batch = pm.Minibatch(x, y, batch_size=size.batch_size)
-            pm.Bernoulli("label", logit_p=x_batch @ beta, observed=y_batch, total_size=size.num_records)
-            inference: Any = pm.ADVI(random_seed=1)
-            options: dict[str, Any] = {"score": False}
-        else:
-            from pymc_dpvi import DPADVI
-
-            pm.Bernoulli("label", logit_p=x @ beta, observed=y)
-            inference = DPADVI(
-                noise_multiplier=4.0,
-                delta=1e-6,
-                sampling_prob=size.batch_size / size.num_records,
-                random_seed=1,
-            )
-            options = {}
-        stopwatch = Stopwatch()
-        inference.fit(
-            n,
-            progressbar=False,
-            callbacks=[stopwatch],
-            obj_optimizer=pm.adam(learning_rate=0.01),
-            **options,
-        )
-    return inference, stopwatch
+        run(n)
+        seconds = time.process_time() - start
+        if seconds > 0.2 * TURN_SECONDS / BLOCKS:
+            return max(1, round(n * TURN_SECONDS / BLOCKS / seconds))
+        n *= 4
 
 
 def peak_bytes() -> int:
@@ -249,55 +198,104 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def summarise(size: Size, measured: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return what the table shows, and all that was measured."""
-    times = measured["steps"][0]["microseconds"]
-    rows: dict[str, dict[str, float | None]] = {}
-    for method in METHODS:
-        blocks = [block for turn in times[method] for block in turn]
-        cold, again = measured.get(method, [{}, {}])
-        rows[method] = {
-            "median_microseconds": statistics.median(blocks),
-            "fastest_microseconds": min(blocks),
-            "first_step_seconds": cold.get("first_step_seconds"),
-            "again_seconds": again.get("first_step_seconds"),
-            "peak_mebibytes": again.get("peak_mebibytes"),
-        }
-    ours, theirs = rows["dpadvi"], rows["advi"]
-    rows["dpadvi / advi"] = {
-        name: None if ours[name] is None or theirs[name] is None else ours[name] / theirs[name]  # type: ignore[operator]
-        for name in ours
+def in_child(what: str, case: str, methods: list[str], rounds: int, cache: Path) -> dict[str, Any]:
+    """Measure in a fresh process with a compile cache of its own."""
+    cache.mkdir(exist_ok=True)
+    flags = [flag for flag in [os.environ.get("PYTENSOR_FLAGS", "")] if flag]
+    environment = os.environ | {
+        # The last one counts, so this overrides what the caller may have set.
+        "PYTENSOR_FLAGS": ",".join([*flags, f"base_compiledir={cache}"]),
+        "NUMBA_CACHE_DIR": str(cache),
     }
-    # Turn by turn, and the median of that: a machine that slows down does so for both.
-    rows["dpadvi / advi"]["median_microseconds"] = statistics.median(
-        statistics.median(a) / statistics.median(b)
-        for a, b in zip(times["dpadvi"], times["advi"], strict=True)
+    command = [sys.executable, __file__, "--child", what, case, ",".join(methods), str(rounds)]
+    child = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
     )
-    return {
-        **asdict(size),
-        "data_mebibytes": measured["steps"][0]["data_mebibytes"],
-        "rows": rows,
-        "measured": measured,
-    }
+    if child.returncode != 0:
+        raise SystemExit(f"measuring {methods} on {case} failed; its messages are above")
+    found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return found
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Print one size's table."""
-    table = Table(
-        title=(
-            f"N = {result['num_records']}, D = {result['num_features']}, "
-            f"B = {result['batch_size']} (data {result['data_mebibytes']:.0f} MiB)"
-        )
-    )
+# ------------------------------------------------------------------------------------------------
+# What is shown
+# ------------------------------------------------------------------------------------------------
+
+
+def compare(
+    name: str, methods: list[str], rounds: int, quick: bool, console: Console
+) -> dict[str, dict[str, Any]]:
+    """Measure one model by all methods."""
+    with tempfile.TemporaryDirectory() as folder, console.status(f"Measuring {name}"):
+        measured = in_child("steps", name, methods, rounds, Path(folder) / "steps")["microseconds"]
+        rows: dict[str, dict[str, Any]] = {}
+        for method, blocks in measured.items():
+            if isinstance(blocks, str):
+                rows[method] = {"unavailable": blocks}
+                continue
+            rows[method] = {
+                "median_microseconds": statistics.median(blocks),
+                "fastest_microseconds": min(blocks),
+            }
+            if quick or method == "d3p":  # which is in a process of its own already
+                continue
+            cold, again = (in_child("first", name, [method], 1, Path(folder) / method) for _ in range(2))
+            rows[method] |= {
+                "first_step_seconds": cold["first_step_seconds"],
+                "again_seconds": again["first_step_seconds"],
+                "peak_mebibytes": again["peak_mebibytes"],
+            }
+    ours = rows.get("private", {})
+    for method in [m for m in rows if m != "private" and "unavailable" not in rows[m]]:
+        rows[f"private / {method}"] = {k: ours[k] / v for k, v in rows[method].items() if k in ours}
+    return rows
+
+
+COLUMNS = {
+    "median_microseconds": "µs a step",
+    "fastest_microseconds": "fastest",
+    "first_step_seconds": "s to first step",
+    "again_seconds": "again",
+    "peak_mebibytes": "peak MiB above data",
+}
+
+
+def show(case: Case, rows: dict[str, dict[str, Any]], console: Console) -> None:
+    """Print one model's table."""
+    table = Table(title=f"{case.title}: N = {case.num_records}, D = {case.num_params}, B = {case.batch_size}")
     table.add_column("method")
-    for heading in ("µs per step", "fastest", "s to first step", "again", "peak MiB above data"):
+    for heading in COLUMNS.values():
         table.add_column(heading, justify="right")
-    for name, row in result["rows"].items():
-        ratio = name not in METHODS
-        formats = [".2f"] * 5 if ratio else [".0f", ".0f", ".2f", ".2f", ".0f"]
-        cells = ["–" if v is None else format(v, f) for v, f in zip(row.values(), formats, strict=True)]
+    for name, row in rows.items():
+        if "unavailable" in row:
+            table.add_row(name, "–")
+            continue
+        cells = [f"{row[k]:.3g}" if k in row else "–" for k in COLUMNS]
         table.add_row(name, *cells)
     console.print(table)
+    for name, row in rows.items():
+        if "unavailable" in row:
+            console.print(f"{name}: {row['unavailable']}")
+
+
+def scaling(rounds: int, console: Console) -> dict[str, Any]:
+    """Measure private and own steps of logistic regressions against B, D and N."""
+    document: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for axis, cases in SCALING.items():
+            table = Table(title=f"Microseconds a step (fastest block) against {axis}")
+            for heading in ("N", "D", "B", "private", "own", "private / own"):
+                table.add_column(heading, justify="right")
+            for k, case in enumerate(cases):
+                found = in_child("steps", f"{axis}:{k}", ["private", "own"], rounds, Path(folder) / "steps")
+                private, own = (min(found["microseconds"][m]) for m in ("private", "own"))
+                size = {"N": case.num_records, "D": case.num_params, "B": case.batch_size}
+                document.setdefault(axis, []).append(size | {"private": private, "own": own})
+                table.add_row(
+                    *map(str, size.values()), f"{private:.1f}", f"{own:.1f}", f"{private / own:.2f}"
+                )
+            console.print(table)
+    return {"scaling": document}
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ variational parameters :math:`\xi`, of one record's share of the evidence lower 
 .. math:: L_i(\xi) = \frac1M \sum_m \left[\log p(x_i \mid z_m) + \frac1N \log p(z_m)\right]
           + \frac1N H(q_\xi), \qquad z_m = T(\xi, \varepsilon_m).
 
-A parameter that multiplies data or activations, ``x @ w``, has a per-record gradient that is an outer
-product; it is kept as its two factors and never formed (`clipping.Block`).
+They follow from the gradients by z: :math:`T g_i + c`, with one matrix T for all records (`blocks.PullBack`),
+if there is one latent draw.
 
-They follow from the gradients by z, row by row.
+Gradients of variables that are multiplied by data or looked up by it are kept in factors and never formed
+(`factoring`, `blocks`).
 
 Either way the one-row graph is differentiated and then vectorised over the batch, so row i of the result
 is a function of record i and of z alone.
@@ -34,19 +35,17 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.math import Dot
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_dpvi.clipping import Block
+from pymc_dpvi.blocks import Block, PullBack, as_matrix
 from pymc_dpvi.errors import UnsupportedModelError
+from pymc_dpvi.factoring import find_uses, lift_uses
 from pymc_dpvi.graphs import fold_shapes
 from pymc_dpvi.records import RecordModel
 
 __all__ = [
     "Latents",
     "aligned_gradients",
-    "as_matrix",
     "in_draws",
     "prior_gradients",
     "put",
@@ -155,15 +154,22 @@ def aligned_gradients(
         order of the flat vector.
     """
     (logp,), draw = in_draws([record.row_logp], latents)
-    pairs = [_outer_factors(g) or (g.flatten(), None) for g in _gradient(_stable(logp), draw)]
-    many = iter(_over_batch(record, [_as_float(v) for pair in pairs for v in pair if v is not None], batch))
-    blocks = [Block(next(many), None if right is None else next(many)) for _, right in pairs]
+    logp = lift_uses(_stable(logp), draw, record.rows)
+    uses = find_uses(logp, draw, record.rows)
+    grads = iter(_gradient(logp, [v for use in uses for v in use.by]))
+    one = [
+        [a if a.type.dtype == "int64" and k else _as_float(a) for k, a in enumerate(use.arrays(by))]
+        for use in uses
+        for by in [[next(grads) for _ in use.by]]
+    ]
+    many = iter(_over_batch(record, [a for arrays in one for a in arrays], batch))
+    blocks = [([next(many) for _ in arrays], use.form) for arrays, use in zip(one, uses, strict=True)]
     out = []
     for m in range(n_mc):
-        for b in blocks:
-            parts = [b.left] if b.right is None else [b.left, b.right]
-            left, *right = put(parts, draw, latents.split(z[m]))
-            out.append(Block(left / np.sqrt(n_mc) if n_mc > 1 else left, *right))
+        for arrays, form in blocks:
+            left, *right = put(arrays, draw, latents.split(z[m]))
+            block = Block(left, right[0] if right else None, form)
+            out.append(block.scaled(1.0 / np.sqrt(n_mc)) if n_mc > 1 else block)
     return out
 
 
@@ -171,38 +177,6 @@ def _as_float(factor: TensorVariable) -> TensorVariable:
     """Make a factor float32 or float64: a column of integer data is a factor as it stands."""
     kept = factor.type.dtype in ("float32", "float64")
     return factor if kept else factor.astype(pytensor.config.floatX)
-
-
-def as_matrix(blocks: Sequence[Block]) -> TensorVariable:
-    """Write blocks out as one matrix, shape ``(batch, num_params)``: for checks, never in a step."""
-    columns = [
-        b.left if b.right is None else (b.left[:, :, None] * b.right[:, None, :]).flatten(2) for b in blocks
-    ]
-    return columns[0] if len(columns) == 1 else pt.concatenate(columns, axis=1)
-
-
-def _outer_factors(grad: TensorVariable) -> tuple[TensorVariable, TensorVariable] | None:
-    """Split a one-row gradient that is a product of a column (a, 1) and a row (1, b).
-
-    That is how a parameter that multiplies data or activations, ``x @ w``, gets its gradient:
-    ``x.T @ g``. Exact by the static shapes: an inner length of one makes the matrix product an outer
-    product. Axes of length one may be dropped or added around it, which keeps the order of the entries.
-    """
-    node = grad.owner
-    while node is not None and isinstance(node.op, DimShuffle):
-        kept = [axis for axis in node.op.new_order if axis != "x"]
-        if kept != sorted(kept):
-            return None
-        node = node.inputs[0].owner
-    core = getattr(node.op, "core_op", node.op) if node is not None else None
-    if node is None or not isinstance(core, Dot) or len(node.inputs) != 2:
-        return None
-    left, right = node.inputs
-    if not (left.type.ndim == right.type.ndim == 2 and left.type.shape[1] == right.type.shape[0] == 1):
-        return None
-    if 1 in (left.type.shape[0], right.type.shape[1]) and left.type.shape[0] == right.type.shape[1]:
-        return None  # a single number
-    return left[:, 0], right[0]
 
 
 def vanilla_gradients(
@@ -214,7 +188,7 @@ def vanilla_gradients(
     z: TensorVariable,
     entropy: TensorVariable,
     n_mc: int,
-) -> list[Block]:
+) -> tuple[list[Block], PullBack | None]:
     """Stack the gradients of a batch of records with respect to all variational parameters.
 
     Parameters
@@ -232,37 +206,48 @@ def vanilla_gradients(
 
     Returns
     -------
-    list of Block
-        As many columns as variational parameters, in the order of ``group.params``.
+    gradients : list of Block
+    pull_back : PullBack or None
+        What makes of them the gradients by the parameters, in the order of ``group.params``; None if the
+        blocks are these already.
     """
-    stacked = as_matrix(aligned_gradients(record, batch, latents, z, n_mc))
-    per_draw = stacked.reshape((batch[0].shape[0], n_mc, latents.size)) * np.sqrt(n_mc)
-    shares = per_draw + prior_gradients(record, latents, z, n_mc) / record.num_records
     params = list(group.params)
-    entropy_grads = _gradient(entropy, params)
-    return [
-        Block(_pull_back(p, shares, epsilon, latents.size).mean(axis=1) + h / record.num_records)
-        for p, h in zip(params, entropy_grads, strict=True)
-    ]
+    n = record.num_records
+    entropy_grads = [h / n for h in _gradient(entropy, params)]
+    blocks = aligned_gradients(record, batch, latents, z, n_mc)
+    prior = prior_gradients(record, latents, z, n_mc) / n
+    if n_mc == 1:
+        parts = [_chain(p, epsilon[0], latents.size) for p in params]
+        place = pt.concatenate([pt.constant(place) for place, _ in parts])
+        slope = pt.concatenate([slope for _, slope in parts]).astype("float64")
+        shift = slope * prior[0][place] + pt.concatenate([h.flatten() for h in entropy_grads])
+        return blocks, PullBack(place, slope, shift.astype("float64"))
+    # Draws have one norm together: no record's gradient is a function of a single column.
+    stacked = as_matrix(blocks)
+    shares = stacked.reshape((batch[0].shape[0], n_mc, latents.size)) * np.sqrt(n_mc) + prior
+    out = []
+    for p, h in zip(params, entropy_grads, strict=True):
+        chains = [_chain(p, epsilon[m], latents.size) for m in range(n_mc)]
+        by_draw = [shares[:, m, place] * slope for m, (place, slope) in enumerate(chains)]
+        out.append(Block(pt.add(*by_draw) / n_mc + h.flatten()))
+    return out, None
 
 
-def _pull_back(
-    param: SharedVariable, grads: TensorVariable, epsilon: TensorVariable, size: int
-) -> TensorVariable:
-    r"""Pull gradients by z, shape ``(batch, n_mc, D)``, back to one parameter.
+def _chain(param: SharedVariable, epsilon: TensorVariable, size: int) -> tuple[np.ndarray, TensorVariable]:
+    r"""Which entry of z a parameter moves, and by how much.
 
     With :math:`z = \mu + \operatorname{softplus}(\rho)\,\varepsilon`, or
     :math:`z = \mu + L\varepsilon` whose diagonal is the softplus of its parameters.
     """
+    everywhere = np.arange(size)
     if param.name == "mu":
-        return grads
+        return everywhere, pt.ones(size)
     if param.name == "rho":
-        return grads * (epsilon * pt.sigmoid(param))
+        return everywhere, epsilon * pt.sigmoid(param)
     if param.name != "L_tril":
         raise UnsupportedModelError(f"gradient='vanilla' knows no variational parameter '{param.name}'.")
     rows, columns = np.tril_indices(size)
-    slope = pt.switch(rows == columns, pt.sigmoid(param), 1.0)
-    return grads[:, :, rows] * (epsilon[:, columns] * slope)
+    return rows, epsilon[columns] * pt.switch(rows == columns, pt.sigmoid(param), 1.0)
 
 
 def _gradient(cost: TensorVariable, wrt: Sequence[TensorVariable]) -> list[TensorVariable]:

@@ -11,8 +11,10 @@ to the next:
     return round(high + low) + noise
 
 What a piece needs stays in the processor's cache, where a batch of large records does not, and memory does
-not grow with the batch. A piece is one of the blocks that `PrivateSum` adds up, or some of them, so that the
-proof of its rounding errors holds as it stands.
+not grow with the batch: the wider the gradients, the fewer records make a piece. Only where a parameter is
+large and its gradient factored, so that each piece costs a pass over all its entries, are pieces longer. A
+piece is a block that `PrivateSum` adds up plainly, or some of them, so that the proof of its rounding errors
+holds as it stands.
 
 **Fetching.** Records of a batch lie anywhere in memory, and a processor that waits for each in turn is idle
 for most of a step. So the records some kilobytes ahead are asked for (LLVM's ``prefetch``) while the present
@@ -22,6 +24,8 @@ one is copied.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,19 +48,28 @@ from pytensor.link.numba.dispatch.basic import (
 from pytensor.tensor.type import DenseTensorType, dvector
 
 from pymc_dpvi import clipping
+from pymc_dpvi.blocks import Form
 from pymc_dpvi.clipping import (
     BLOCK_RECORDS,
-    TALLY_COLUMNS,
     PrivateSum,
+    arguments_of_sum,
     clip_bound,
+    code_hash,
+    end_of_sum,
     round_and_add,
+    start_of_sum,
     tally_units,
 )
 
 __all__ = ["PiecewiseSum", "in_pieces"]
 
-#: Numbers of a piece's dense gradients: some megabytes.
+#: Numbers of a piece's gradients: some megabytes.
 _PIECE_NUMBERS = 1 << 20
+#: Records of a piece at the least, and in compiled code as a rule: enough for the vector units, few enough
+#: for the cache.
+_FEWEST, _USUAL = 8, 128
+#: Entries of a factored parameter from which on a piece is as long as a block of the sum.
+_LARGE = 1 << 15
 #: Bytes to fetch ahead.
 _AHEAD = 4096
 _CACHE_LINE = 64
@@ -106,30 +119,40 @@ class PiecewiseSum(Op):
     ----------
     private_sum : PrivateSum
     per_record : Function
-        ``(*rows, *shared) -> matrices``, with a row per record, as `private_sum` takes them.
+        ``(*rows, *shared) -> arrays``, with a row per record, as `private_sum` takes them.
     n_records : int
         Number of record arrays, the first inputs of `per_record`.
     sampled : bool
         Whether batches are given by indices; otherwise all records are summed.
     width : int
-        Number of dense columns, as far as known: it decides how many records make a piece.
+        How many numbers a record's gradient is kept in, as far as known.
+    large : bool
+        Whether some parameter with a factored gradient is large.
 
     Notes
     -----
-    Inputs: the record arrays; what all records share; ``indices``, int64 vector, if sampled; ``count``,
-    how many of the records there are, from the first; ``noise``; ``unit``. Output: as of `PrivateSum`.
+    Inputs: the record arrays; what all records share; ``indices``, int64 vector, if sampled; what
+    `private_sum` takes between its arrays and the count; ``count``, how many of the records there are, from
+    the first; ``noise``; ``unit``. Output: as of `PrivateSum`.
     """
 
     def __init__(
-        self, private_sum: PrivateSum, per_record: Any, n_records: int, sampled: bool, width: int
+        self,
+        private_sum: PrivateSum,
+        per_record: Any,
+        n_records: int,
+        sampled: bool,
+        width: int,
+        large: bool,
     ) -> None:
         self.private_sum = private_sum
         self.per_record = per_record
         self.n_records = n_records
         self.sampled = sampled
-        # Whole blocks of the sum, so that its rounding errors are those of `PrivateSum`.
-        self.most = BLOCK_RECORDS * max(1, _PIECE_NUMBERS // (BLOCK_RECORDS * max(1, width)))
-        self._add_clipped = clipping.make_add_clipped(private_sum.outer)
+        self.most = max(_FEWEST, _PIECE_NUMBERS // max(1, width))
+        self.piece = min(self.most, BLOCK_RECORDS if large else _USUAL)
+        self._add_clipped = clipping.make_add_clipped(private_sum.layout, private_sum.pulled)
+        self._sum = _make_sum(private_sum.pulled)
 
     def make_node(self, *inputs: Any) -> Apply:
         """Build the node; see the class for the inputs."""
@@ -138,30 +161,55 @@ class PiecewiseSum(Op):
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         """Evaluate with the kernels of `clipping`, in pieces as long as memory allows."""
         *inputs, count, noise, unit = inputs
+        split = len(inputs) - self.private_sum.num_shared
+        inputs, pull_back = inputs[:split], inputs[split:]
         indices = inputs.pop() if self.sampled else None
         records, shared = inputs[: self.n_records], inputs[self.n_records :]
-        op, count = self.private_sum, int(count)
-        bound = clip_bound(op.l2_clip_norm, float(unit), noise.size)
-        units = tally_units(op.l2_clip_norm, float(unit), op.tally_weight)
-        tally = np.zeros(TALLY_COLUMNS if op.tally_weight else 0, np.int64)
-        high, low = np.zeros(noise.size - tally.size), np.zeros(noise.size - tally.size)
-        for first in range(0, count, self.most):
-            last = min(first + self.most, count)
-            piece = slice(first, last) if indices is None else indices[first:last]
-            matrices = self.per_record(*[r[piece] for r in records], *shared)
-            self._add_clipped(*matrices, last - first, bound, units, high, low, tally)
-        output_storage[0][0] = round_and_add(high, low, tally, noise, float(unit))
+
+        def add(*rest: Any) -> None:
+            for first in range(0, int(count), self.most):
+                last = min(first + self.most, int(count))
+                piece = slice(first, last) if indices is None else indices[first:last]
+                arrays = self.per_record(*[r[piece] for r in records], *shared)
+                self._add_clipped(*arrays, last - first, *rest)
+
+        output_storage[0][0] = self._sum(
+            add,
+            *pull_back,
+            noise,
+            self.private_sum.l2_clip_norm,
+            self.private_sum.tally_weight,
+            float(unit),
+        )
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""
         return [tuple(args[-1][-2])]
 
 
+def _scope() -> dict[str, Any]:
+    """Return what the functions that are written at run time call."""
+    own = {"clip_bound": clip_bound, "round_and_add": round_and_add, "tally_units": tally_units}
+    return {**vars(clipping), **own}
+
+
+def _make_sum(pulled: bool) -> Any:
+    """Write ``(add, [place, slope, shift,] noise, l2_clip_norm, tally_weight, unit) -> release``."""
+    names = f"add, {'place, slope, shift, ' if pulled else ''}noise, l2_clip_norm, tally_weight, unit"
+    add = f"add({', '.join(arguments_of_sum(pulled))})"
+    lines = [f"def noisy_sum({names}):", *start_of_sum(pulled), add, *end_of_sum(pulled)]
+    scope = _scope()
+    exec("\n    ".join(lines), scope)
+    return scope["noisy_sum"]
+
+
 @register_funcify_and_cache_key(PiecewiseSum)
 def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
     per_record, per_record_key = numba_funcify_and_cache_key(op.per_record.maker.fgraph)
+    private_sum = op.private_sum
     records = [f"d{k}" for k in range(op.n_records)]
-    shared = [f"s{k}" for k in range(len(node.inputs) - op.n_records - 3 - op.sampled)]
+    n_shared = len(node.inputs) - op.n_records - 3 - op.sampled - private_sum.num_shared
+    shared = [f"s{k}" for k in range(n_shared)]
     rows: list[str] = []
     fetch: list[str] = []
     for name, variable in zip(records, node.inputs, strict=False):
@@ -172,53 +220,48 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
             how = f"take_rows({name}, indices, first, last)"
         else:
             how = f"{name}[indices[first:last]]"
-        fetch.append(f"        {rows[-1]} = {how}")
-    outer = op.private_sum.outer
-    factors = [f"x{k}" for k in range(len(outer) + sum(outer))]
-    names = [*records, *shared, *(["indices"] if op.sampled else []), "count", "noise", "unit"]
-    source = "\n".join(
+        fetch.append(f"    {rows[-1]} = {how}")
+    arrays = [f"x{k}" for k in range(sum(form.num_arrays for form in private_sum.layout))]
+    pull_back = ["place", "slope", "shift"][: private_sum.num_shared]
+    which = ["indices"] if op.sampled else []
+    names = [*records, *shared, *which, *pull_back, "count", "noise", "number"]
+    source = "\n    ".join(
         [
             f"def piecewise_sum({', '.join(names)}):",
-            "    u = unit.item()",
-            "    bound = clip_bound(l2_clip_norm, u, noise.size)",
-            "    units = tally_units(l2_clip_norm, u, tally_weight)",
-            "    tally = np.zeros(tally_columns, np.int64)",
-            "    high, low = np.zeros(noise.size - tally.size), np.zeros(noise.size - tally.size)",
-            "    n = count.item()",
-            "    for first in range(0, n, piece):",
-            "        last = min(first + piece, n)",
+            "unit, n = number.item(), count.item()",
+            *start_of_sum(private_sum.pulled),
+            "for first in range(0, n, piece):",
+            "    last = min(first + piece, n)",
             *fetch,
-            f"        {', '.join(factors)}, = per_record({', '.join([*rows, *shared])})",
-            f"        add_clipped({', '.join(factors)}, last - first, bound, units, high, low, tally)",
-            "    return round_and_add(high, low, tally, noise, u)",
+            f"    {', '.join(arrays)}, = per_record({', '.join([*rows, *shared])})",
+            f"    add_clipped({', '.join([*arrays, 'last - first', *arguments_of_sum(private_sum.pulled)])})",
+            *end_of_sum(private_sum.pulled),
         ]
     )
     scope = {
-        "np": np,
+        **_scope(),
         "take_rows": _take_rows,
-        "clip_bound": clip_bound,
-        "tally_units": tally_units,
-        "tally_columns": TALLY_COLUMNS if op.private_sum.tally_weight else 0,
-        "tally_weight": op.private_sum.tally_weight,
-        "round_and_add": round_and_add,
         "add_clipped": numba.njit(fastmath=False)(op._add_clipped),
         "per_record": per_record,
-        "piece": BLOCK_RECORDS,  # enough for the vector units, few enough for the cache
-        "l2_clip_norm": op.private_sum.l2_clip_norm,
+        "piece": op.piece,
+        "l2_clip_norm": private_sum.l2_clip_norm,
+        "tally_weight": private_sum.tally_weight,
     }
     exec(source, scope)
     key = None
     if per_record_key is not None:
         # The key must change with the code: PyTensor keeps compiled functions on disk between versions.
-        code = b"".join(Path(str(f)).read_bytes() for f in (__file__, clipping.__file__))
+        own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
         parts = (
             "pymc_dpvi.PiecewiseSum",
             source,
-            outer,
-            op.private_sum.l2_clip_norm.hex(),
-            op.private_sum.tally_weight.hex(),
+            private_sum.layout,
+            private_sum.l2_clip_norm.hex(),
+            private_sum.tally_weight.hex(),
+            op.piece,
             per_record_key,
-            hashlib.sha256(code).hexdigest(),
+            own,
+            code_hash(),
         )
         key = hashlib.sha256(repr(parts).encode()).hexdigest()
     return numba_njit(scope["piecewise_sum"], fastmath=False), key
@@ -256,42 +299,54 @@ def in_pieces(
         node = variable.owner
         if node is None or not isinstance(node.op, PrivateSum):
             continue
-        *matrices, count, noise, unit = node.inputs
+        op = node.op
+        arrays = node.inputs[: sum(form.num_arrays for form in op.layout)]
         rows = {b: b.type() for b in batch}
-        shared = {v: v.type() for v in _shared_by_rows(matrices, batch)}
+        shared = {v: v.type() for v in _shared_by_rows(arrays, batch)}
         per_record = pm_compile(
             [In(v, borrow=True) for v in (*rows.values(), *shared.values())],
-            [Out(m, borrow=True) for m in graph_replace(matrices, {**rows, **shared}, strict=False)],
+            [Out(a, borrow=True) for a in graph_replace(arrays, {**rows, **shared}, strict=False)],
             on_unused_input="ignore",
             **compile_kwargs,
         )
         per_record.trust_input = True
-        places = np.cumsum([0, *(1 + o for o in node.op.outer)])[:-1]
-        dense = [matrices[k] for k, o in zip(places, node.op.outer, strict=True) if not o]
-        op = PiecewiseSum(
-            node.op,
+        piecewise = PiecewiseSum(
+            op,
             per_record,
             len(data),
             indices is not None,
-            sum(m.type.shape[1] or 0 for m in dense),
+            sum(math.prod(n or 1 for n in a.type.shape[1:]) for a in arrays),
+            any(_entries(form, arrays) > _LARGE for form, arrays in _by_form(op.layout, arrays)),
         )
         which = [] if indices is None else [indices]
-        swap[variable] = op(*data, *shared, *which, count, noise, unit)
+        swap[variable] = piecewise(*data, *shared, *which, *node.inputs[len(arrays) :])
     return list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
 
 
-def _shared_by_rows(matrices: Sequence[Variable], batch: Sequence[Variable]) -> list[Variable]:
+def _by_form(layout: Sequence[Form], arrays: Sequence[Variable]) -> list[tuple[Form, list[Variable]]]:
+    rest = iter(arrays)
+    return [(form, list(itertools.islice(rest, form.num_arrays))) for form in layout]
+
+
+def _entries(form: Form, arrays: Sequence[Variable]) -> int:
+    """Entries of a parameter whose gradient is a product of two factors, 0 for other forms."""
+    if form.kind not in ("outer", "products"):
+        return 0
+    return math.prod(a.type.shape[-1] or 1 for a in arrays)
+
+
+def _shared_by_rows(arrays: Sequence[Variable], batch: Sequence[Variable]) -> list[Variable]:
     """Return what the computation of the rows reads that is the same for all records.
 
     As much as possible of it is computed once, outside: a variable that does not depend on the batch
     is taken whole, where something that does depend on it reads it.
     """
-    nodes = io_toposort([], list(matrices))
+    nodes = io_toposort([], list(arrays))
     of_rows: set[Variable] = set(batch)
     for node in nodes:
         if not of_rows.isdisjoint(node.inputs):
             of_rows.update(node.outputs)
-    wanted, seen = [*matrices], set(batch)
+    wanted, seen = [*arrays], set(batch)
     shared: dict[Variable, None] = {}
     while wanted:
         v = wanted.pop()

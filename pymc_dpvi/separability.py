@@ -25,9 +25,10 @@ from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.blocks import as_matrix
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError
-from pymc_dpvi.gradients import Latents, aligned_gradients, as_matrix, in_draws, put
+from pymc_dpvi.gradients import Latents, aligned_gradients, in_draws, put
 from pymc_dpvi.graphs import is_array, walk
 from pymc_dpvi.records import Likelihood, RecordModel, rebuild_likelihood
 from pymc_dpvi.synthetic import Rows, python_function, synthetic_records

@@ -23,6 +23,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -38,8 +39,9 @@ from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.adaptive_clipping import RunningClip
+from pymc_dpvi.blocks import Block, PullBack
 from pymc_dpvi.chunk import repeat_step
-from pymc_dpvi.clipping import Block, private_sum
+from pymc_dpvi.clipping import private_sum
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, PrivacyError
 from pymc_dpvi.gradient_trace import GradientTrace
@@ -128,9 +130,11 @@ class PrivateStep:
             noisy = self._released(per_record, n_mc * latents.size, mechanism, noise, unit, count)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, mechanism.sampler.sampling_prob)
         else:
-            per_record = vanilla_gradients(record, batch, latents, group, epsilon, z, entropy, n_mc)
+            per_record, pull_back = vanilla_gradients(
+                record, batch, latents, group, epsilon, z, entropy, n_mc
+            )
             sizes = [p.get_value(borrow=True).size for p in self.params]
-            noisy = self._released(per_record, sum(sizes), mechanism, noise, unit, count)
+            noisy = self._released(per_record, sum(sizes), mechanism, noise, unit, count, pull_back)
             ends = np.cumsum([0, *sizes])
             grads = [-noisy[a:b] / mechanism.sampler.sampling_prob for a, b in itertools.pairwise(ends)]
         mechanism.check_lattice(record.num_records, self.num_noise)
@@ -190,20 +194,24 @@ class PrivateStep:
         noise: TensorVariable,
         unit: TensorVariable,
         count: TensorVariable,
+        pull_back: PullBack | None = None,
     ) -> TensorVariable:
         """Noisy sum of clipped gradients, shape ``(size,)``; an adaptive bound's updates are noted."""
         self.num_noise = size + mechanism.num_counts
+        more = {} if pull_back is None else {"pull_back": pull_back}
         if self.running_clip is None:
-            return private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count)
+            return private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count, **more)
         scale = self.running_clip.scale
-        scaled = [
-            Block((b.left / scale).astype(b.left.type.dtype), None)
-            if b.right is None
-            else Block(b.left, (b.right / scale).astype(b.right.type.dtype))
-            for b in per_record
-        ]
+        if pull_back is not None:
+            more = {"pull_back": replace(pull_back, shift=pull_back.shift / scale)}
         released = private_sum(
-            scaled, noise, mechanism.l2_clip_norm, unit, count, tally_weight=mechanism.tally_weight
+            [b.scaled(1.0 / scale) for b in per_record],
+            noise,
+            mechanism.l2_clip_norm,
+            unit,
+            count,
+            tally_weight=mechanism.tally_weight,
+            **more,
         )
         self.clip_updates = self.running_clip.updates(released[size:], unit)
         return released[:size] * scale

@@ -12,8 +12,10 @@ import pytensor.tensor as pt
 from pymc.pytensorf import compile as pm_compile
 from pytensor.graph.replace import graph_replace, vectorize_graph
 
+from pymc_dpvi import gradients
+from pymc_dpvi.blocks import as_matrix
 from pymc_dpvi.compat import compile_mode
-from pymc_dpvi.gradients import Latents, aligned_gradients, as_matrix
+from pymc_dpvi.gradients import Latents, aligned_gradients
 from pymc_dpvi.graphs import array_value
 from pymc_dpvi.records import RecordModel
 
@@ -52,7 +54,8 @@ def compare(record: RecordModel, backend: str, n_points: int = 2) -> dict[str, f
     -------
     dict
         ``rows``: per-record log-densities; ``gradient``: sum of per-record gradients against the
-        gradient of the model's whole likelihood.
+        gradient of the model's whole likelihood; ``factored``: per-record gradients by the uses of the
+        free variables (`factoring`) against those by the variables.
     """
     model = record.model
     latents, start = latents_of(model)
@@ -73,17 +76,30 @@ def compare(record: RecordModel, backend: str, n_points: int = 2) -> dict[str, f
     )
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
     ours = as_matrix(aligned_gradients(record, data, latents, z, 1))
+    # The same by the free variables themselves, with nothing factored.
+    by_variables = pt.concatenate(
+        [
+            g.flatten()
+            for g in pytensor.grad(
+                gradients._stable(record.row_logp),
+                list(latents.value_vars),
+                disconnected_inputs="ignore",
+                return_disconnected="zero",
+            )
+        ]
+    )
+    plain = vectorize_graph(by_variables, dict(zip(record.rows, rows, strict=True)))
     values = dict(zip(latents.value_vars, latents.split(z[0]), strict=True))
     flat = pt.concatenate([pt.atleast_1d(g.flatten()) for g in own_gradient])
-    *own, flat = graph_replace([*own, flat], values, strict=False)
+    *own, flat, plain = graph_replace([*own, flat, plain], values, strict=False)
     singles = graph_replace(singles, values, strict=False)
-    # PyMC's own graph is evaluated as it stands; ours is what a step compiles.
-    whole_model = pm_compile([z], [*own, flat], on_unused_input="ignore", mode="FAST_COMPILE")
+    # What we compare with is evaluated as it stands; ours is what a step compiles.
+    whole_model = pm_compile([z], [*own, flat, plain], on_unused_input="ignore", mode="FAST_COMPILE")
     kwargs: dict[str, Any] = {"mode": backend} if backend == "FAST_COMPILE" else compile_mode(backend, None)
     by_record = pm_compile([z], [*singles, ours], on_unused_input="ignore", **kwargs)
-    worst = {"rows": 0.0, "gradient": 0.0}
+    worst = {"rows": 0.0, "gradient": 0.0, "factored": 0.0}
     for point in points(start, n_points):
-        *left, full = (np.asarray(o, dtype="float64") for o in whole_model(point[None]))
+        *left, full, dense = (np.asarray(o, dtype="float64") for o in whole_model(point[None]))
         *right, per_record = (np.asarray(o, dtype="float64") for o in by_record(point[None]))
         for a, b in zip(left, right, strict=True):
             assert a.shape == b.shape == (record.num_records,)
@@ -91,6 +107,7 @@ def compare(record: RecordModel, backend: str, n_points: int = 2) -> dict[str, f
         assert per_record.shape == (record.num_records, latents.size)
         assert np.isfinite(per_record).all()
         assert np.abs(full).max() > 0
+        worst["factored"] = max(worst["factored"], _relative(dense, per_record))
         worst["gradient"] = max(worst["gradient"], _relative(full, per_record.sum(axis=0)))
     return worst
 

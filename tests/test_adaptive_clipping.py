@@ -17,6 +17,7 @@ from scipy import stats
 
 from pymc_dpvi import DPADVI, AdaptiveClip, accounting
 from pymc_dpvi.adaptive_clipping import CLIP_NORM_RANGE, RunningClip
+from pymc_dpvi.blocks import Form
 from pymc_dpvi.clipping import LARGEST_SUM, SLACK, PrivateSum, add_tally, tally_units
 from pymc_dpvi.errors import ArgumentError, InsecureNoiseWarning
 from pymc_dpvi.mechanism import Mechanism
@@ -38,7 +39,7 @@ def release(rows: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
     noise = np.zeros(rows.shape[1] + 2, dtype=np.int64) if noise is None else noise
     storage: list[list[np.ndarray]] = [[np.zeros(0)]]
     inputs = [rows, np.asarray(len(rows)), noise, np.asarray(UNIT)]
-    PrivateSum(C, (False,), KAPPA).perform(None, inputs, storage)
+    PrivateSum(C, [Form("dense")], KAPPA).perform(None, inputs, storage)
     return np.rint(storage[0][0] / UNIT)
 
 

@@ -14,8 +14,9 @@ import pytest
 from zoo import ZOO
 
 from pymc_dpvi.approximation import DPMeanField
+from pymc_dpvi.blocks import as_matrix
 from pymc_dpvi.clipping import MAX_RECORDS
-from pymc_dpvi.gradients import aligned_gradients, as_matrix
+from pymc_dpvi.gradients import aligned_gradients
 from pymc_dpvi.records import build_record_model
 
 NAMES = (

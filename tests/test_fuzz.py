@@ -38,7 +38,8 @@ from hypothesis import strategies as st
 
 from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyError, fit_dpadvi, inference, records
 from pymc_dpvi.approximation import DPMeanField
-from pymc_dpvi.clipping import Block, private_sum
+from pymc_dpvi.blocks import Block
+from pymc_dpvi.clipping import private_sum
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.gradients import Latents

@@ -14,9 +14,10 @@ from oracle import latents_of
 from pymc.pytensorf import compile as pm_compile
 from zoo import ZOO
 
+from pymc_dpvi.blocks import as_matrix
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.gradients import aligned_gradients, as_matrix
+from pymc_dpvi.gradients import aligned_gradients
 from pymc_dpvi.graphs import array_value
 from pymc_dpvi.guards import is_structural
 from pymc_dpvi.records import RecordModel, build_record_model

@@ -12,7 +12,8 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_dpvi import pieces
-from pymc_dpvi.clipping import BLOCK_RECORDS, Block, PrivateSum, private_sum
+from pymc_dpvi.blocks import Block
+from pymc_dpvi.clipping import PrivateSum, private_sum
 from pymc_dpvi.pieces import PiecewiseSum, in_pieces
 
 N, D = 400, 3
@@ -99,11 +100,11 @@ def test_all_records_in_pieces(mode: str):
 
 
 def test_pieces_of_python_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    """Also where a piece is one block; dense columns decide, outer blocks take no memory."""
+    """However wide the gradients are."""
     monkeypatch.setattr(pieces, "_PIECE_NUMBERS", 1)
     both = functions("FAST_COMPILE")
     (op,) = {n.op for n in both[1].maker.fgraph.apply_nodes if isinstance(n.op, PiecewiseSum)}
-    assert op.most == BLOCK_RECORDS
+    assert op.most == op.piece == 8
     check(both, np.arange(N), N)
 
 

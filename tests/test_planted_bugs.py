@@ -129,13 +129,16 @@ def the_same_secure_key(cls: Any) -> KeyStream:
 def kernel(bug: Callable[[np.ndarray], np.ndarray]) -> Plant:
     """Put a sum of gradients, shape (records, num_noise), in place of the kernel's; the noise stays."""
 
-    def make(outer: Any) -> Callable[..., np.ndarray]:
+    def make(layout: Any, pulled: bool) -> Callable[..., np.ndarray]:
+        assert not pulled
+
         def add_clipped(*args: Any) -> None:
             *matrices, count, _, _, high, _, _ = args
             rest_of, columns = iter(matrices), []
-            for is_outer in outer:
+            for form in layout:
+                assert form.kind in ("dense", "outer")
                 left = next(rest_of)[:count]
-                if is_outer:
+                if form.kind == "outer":
                     right = next(rest_of)[:count]
                     width = left.shape[1] * right.shape[1]
                     left = (left[:, :, None] * right[:, None, :]).reshape(count, width)
@@ -153,7 +156,7 @@ def guarded(rows: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(np.sum(rows**2, axis=1))[:, None], rows, 0.0)
 
 
-def clipped(rows: np.ndarray, bound: float = CLIP * (1 - 2.0**-20)) -> np.ndarray:
+def clipped(rows: np.ndarray, bound: float = CLIP * (1 - 2.0**-12)) -> np.ndarray:
     sizes = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows * np.minimum(1.0, bound / np.where(sizes > 0, sizes, 1.0))
 
@@ -295,7 +298,7 @@ def no_private_sum_at_all(blocks: Any, noise: Any, *args: Any) -> Any:
 
 
 def clipping_matrix(blocks: Any) -> Any:
-    from pymc_dpvi.gradients import as_matrix
+    from pymc_dpvi.blocks import as_matrix
 
     return as_matrix(blocks)
 

@@ -48,6 +48,7 @@ def check_against_model(entry: Entry, record: RecordModel, backend: str) -> None
     worst = compare(record, backend)
     assert worst["rows"] <= tolerance, worst
     assert worst["gradient"] <= tolerance, worst
+    assert worst["factored"] <= (1e-5 if entry.float32 else 1e-10), worst
 
 
 def test_zoo_is_complete():

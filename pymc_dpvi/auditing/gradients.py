@@ -17,6 +17,7 @@ from pytensor.graph.replace import graph_replace
 from pymc_dpvi.approximation import DPApproximation
 from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import CheckResult
+from pymc_dpvi.clipping import SLACK
 from pymc_dpvi.gradients import in_draws, put
 from pymc_dpvi.records import RecordModel
 from pymc_dpvi.synthetic import python_function
@@ -63,14 +64,15 @@ def check_gradients(
             continue
         probe.load([i])
         added = probe.release(probe.quiet, epsilon)
-        expected = gradient * min(1.0, clip / size) if size else gradient
+        bound = clip * (1.0 - SLACK)
+        expected = gradient * min(1.0, bound / size) if size else gradient
         if probe.tally_weight:
-            within = min(max(2.5 - 2.0 * size / clip, 0.0), 1.0)
-            expected = np.append(expected, probe.tally_weight * clip * np.array([within, 1.0 - within]))
+            within = min(max(2.5 - 2.0 * size / bound, 0.0), 1.0)
+            expected = np.append(expected, probe.tally_weight * bound * np.array([within, 1.0 - within]))
         worst = max(worst, float(np.linalg.norm(added - expected)) / clip)
         seen += 1
-    # The clip norm has a slack of 2^-20 for rounding; single precision has less.
-    allowed = 1e-5 if pytensor.config.floatX == "float64" else 1e-3
+    # Vanilla gradients are clipped at a little less, and single precision is less precise.
+    allowed = 1e-4 if pytensor.config.floatX == "float64" else 1e-3
     return CheckResult(
         "gradient",
         "What a record adds is its own gradient, clipped; the prior is no part of it.",

@@ -1,0 +1,178 @@
+"""The methods of `step_time.py`: each prepares a model and returns a function that makes so many steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+
+import numpy as np
+from step_models import Case
+
+__all__ = ["METHODS", "Unavailable"]
+
+Run = Callable[[int], None]
+LEARNING_RATE = 0.01
+
+
+class Unavailable(Exception):
+    """A method cannot run here; the text says what is missing."""
+
+
+def private(case: Case, data: dict[str, np.ndarray]) -> Run:
+    """Prepare `DPADVI`."""
+    import pymc as pm
+
+    from pymc_dpvi import DPADVI, DPFullRankADVI
+    from pymc_dpvi.loop import iterate
+
+    with pm.Model() as model:
+        case.model(data, None)
+    inference = (DPFullRankADVI if case.full_rank else DPADVI)(
+        noise_multiplier=4.0,
+        delta=1e-6,
+        sampling_prob=case.batch_size / case.num_records,
+        random_seed=1,
+        model=model,
+    )
+    inference.fit(1, progressbar=False, obj_optimizer=pm.adam(learning_rate=LEARNING_RATE))
+    step, rng = inference._step, np.random.default_rng(1)
+    assert step is not None and inference._mechanism is not None and inference._streams is not None
+
+    def run(n: int) -> None:
+        # The loop of `fit`, without the accounting before it.
+        for _ in iterate(step, inference._mechanism, inference._streams, rng, case.num_records, n):
+            pass
+
+    return run
+
+
+def own(case: Case, data: dict[str, np.ndarray]) -> Run:
+    """Prepare the same loop without privacy."""
+    import pymc as pm
+    import pytensor
+    import pytensor.tensor as pt
+    from pymc.pytensorf import compile as pm_compile
+    from pytensor.graph.replace import graph_replace
+
+    from pymc_dpvi.approximation import DPFullRank, DPMeanField
+    from pymc_dpvi.chunk import repeat_step
+    from pymc_dpvi.compat import compile_mode, quiet_pytensor
+    from pymc_dpvi.records import build_record_model
+
+    with pm.Model() as whole:
+        case.model(data, None)
+    family = DPFullRank if case.full_rank else DPMeanField
+    approx = family(build_record_model(whole), random_seed=1)
+    latents, group = approx.latents, approx.groups[0]
+    params = list(group.params)
+    indices, noise = pt.lvector("indices"), pt.lvector("noise")
+    count = pt.lscalar("count")
+    epsilon = pt.matrix("epsilon", dtype="float64", shape=(1, latents.size))
+    weight = pt.dscalar("weight")
+    shapes = {k: (case.batch_size, *v.shape[1:]) for k, v in data.items()}
+    batch = {k: pt.tensor(k, dtype=v.dtype, shape=shapes[k]) for k, v in data.items()}
+    with pm.Model() as model:
+        case.model(batch, case.num_records)
+    z, logq = graph_replace(
+        [group.symbolic_random, group.symbolic_logq_not_scaled],
+        {group.symbolic_initial: epsilon},
+        strict=False,
+    )
+    held = {k: pytensor.shared(v, borrow=True) for k, v in data.items()}
+    swap = {batch[k]: pt.specify_shape(held[k][indices], shapes[k]) for k in data}
+    values = [model.rvs_to_values[model[rv.name]] for rv in whole.free_RVs]
+    swap |= dict(zip(values, latents.split(z[0]), strict=True))
+    (logp,) = graph_replace([model.logp()], swap, strict=False)
+    grads = pytensor.grad(logq.mean() - logp, params)
+    updates = dict(pm.adam(learning_rate=LEARNING_RATE)(grads, params))
+    for p in params:
+        average = pytensor.shared(p.get_value(), name=f"{p.name}_average")
+        updates[average] = average + weight * (updates[p] - average)
+    many = [
+        indices,
+        pt.lvector("offsets"),
+        pt.lmatrix("noise"),
+        pt.tensor("epsilon", dtype="float64", shape=(None, 1, latents.size)),
+        pt.vector("weights", dtype="float64"),
+    ]
+    kwargs = compile_mode(None, None)
+    per_step = [indices, count, noise, epsilon, weight]
+    updates = repeat_step(per_step, many, [], updates, kwargs)
+    function = pm_compile(many, [], updates=updates, on_unused_input="ignore", **kwargs)
+    function.trust_input = True
+    rng = np.random.default_rng(1)
+    longest = int(np.clip(500_000 / latents.size, 1, 200))
+
+    def run(n: int) -> None:
+        for first in range(0, n, longest):
+            k = min(longest, n - first)
+            batches = rng.integers(case.num_records, size=k * case.batch_size)
+            offsets = np.arange(k + 1) * case.batch_size
+            draws = rng.standard_normal((k, 1, latents.size))
+            function(batches, offsets, np.zeros((k, 0), dtype=np.int64), draws, np.full(k, 0.01))
+
+    with quiet_pytensor():
+        run(1)
+    return run
+
+
+def advi(case: Case, data: dict[str, np.ndarray]) -> Run:
+    """Prepare PyMC's own ADVI."""
+    import pymc as pm
+
+    with pm.Model():
+        arrays = pm.Minibatch(*data.values(), batch_size=case.batch_size)
+        arrays = arrays if len(data) > 1 else [arrays]
+        case.model(dict(zip(data, arrays, strict=True)), case.num_records)
+        inference = (pm.FullRankADVI if case.full_rank else pm.ADVI)(random_seed=1)
+        inference.fit(1, progressbar=False, score=False, obj_optimizer=pm.adam(learning_rate=LEARNING_RATE))
+
+    def run(n: int) -> None:
+        inference.refine(n, progressbar=False)
+
+    return run
+
+
+def numpyro(case: Case, data: dict[str, np.ndarray]) -> Run:
+    """Prepare NumPyro's SVI in one fused loop."""
+    try:
+        jax, infer, optim = map(import_module, ("jax", "numpyro.infer", "numpyro.optim"))
+        autoguide = import_module("numpyro.infer.autoguide")
+    except ImportError:
+        raise Unavailable("not installed; pip install numpyro 'jax[cpu]'") from None
+    if case.numpyro is None:
+        raise Unavailable("this model is not written in NumPyro here")
+    arrays = {k: jax.numpy.asarray(v) for k, v in data.items()}
+    model = case.numpyro
+
+    def records() -> None:
+        model(arrays, case.num_records, case.batch_size)
+
+    guide = autoguide.AutoNormal(records, init_loc_fn=infer.init_to_median(num_samples=1))
+    svi = infer.SVI(records, guide, optim.Adam(LEARNING_RATE), infer.Trace_ELBO())
+    state = [svi.init(jax.random.PRNGKey(1))]
+    loop = jax.jit(lambda n, s: jax.lax.fori_loop(0, n, lambda _, s: svi.update(s)[0], s))
+
+    def run(n: int) -> None:
+        state[0] = jax.block_until_ready(loop(n, state[0]))
+
+    run(1)
+    return run
+
+
+def d3p(case: Case, data: dict[str, np.ndarray]) -> Run:
+    """Prepare d3p in a process of its own."""
+    python = os.environ.get("D3P_PYTHON")
+    if not python:
+        raise Unavailable("set D3P_PYTHON to a Python that has d3p; d3p_steps.py says how to make one")
+    raise Unavailable("not yet")
+
+
+METHODS: dict[str, Callable[[Case, dict[str, np.ndarray]], Run]] = {
+    "private": private,
+    "own": own,
+    "advi": advi,
+    "numpyro": numpyro,
+    "d3p": d3p,
+}
