@@ -36,12 +36,13 @@ def private(case: Case, data: dict[str, np.ndarray]) -> Run:
         model=model,
     )
     inference.fit(1, progressbar=False, obj_optimizer=pm.adam(learning_rate=LEARNING_RATE))
-    step, rng = inference._step, np.random.default_rng(1)
-    assert step is not None and inference._mechanism is not None and inference._streams is not None
+    step, mechanism, streams = inference._step, inference._mechanism, inference._streams
+    assert step is not None and mechanism is not None and streams is not None
+    parts, rng = (step, mechanism, streams), np.random.default_rng(1)
 
     def run(n: int) -> None:
         # The loop of `fit`, without the accounting before it.
-        for _ in iterate(step, inference._mechanism, inference._streams, rng, case.num_records, n):
+        for _ in iterate(*parts, rng, case.num_records, n):
             pass
 
     return run

@@ -198,7 +198,7 @@ class PrivateStep:
     ) -> TensorVariable:
         """Noisy sum of clipped gradients, shape ``(size,)``; an adaptive bound's updates are noted."""
         self.num_noise = size + mechanism.num_counts
-        more = {} if pull_back is None else {"pull_back": pull_back}
+        more: dict[str, Any] = {} if pull_back is None else {"pull_back": pull_back}
         if self.running_clip is None:
             return private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count, **more)
         scale = self.running_clip.scale
