@@ -47,7 +47,7 @@ from pytensor.link.numba.dispatch.basic import (
 )
 from pytensor.tensor.type import DenseTensorType, dvector
 
-from pymc_dpvi import clipping
+from pymc_dpvi import blocks, clipping
 from pymc_dpvi.blocks import Form
 from pymc_dpvi.clipping import (
     BLOCK_RECORDS,
@@ -190,7 +190,7 @@ class PiecewiseSum(Op):
 def _scope() -> dict[str, Any]:
     """Return what the functions that are written at run time call."""
     own = {"clip_bound": clip_bound, "round_and_add": round_and_add, "tally_units": tally_units}
-    return {**vars(clipping), **own}
+    return {**vars(blocks), **vars(clipping), **own}
 
 
 def _make_sum(pulled: bool) -> Any:
