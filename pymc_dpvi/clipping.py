@@ -313,7 +313,7 @@ def _make_private_sum(
         f"add_clipped({names}, count, {', '.join(arguments_of_sum(pulled))})",
         *end_of_sum(pulled),
     ]
-    scope = {**vars(blocks), **globals(), "add_clipped": _kernel_here(add_clipped) if compiled else add_clipped}
+    scope = vars(blocks) | globals() | {"add_clipped": _kernel_here(add_clipped) if compiled else add_clipped}
     exec("\n    ".join(lines), scope)
     function: Callable[..., np.ndarray] = scope["private_sum"]
     return function
