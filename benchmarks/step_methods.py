@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from importlib import import_module
 
@@ -162,18 +161,9 @@ def numpyro(case: Case, data: dict[str, np.ndarray]) -> Run:
     return run
 
 
-def d3p(case: Case, data: dict[str, np.ndarray]) -> Run:
-    """Prepare d3p in a process of its own."""
-    python = os.environ.get("D3P_PYTHON")
-    if not python:
-        raise Unavailable("set D3P_PYTHON to a Python that has d3p; d3p_steps.py says how to make one")
-    raise Unavailable("not yet")
-
-
 METHODS: dict[str, Callable[[Case, dict[str, np.ndarray]], Run]] = {
     "private": private,
     "own": own,
     "advi": advi,
     "numpyro": numpyro,
-    "d3p": d3p,
 }

@@ -4,8 +4,8 @@
 - ``own``       the same loop without privacy: batches of fixed size drawn by NumPy, the gradient of the
                 batch's log-likelihood, Adam, averaging; compiled in the same way, many steps in one call;
 - ``advi``      PyMC's ADVI with `pm.Minibatch`, ``total_size`` and ``score=False``;
-- ``numpyro``   NumPyro's SVI with an `AutoNormal` guide, its steps fused by ``lax.fori_loop``, in float32;
-- ``d3p``       d3p's private SVI, if D3P_PYTHON is a Python that has it (see ``d3p_steps.py``).
+- ``numpyro``   NumPyro's SVI with an `AutoNormal` guide, its steps fused by ``lax.fori_loop``, in float32,
+                if NumPyro is installed.
 
 **The time of a step** is processor time (of all threads), in blocks; whatever a step needs is in it. The
 methods take turns in one process. The table has the median block and the fastest one: on a machine that
@@ -237,7 +237,7 @@ def compare(
                 "median_microseconds": statistics.median(blocks),
                 "fastest_microseconds": min(blocks),
             }
-            if quick or method == "d3p":  # which is in a process of its own already
+            if quick:
                 continue
             cold, again = (in_child("first", name, [method], 1, Path(folder) / method) for _ in range(2))
             rows[method] |= {
