@@ -61,6 +61,22 @@ def layers() -> pm.Model:
 ADAPTIVE = AdaptiveClip(start=CLIP, tally_weight=0.75)
 
 
+def look_ups() -> pm.Model:
+    """Intercepts by group, strengths of two opponents, and weights that a record uses three times."""
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        group = pm.Data("group", rng.integers(0, 8, size=24))
+        pair = pm.Data("pair", rng.integers(0, 12, size=(24, 2)))
+        series = pm.Data("series", np.zeros((24, 3, 20)))
+        intercept = 0.5 + 0.3 * pm.Normal("offset", 0, 1, shape=8)
+        strength = pm.Normal("strength", 0, 1, shape=12)
+        weights = pm.Normal("weights", 0, 0.1, shape=(20, 20))
+        hidden = pm.math.tanh(series @ weights).sum(axis=(1, 2))
+        mean = intercept[group] + strength[pair[:, 0]] - strength[pair[:, 1]] + hidden
+        pm.Normal("y", mean, 1.0, observed=np.zeros(24))
+    return model
+
+
 def mechanism(
     sampler: str, gradient: str = "aligned", noise_multiplier: float = 1.0, adaptive: bool = False
 ) -> Mechanism:

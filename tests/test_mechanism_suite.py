@@ -9,12 +9,15 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import pytensor.tensor as pt
 import pytest
-from suite import CLIP, FAMILIES, GRADIENTS, SAMPLERS, Suite, layers, mechanism, regression
+from suite import CLIP, FAMILIES, GRADIENTS, SAMPLERS, Suite, layers, look_ups, mechanism, regression
 
 from pymc_dpvi import accounting
 from pymc_dpvi.auditing.attack import DELTAS, Attack, check_attack, claims
 from pymc_dpvi.auditing.report import CheckResult
+from pymc_dpvi.gradients import aligned_gradients
+from pymc_dpvi.graphs import array_value
 
 CELLS = [(family, gradient, sampler) for family in FAMILIES for gradient in GRADIENTS for sampler in SAMPLERS]
 
@@ -140,9 +143,22 @@ def test_factored_gradients(family: str):
     kept(cell.attack(150))
 
 
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_sparse_gradients_and_sums_of_products(gradient: str):
+    cell = Suite(look_ups(), gradient=gradient)
+    latents, record = cell.approx.latents, cell.record
+    z, batch = pt.matrix(shape=(1, latents.size)), [pt.as_tensor(array_value(a)) for a in record.arrays]
+    forms = [b.shape.kind for b in aligned_gradients(record, batch, latents, z, 1)]
+    assert forms == ["sparse", "sparse", "products"]
+    kept(cell.sensitivity())
+    kept(cell.lattice())
+    if gradient == "aligned":
+        kept(cell.gradients())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["numba", "c"])
-@pytest.mark.parametrize("model", [regression, layers])
+@pytest.mark.parametrize("model", [regression, layers, look_ups])
 def test_the_compiled_backends(backend: str, model):
     cell = Suite(model(), backend=backend)
     kept(cell.one_way_out())
