@@ -40,7 +40,14 @@ class Plant:
     @property
     def in_the_step(self) -> bool:
         """Whether it becomes part of a compiled step; otherwise it is looked up at each call."""
-        return self.owner in (clipping, step, step.PrivateStep, RecordModel, adaptive_clipping.RunningClip)
+        return self.owner in (
+            clipping,
+            pieces,
+            step,
+            step.PrivateStep,
+            RecordModel,
+            adaptive_clipping.RunningClip,
+        )
 
     def __call__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(self.owner, self.name, self.value)
