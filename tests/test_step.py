@@ -19,6 +19,7 @@ from scipy import stats
 
 from pymc_dpvi import DPADVI, DPFullRankADVI
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
+from pymc_dpvi.clipping import SLACK
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import InsecureNoiseWarning, PrivacyError
 from pymc_dpvi.mechanism import Mechanism
@@ -149,7 +150,7 @@ def clipped(g: np.ndarray) -> np.ndarray:
         size = float(np.sqrt(np.sum(g**2)))
     if not np.isfinite(size):
         return np.zeros_like(g)
-    return g * min(1.0, CLIP * (1 - 2.0**-20) / size) if size > 0 else g
+    return g * min(1.0, CLIP * (1 - SLACK) / size) if size > 0 else g
 
 
 # ------------------------------------------------------------------------------------------------
