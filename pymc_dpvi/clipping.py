@@ -266,10 +266,10 @@ _SUM = ("bound", "units", "high", "low", "tally")
 def start_of_sum(pulled: bool) -> list[str]:
     """Lines that make what ``add_clipped`` gets after the count: the bound, and sums to add to."""
     start = [
+        "bound = clip_bound(l2_clip_norm, unit, noise.size)",
         "units = tally_units(l2_clip_norm, unit, tally_weight)",
         "tally = np.zeros(TALLY_COLUMNS if tally_weight > 0.0 else 0, np.int64)",
         "size = noise.size - tally.size",
-        "bound = clip_bound(l2_clip_norm, unit, noise.size)",
     ]
     if not pulled:
         return [*start, "high, low = np.zeros(size), np.zeros(size)"]
