@@ -96,7 +96,12 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self._clipped_share: float | None = None
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
         self.hist: np.ndarray = np.asarray(())
-        self.withheld = tuple(d.name for d in record.model.deterministics if not record.may_be_released(d))
+
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """Deterministics that `sample` leaves out because they depend on records, those of today's model."""
+        record = self._record
+        return tuple(d.name for d in record.model.deterministics if not record.may_be_released(d))
 
     @property
     def latents(self) -> Latents:
@@ -182,6 +187,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         the plain posterior.
         """
         report = self.privacy
+        self._record.check_unchanged()
         draws = self.check_draws(draws)
         if noise_aware is not None:
             noise_aware = check_flag("noise_aware", noise_aware)
@@ -205,7 +211,8 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
                 raise PrivacyError(_TOO_FEW)
             known = None
         flat = self.draw_latents(draws, rng) if known is None else known.draw(draws, rng)
-        released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in self.withheld)]
+        withheld = self.withheld
+        released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in withheld)]
         values = _evaluate(model, latents, released, flat)
         posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
         dims = {

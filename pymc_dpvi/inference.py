@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from functools import wraps
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import pymc as pm
@@ -58,8 +60,8 @@ _LARGE_DELTA = 1e-4
 
 #: Latent draws in a step: each has a gradient of its own in the compiled graph.
 _MOST_DRAWS = 1000
-#: Frames from `_charge` to whoever called `fit`: `_run`, `fit`, and the wrapper of `sealed`.
-_CALLER = 5
+#: Frames from `_charge` to whoever called `fit`: `_run`, `fit`, and the wrappers of `fit`.
+_CALLER = 6
 
 _ANALYSIS = (
     "The model could not be taken apart by records: {} was raised on the way. Its text may quote data and is "
@@ -86,6 +88,29 @@ _REFUSED = {
     "start_sigma": "pm.fit does not hand it on to a method instance; give start_sigma= to DPADVI itself",
     "random_seed": "give random_seed= to DPADVI itself",
 }
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
+    """Refuse a second fit while one runs: each would report what it knows of, and not the other's cost."""
+
+    @wraps(method)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        this: Any = args[0]
+        if not this._lock.acquire(blocking=False):
+            raise PrivacyError(
+                "This fit is still running: fit and refine cannot be called from one of its callbacks, or "
+                "from another thread. Make a DPADVI for each thread."
+            )
+        try:
+            return method(*args, **kwargs)
+        finally:
+            this._lock.release()
+
+    return alone
 
 
 class DPADVI(Inference):  # type: ignore[misc]
@@ -236,7 +261,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._iterate: list[np.ndarray] | None = None
         self._callbacks: list[Callback] = []
         self._steps_run = 0
-        self._running = False
+        self._lock = threading.Lock()
         self._approx = shielded(
             lambda: self._family(self._record, random_seed=random_seed, **starting), ArgumentError, _STARTING
         )
@@ -286,6 +311,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         return budget
 
     @sealed
+    @_one_at_a_time
     def fit(
         self,
         n: int = 10000,
@@ -356,7 +382,6 @@ class DPADVI(Inference):  # type: ignore[misc]
         Privacy: costs the (ε, δ) given to the method, once per call. A keyboard interrupt returns the
         approximation so far, at the planned cost.
         """
-        self._check_idle()
         n = check_integer("n", n)
         if score is not None and score is not False:
             raise ArgumentError(
@@ -403,6 +428,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         return self._approx
 
     @sealed
+    @_one_at_a_time
     def refine(self, n: int, progressbar: bool = True, progressbar_theme: Any = None) -> None:
         """Go on for `n` more steps with the same step function.
 
@@ -428,9 +454,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         if self._step is None:
             raise TypeError("Need to call `.fit` first")
         assert self._mechanism is not None
-        self._check_idle()
         n = check_integer("n", n)
         check_bar(progressbar, progressbar_theme)
+        self._record.check_unchanged()
         cost = self._terms.cost(self._mechanism, n)
         self._reserve(cost, self._mechanism, "refine")
         self._restore_iterate()
@@ -447,12 +473,6 @@ class DPADVI(Inference):  # type: ignore[misc]
             "run_profiling is refused: its steps would look at the records unaccounted. Use "
             "fit(..., compile_kwargs={'profile': True}), or profile on synthetic data."
         )
-
-    def _check_idle(self) -> None:
-        if self._running:
-            raise PrivacyError(
-                "This fit is still running: fit and refine cannot be called from one of its callbacks."
-            )
 
     def _reserve(self, run: PrivacyRun, mechanism: Mechanism, call: str, *, dry_run: bool = False) -> None:
         """Charge the planned cost to the budget, or raise with everything as it was."""
@@ -531,7 +551,6 @@ class DPADVI(Inference):  # type: ignore[misc]
             every=math.gcd(*(_every(callback) for callback in self._callbacks)),
             before=self._steps_run,
         )
-        self._running = True
         try:
             with StepProgress(n, cost, progressbar, theme) as progress:
                 for done in steps:
@@ -544,7 +563,6 @@ class DPADVI(Inference):  # type: ignore[misc]
         except KeyboardInterrupt:
             _logger.info("Interrupted; the planned cost is reported.")
         finally:
-            self._running = False
             done = self._step.calls - before
             self._steps_run += done
             self._approx._report = report.with_steps_run(done)

@@ -152,9 +152,12 @@ class KeyStream:
         return stream
 
     def _set_key(self, key: bytes, counter: bytes) -> None:
-        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor()
-        # Last, so that a failure above leaves the stream marked as in need of a key.
-        self._pid = os.getpid()
+        try:
+            self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor()
+            # Last, so that a failure above leaves the stream marked as in need of a key.
+            self._pid = os.getpid()
+        finally:
+            del key  # an interrupt may come here too, and its traceback keeps what is local
 
     def _rekey(self) -> None:
         self._set_key(secrets.token_bytes(_KEY_BYTES), bytes(_BLOCK_BYTES))

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import pymc as pm
 from pymc.pytensorf import compile as pm_compile
+from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
@@ -28,7 +31,7 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
                 "records along a leading axis. Observe an array with one row per record."
             )
         length = value.type.shape[0]
-        lengths[rv.name] = _length(value.shape[0]) if length is None else length
+        lengths[rv.name] = _length(value, rv.name) if length is None else length
         if all(array_shape(v)[0] != lengths[rv.name] for v in roots):
             raise UnsupportedModelError(
                 f"The observed values of '{rv.name}' are only a part of the array that holds them (a slice "
@@ -41,7 +44,7 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
     for pot in model.potentials if not model.observed_RVs else ():
         # A likelihood written as a Potential alone: the arrays behind it say how long the record axis is.
         behind = {array_shape(v)[:1] for v in walk([pot], stop=model.free_RVs) if is_array(v)} - {()}
-        if pot.type.ndim > 0 and (length := _length(pot.shape[0])) > 1 and (length,) in behind:
+        if pot.type.ndim > 0 and (length := _length(pot, pot.name)) > 1 and (length,) in behind:
             lengths[pot.name] = length
         dims = model.named_vars_to_dims.get(pot.name)
         if dims and dims[0] is not None:
@@ -78,7 +81,7 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
             )
         leading_dims.add(record_dim)
         if not lengths:
-            lengths[record_dim] = _length(model.dim_lengths[record_dim])
+            lengths[record_dim] = int(pm_compile([], model.dim_lengths[record_dim], mode="FAST_COMPILE")())
     if len(set(lengths.values())) > 1:
         raise UnsupportedModelError(
             f"The observed variables {sorted(lengths)} have different lengths, so one row is not one "
@@ -94,9 +97,30 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
     return num_records, frozenset(leading_dims)
 
 
-def _length(scalar: Variable) -> int:
-    """Evaluate a scalar that depends on shapes only."""
-    return int(pm_compile([], scalar, mode="FAST_COMPILE")())
+def _length(var: Variable, name: str) -> int:
+    """Return the length of the first axis, without looking at a value of the data.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the length depends on values, as that of ``x[keep]`` does: what comes of the model would then
+        turn on single records.
+    """
+    if is_array(var):
+        return array_shape(var)[0]
+    arrays = [v for v in walk([var]) if is_array(v) and v.type.ndim]
+    stand_ins = [a.type() for a in arrays]
+    (length,) = graph_replace([var.shape[0]], dict(zip(arrays, stand_ins, strict=True)), strict=False)
+    fn = pm_compile(stand_ins, length, mode=Mode("py", "fast_run"), on_unused_input="ignore")
+    graph = fn.maker.fgraph
+    for node in graph.apply_nodes:
+        if not isinstance(node.op, Shape | Shape_i) and any(i in graph.inputs for i in node.inputs):
+            raise UnsupportedModelError(
+                f"The length of '{name}' depends on values of the data (a mask, for example), so records "
+                "cannot be counted without looking at them. Select the records before the model, each by its "
+                "own values, and give it those and no others."
+            )
+    return int(fn(*(array_value(a) for a in arrays)))
 
 
 def find_record_arrays(
@@ -110,8 +134,9 @@ def find_record_arrays(
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
     found: list[Variable] = []
     leading = set(dims)
-    # Priors are searched too: what is found there is refused, as an array that the prior must not see.
-    for var in walk([*roots, *model.potentials, *model.free_RVs], through_shape=False):
+    # Priors and initial values are searched too: what is found there is refused, as they must not see it.
+    initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, Variable)]
+    for var in walk([*roots, *model.potentials, *model.free_RVs, *initial], through_shape=False):
         if not is_array(var) or var in public or array_shape(var)[:1] != (num_records,):
             continue
         names = model.named_vars_to_dims.get(var.name) if var.name else None

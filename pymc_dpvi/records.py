@@ -25,20 +25,19 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.basic import conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, walk
-from pymc_dpvi.guards import guard_records, is_structural
+from pymc_dpvi.guards import guard_records
 from pymc_dpvi.model_checks import (
     array_name,
     check_against_records,
     check_before_records,
     depends_on,
-    global_dims,
 )
 from pymc_dpvi.record_axis import (
     describe_public,
@@ -47,6 +46,7 @@ from pymc_dpvi.record_axis import (
     find_record_axis,
     public_variables,
 )
+from pymc_dpvi.unprotected import refuse_unprotected, says_nothing
 
 __all__ = [
     "Likelihood",
@@ -132,7 +132,35 @@ class RecordModel:
             return True
         if not is_array(var) or var in self.public:
             return False
-        return self.num_records in array_shape(var) or not _says_nothing(var)
+        return self.num_records in array_shape(var) or not says_nothing(var)
+
+    def check_unchanged(self) -> None:
+        """Raise if the checks that were made when the model was split hold no longer.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If the model has other variables than then, or ``pm.set_data`` changed a shape, or filled an
+            array that was a single number with more.
+        """
+        model = self.model
+        if tuple(
+            model.rvs_to_values[v] for v in model.free_RVs
+        ) != self.value_vars or self.factors.keys() != {
+            *(rv.name for rv in model.observed_RVs),
+            *(p.name for p in _record_potentials(model, self.arrays)),
+        }:
+            raise UnsupportedModelError(
+                "The model has other variables now than when the method was made, so the checks of the model "
+                "hold no longer. Make a new DPADVI."
+            )
+        for array, row in zip(self.arrays, self.rows, strict=True):
+            if array_shape(array) != (self.num_records, *row.type.shape[1:]):
+                raise UnsupportedModelError(
+                    f"{array_name(self.model, array)} has another shape now than when the method was made "
+                    "(pm.set_data), so the checks of the model hold no longer. Make a new DPADVI."
+                )
+        assert_no_record_array(self)
 
     def data(self) -> list[SharedVariable]:
         """Return the record arrays as new shared variables on the model's own memory (no copy).
@@ -142,14 +170,9 @@ class RecordModel:
         Raises
         ------
         UnsupportedModelError
-            If ``pm.set_data`` changed a shape since the model was split.
+            As :meth:`check_unchanged`.
         """
-        for array, row in zip(self.arrays, self.rows, strict=True):
-            if array_shape(array) != (self.num_records, *row.type.shape[1:]):
-                raise UnsupportedModelError(
-                    f"{array_name(self.model, array)} has another shape now than when the method was made "
-                    "(pm.set_data), so the checks of the model hold no longer. Make a new DPADVI."
-                )
+        self.check_unchanged()
         return [pytensor.shared(array_value(a), name=a.name or "records", borrow=True) for a in self.arrays]
 
 
@@ -202,7 +225,7 @@ def build_record_model(
         public=frozenset(public),
         unit=describe_unit(model, observed_dims),
     )
-    assert_no_record_array(record)
+    assert_no_record_array(record, one.generative)
     factors = guard_records(
         list(one.factors.values()),
         record.rows,
@@ -228,12 +251,16 @@ class Likelihood:
         Every variable of the model that follows the records, to its remade one; in terms of `free`.
     free : dict of Variable to Variable
         Placeholder per free variable.
+    generative : tuple of Variable
+        The observed variables, their values and the record Potentials, remade, before PyMC derived the
+        log-density of them; in terms of `rows` and `free`.
     """
 
     factors: dict[str, TensorVariable]
     rows: tuple[TensorVariable, ...]
     memo: dict[Variable, Variable]
     free: dict[Variable, Variable]
+    generative: tuple[Variable, ...]
 
 
 def rebuild_likelihood(
@@ -298,7 +325,8 @@ def rebuild_likelihood(
                 "the records: give it to the model as data (pm.Data(name, array, dims=...)), or drop the "
                 "fixed length from pt.zeros, pt.ones, reshape or shape=."
             )
-    return Likelihood(dict(zip(named, terms, strict=True)), tuple(placeholders), memo, free)
+    factors = dict(zip(named, terms, strict=True))
+    return Likelihood(factors, tuple(placeholders), memo, free, tuple(new))
 
 
 def in_values(
@@ -310,12 +338,14 @@ def in_values(
     return resize_records(graphs, stand_ins, num_records=-1, rows=-1)[0]
 
 
-def assert_no_record_array(record: RecordModel) -> None:
-    """Check that nothing in the one-row graph or in the prior still holds records.
+def assert_no_record_array(record: RecordModel, generative: Sequence[Variable] = ()) -> None:
+    """Check that nothing in the one-row graph or in the prior still holds records (`unprotected`).
 
-    Only lengths of trailing axes of record arrays may be read (a matrix's number of columns, say). Arrays
-    in inner graphs count. ``pm.Data`` that are not indexed by records must be declared public: they are
-    data, and nothing in the graph says whose.
+    Parameters
+    ----------
+    record : RecordModel
+    generative : sequence of Variable
+        What the log-densities were derived from, `Likelihood.generative`.
 
     Raises
     ------
@@ -323,75 +353,17 @@ def assert_no_record_array(record: RecordModel) -> None:
         If an array is left that may hold private data; `NotSeparableError` in the likelihood.
     """
     model = record.model
-    held = {*record.arrays, *(model.dim_lengths[d] for d in record.record_dims)}
-    containers = set(model.data_vars)
     likelihood = _record_potentials(model, record.arrays)
-    data_free = [p for p in model.potentials if p not in likelihood]
-    for graphs, where in (
-        (list(record.factors.values()), "likelihood"),
-        ([record.prior_logp, *data_free], "prior"),
-    ):
-        for var in walk(graphs, into_size=True, through_shape=False):
-            if var in held and where == "likelihood":
-                raise NotSeparableError(
-                    f"{array_name(model, var)} enters the likelihood in a way that does not follow the "
-                    "records. Write the likelihood with one row of it per observation."
-                )
-            if var in held:
-                raise UnsupportedModelError(
-                    f"The prior depends on {array_name(model, var)}, which holds the records (or on their "
-                    "number). A prior must not look at private data: use a fixed number."
-                )
-            if not is_array(var) or var in record.public or _says_nothing(var):
-                continue
-            if not _may_stay(record, var):
-                raise NotSeparableError(
-                    f"{array_name(model, var)} has an axis as long as the number of records, and it does "
-                    f"not follow them as a leading axis of the likelihood would (in the {where}). "
-                    + _AXIS_ADVICE
-                )
-            if var in containers:
-                raise UnsupportedModelError(
-                    f"The pm.Data '{var.name}' enters the {where} but is not indexed by records, so nothing "
-                    f"protects it. If everybody may know it, say public_data=['{var.name}']; if it holds "
-                    "personal data, expand it to one row per record."
-                )
-    for pot in data_free:
-        for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
-            if is_array(var) and var not in record.public and not _says_nothing(var):
-                raise UnsupportedModelError(
-                    f"The Potential '{pot.name}' has an array of numbers in it but no axis over records, so "
-                    "nothing protects the array. If everybody may know it, put it into pm.Data('name', ...) "
-                    "and say public_data=['name']; a Potential on records needs one entry per record."
-                )
-
-
-_AXIS_ADVICE = (
-    "If that axis holds records, transpose the array so that they run along the first axis only; if the "
-    "length is the same by chance, put the array into pm.Data(name, ..., dims=...) and give that axis "
-    "the dim of a free variable, or name it in public_data=[...] if everybody may know it."
-)
-
-
-def _says_nothing(var: Variable) -> bool:
-    """Whether an array is no data: a single number, or a constant that tells no more than its shape.
-
-    A shared array that looks like it today may be given other values by ``pm.set_data``.
-    """
-    value = array_value(var)
-    return value.size <= 1 or (isinstance(var, Constant) and is_structural(value))
-
-
-def _may_stay(record: RecordModel, var: Variable) -> bool:
-    """Whether a remaining array has no axis over records."""
-    axes = [k for k, n in enumerate(array_shape(var)) if n == record.num_records]
-    return all(_is_global_axis(record.model, var, k) for k in axes)
-
-
-def _is_global_axis(model: pm.Model, var: Variable, axis: int) -> bool:
-    """Whether the axis has a name that a free variable has too: then its length is N by chance."""
-    dims = model.named_vars_to_dims.get(var.name) if var.name else None
-    return dims is not None and dims[axis] in global_dims(model)
+    refuse_unprotected(
+        model,
+        record.num_records,
+        held={*record.arrays, *(model.dim_lengths[d] for d in record.record_dims)},
+        public=record.public,
+        generative=generative,
+        factors=list(record.factors.values()),
+        prior=record.prior_logp,
+        data_free=[p for p in model.potentials if p not in likelihood],
+    )
 
 
 def _record_potentials(model: pm.Model, arrays: Sequence[Variable]) -> list[TensorVariable]:

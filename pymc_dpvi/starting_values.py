@@ -19,6 +19,7 @@ import numpy as np
 from pytensor.graph.basic import Variable
 
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graphs import array_shape, is_array, walk
 from pymc_dpvi.model_checks import depends_on
 from pymc_dpvi.records import RecordModel
 
@@ -85,7 +86,7 @@ def check_starting_values(
                 f"{sorted(by_name)}."
             )
         for key, value in given.items():
-            if isinstance(value, Variable) and depends_on([value], held):
+            if isinstance(value, Variable) and (depends_on([value], held) or _has_record_axis(record, value)):
                 raise UnsupportedModelError(
                     f"{argument}[{key!r}] depends on the records, and nobody accounts for that. Use "
                     "fixed numbers."
@@ -114,6 +115,12 @@ def narrow_full_rank(parameters: Mapping[str, Any]) -> None:
     last = np.cumsum(np.arange(1, parameters["mu"].get_value().size + 1)) - 1
     value[last] = np.log(np.expm1(START_SIGMA))
     tril.set_value(value)
+
+
+def _has_record_axis(record: RecordModel, value: Variable) -> bool:
+    """Whether an array as long as the records stands behind an expression: ``pt.as_tensor(y).mean()``."""
+    behind = walk([value], into_size=True, through_shape=False)
+    return any(record.num_records in array_shape(v) for v in behind if is_array(v) and v not in record.public)
 
 
 def _check_value(name: str, value: Any, shape: tuple[int, ...], positive: bool) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import FrameType
@@ -146,12 +146,7 @@ class PrivateStep:
             grads = total_norm_constraint(grads, max_grad_norm)
         row = self._row(record, latents, noisy, z, mechanism)
         updates = self._updates(optimizer, grads)
-        held = {*record.arrays, *record.model.data_vars, *record.model.observed_RVs}
-        if held & set(walk(updates.values(), stop=grads, into_size=True)):
-            raise ArgumentError(
-                "obj_optimizer brings data of the model into its updates, unaccounted. It may use its "
-                "gradients, its parameters and numbers of its own."
-            )
+        self._check_updates(record, updates, grads, [*data, indices, count, noise])
         updates.update(self.clip_updates)
         for p, average in zip(self.params, self.averages, strict=True):
             new = updates.get(p, p)
@@ -327,6 +322,36 @@ class PrivateStep:
                 f"pm.adam(learning_rate=0.01); calling it raised {type(error).__name__}: {error}"
             ) from error
         return updates
+
+    def _check_updates(
+        self,
+        record: RecordModel,
+        updates: Mapping[Variable, Variable],
+        grads: Sequence[Variable],
+        inside: Sequence[Variable],
+    ) -> None:
+        """Raise unless all that the updates know of a step's batch and noise is the noisy gradient.
+
+        The gradients that an optimiser is given are graphs, and what stands behind them can be taken hold
+        of: the records, the clipped sum's rows, the batch and its size, the noise that would have to be taken
+        off. A ``default_update`` is an update too.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        held = {*inside, *record.arrays, *record.model.data_vars, *record.model.observed_RVs}
+        todo, behind = [*updates, *updates.values()], set[Variable]()
+        while todo:
+            found = set(walk(todo, stop=grads, into_size=True)) - behind
+            behind |= found
+            changes = [getattr(v, "default_update", None) for v in found if isinstance(v, SharedVariable)]
+            todo = [v for v in changes if v is not None]
+        if held & behind:
+            raise ArgumentError(
+                "obj_optimizer brings data of the model, or what stands behind its gradients, into its "
+                "updates, unaccounted. It may use its gradients, its parameters and numbers of its own."
+            )
 
     def __call__(
         self,

@@ -19,7 +19,7 @@ from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.gradients import aligned_gradients
 from pymc_dpvi.graphs import array_value
-from pymc_dpvi.guards import is_structural
+from pymc_dpvi.guards import is_grid, is_structural
 from pymc_dpvi.records import RecordModel, build_record_model
 
 HOSTILE_FLOATS = (np.nan, np.inf, -np.inf, 1e300, -1e300, 5e-324, 0.0)
@@ -204,3 +204,33 @@ def test_an_array_captured_in_a_scan_is_seen() -> None:
 )
 def test_structural_arrays(array: np.ndarray, expected: bool) -> None:
     assert is_structural(array) is expected
+
+
+X1, X2 = (g.ravel() for g in np.meshgrid([1.0, 2.0, 3.0], [4.0, 6.0]))
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.array([5.0, 8.0]), True),  # two numbers
+        (np.linspace(-0.3, 7.1, 12)[:, None], True),
+        (np.pi * np.arange(1, 9), True),
+        (np.stack([X1, X2], axis=1), True),
+        (np.stack([X1, X2]), True),
+        (np.full((3, 2), 7.0), True),
+        (1e-4 * np.eye(3), True),
+        (np.array([1.0, 2.0, 3.0 + 1e-9]), False),
+        (np.array([1.0, 2.0, 4.0]), False),
+        (np.array([1.0, 1.0, 2.0]), False),
+        (np.array([1.0, 2.0, 1.0, 3.0]), False),
+        (np.array([1.0, np.nan, 3.0]), False),
+        (np.array([True, False, True, True]), False),
+        (np.array([[1.0, 2.0], [3.0, 9.0]]), False),
+        (np.array([[1.0, 2.0], [1.0, 4.0], [2.0, 8.0]]), False),
+        (np.stack([X1, X2 + 1e-3 * X1], axis=1), False),
+        (np.zeros((0, 2)), False),
+        (np.zeros((2, 3, 2)), False),
+    ],
+)
+def test_grids(array: np.ndarray, expected: bool) -> None:
+    assert is_grid(array) is expected

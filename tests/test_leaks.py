@@ -19,7 +19,14 @@ compile caches on the disk                      `test_no_record_on_the_disk`
 random seeds                                    test_inference `test_random_seed_is_for_public_draws_only`
 ``start`` from the records                      test_inference `test_start_from_the_records_is_refused`
 optimisers that read the records                `test_an_optimizer_that_reads_records_is_refused`
-data exchanged after the checks                 `test_other_data_after_the_checks`
+optimisers that look behind their gradients     `test_an_optimizer_sees_the_release_alone`
+data exchanged after the checks                 `test_other_data_after_the_checks`,
+                                                `test_a_number_that_becomes_records`
+variables added after the checks                `test_other_variables_after_the_checks`
+arrays and operations beside the records        `test_what_would_enter_beside_the_records`
+lengths that turn on values                     `test_a_length_that_turns_on_values_is_refused`
+two threads, one method                         `test_two_threads_cannot_share_a_report`
+keys on tracebacks                              test_randomness `test_no_key_on_a_traceback`
 early stopping, interrupts, errors              test_inference `test_convergence_check_stops` and the next
 calling fit twice                               test_inference `test_fit_twice`, `test_refine_composes_...`
 timing, memory                                  out of scope: ``docs/limitations.md``
@@ -33,6 +40,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,11 +51,14 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.graph.basic import Variable
+from pytensor.compile.ops import wrap_py
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
 from test_release import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_text, planted_model
 
 from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.approximation import _ON_RECORDS
+from pymc_dpvi.clipping import PrivateSum
 from pymc_dpvi.graphs import walk
 from pymc_dpvi.records import build_record_model
 from pymc_dpvi.tracebacks import clear_locals, sealed, shielded
@@ -275,6 +286,37 @@ def test_an_optimizer_that_reads_records_is_refused(model: pm.Model) -> None:
         _ = private.approx.privacy
 
 
+def sum_behind(grads: Any) -> Any:
+    """Return the node of the private sum, as anybody can who is handed a gradient."""
+    nodes = [v.owner for v in walk(grads) if v.owner is not None]
+    return next(node for node in nodes if isinstance(node.op, PrivateSum))
+
+
+def hidden_update(grads: Any, params: Any) -> dict[Any, Any]:
+    """A state of the optimiser's own, which PyTensor updates by itself."""
+    state = pytensor.shared(np.zeros(()))
+    state.default_update = state + sum_behind(grads).inputs[-3].sum()
+    return {params[0]: params[0] + state}
+
+
+LOOK_BEHIND: dict[str, Callable[[Any, Any], Any]] = {
+    "rows before the clip": lambda g, p: {p[0]: p[0] + sum_behind(g).inputs[0].sum()},
+    "noise taken off": lambda g, p: {p[0]: p[0] + sum_behind(g).inputs[-2].sum()},
+    "size of the batch": lambda g, p: {p[0]: p[0] + sum_behind(g).inputs[-3]},
+    "default_update": hidden_update,
+}
+
+
+@pytest.mark.parametrize("case", LOOK_BEHIND)
+def test_an_optimizer_sees_the_release_alone(model: pm.Model, case: str) -> None:
+    """Its gradients are graphs, and the records, the batch and the noise are their ancestors."""
+    private = DPADVI(model=model, **METHOD)
+    with pytest.raises(ArgumentError, match="what stands behind its gradients"):
+        private.fit(2, progressbar=False, obj_optimizer=LOOK_BEHIND[case])
+    with pytest.raises(PrivacyError, match="Nothing was spent"):
+        _ = private.approx.privacy
+
+
 BAD_OPTIMIZERS: dict[str, Callable[[Any, Any], Any]] = {
     "shape": lambda grads, params: {params[0]: pt.zeros(99)},
     "key": lambda grads, params: {5: params[0]},
@@ -331,6 +373,154 @@ def test_an_undeclared_table_of_zeros_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"public_data=\['table'\]"):
         DPADVI(model=model, **METHOD)
     assert DPADVI(model=model, public_data=["table"], **METHOD).approx.latents.size == 3
+
+
+def test_other_variables_after_the_checks() -> None:
+    """What is added to the model later is judged when it would be released."""
+    x, y = np.random.default_rng(0).normal(size=(41, 2)), np.linspace(-1, 1, 41)
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=2)
+        pm.Normal("outcome", pt.as_tensor(x) @ b, 1.0, observed=y)
+        private = DPADVI(**METHOD)
+        approx = private.fit(2, progressbar=False)
+        pm.Deterministic("fitted", pt.as_tensor(x) @ b)
+        pm.Deterministic("twice", 2 * b)
+        assert list(approx.sample(2)["posterior"].data_vars) == ["b", "twice"]
+        assert approx.withheld == ("fitted",)
+        pm.Normal("late", b[0], 1.0, observed=y)
+    for action in (lambda: private.fit(2), lambda: private.refine(2), lambda: approx.sample(2)):
+        with pytest.raises(UnsupportedModelError, match="other variables now"):
+            action()
+    assert len(approx.privacy.runs) == 1
+    assert "late" in model.named_vars
+
+
+def test_a_number_that_becomes_records() -> None:
+    """A single number is public; ``pm.set_data`` can make a column of it."""
+    y = np.linspace(-1, 1, 41)
+    with pm.Model():
+        a, scale = pm.Normal("a"), pm.Data("scale", np.ones(1))
+        pm.Deterministic("scaled", a * scale)
+        pm.Normal("outcome", a * scale[0], 1.0, observed=y)
+        private = DPADVI(**METHOD)
+        approx = private.fit(2, progressbar=False)
+        assert "scaled" in approx.sample(2)["posterior"]
+        pm.set_data({"scale": y})
+    assert approx.withheld == ("scaled",)
+    for action in (lambda: private.fit(2), lambda: private.refine(2), lambda: approx.sample(2)):
+        with pytest.raises(PrivacyError, match="'scale' has an axis as long as the number of records"):
+            action()
+    assert len(approx.privacy.runs) == 1
+
+
+class Sums(Op):
+    """Multiplies by the sum of numbers that it holds: a black box, with a gradient."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self.numbers = numbers
+
+    def make_node(self, z: Any) -> Apply:
+        return Apply(self, [pt.as_tensor(z)], [pt.dvector()])
+
+    def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
+        outputs[0][0] = inputs[0] * self.numbers.sum()
+
+    def grad(self, inputs: Any, grads: Any) -> Any:
+        return [grads[0] * self.numbers.sum()]
+
+    pullback = grad
+
+
+X = np.random.default_rng(3).normal(size=(41, 2))
+DOUBLE = np.concatenate([X, X])
+
+
+@wrap_py(itypes=[pt.dvector], otypes=[pt.dvector])
+def times_sum(z: np.ndarray) -> np.ndarray:
+    return z * X.sum()
+
+
+BESIDE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    # of X.T PyMC leaves the mean alone, which has no axis over records any more
+    "transposed": (lambda b: pt.as_tensor(X.T.copy()).mean(axis=1) * b, "axis as long as the number"),
+    "transposed zeros": (lambda b: pt.as_tensor(np.zeros((2, 41))).sum(axis=1) * b, "axis as long as"),
+    "twice as long": (lambda b: pt.as_tensor(DOUBLE).mean(axis=0) * b, "holds numbers in the likelihood"),
+    "raveled": (lambda b: pt.as_tensor(X.ravel()).mean() * b, "holds numbers in the likelihood"),
+    "Gram matrix": (lambda b: pt.as_tensor(X.T @ X) @ b, "holds numbers in the likelihood"),
+    "shared": (lambda b: pytensor.shared(DOUBLE, "double").mean() * b, "'double' enters the likelihood"),
+    "black box": (lambda b: Sums(X)(b), "operation Sums in the likelihood"),
+    "wrap_py": (lambda b: b + times_sum(pt.zeros(2)), "operation FromFunctionOp in the likelihood"),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_what_would_enter_beside_the_records(case: str) -> None:
+    """One row stands for the records; what else holds data would enter every step without noise."""
+    make, text = BESIDE[case]
+    with pm.Model(), pytest.raises(PrivacyError, match=text):
+        pm.Normal("y", pt.as_tensor(X) @ make(pm.Normal("b", shape=2)), 1.0, observed=X[:, 0])
+        DPADVI(**METHOD)
+
+
+def test_an_array_that_is_declared_may_enter() -> None:
+    with pm.Model():
+        weights = pm.Data("weights", np.array([0.3, 1.0, 9.0]))
+        b = pm.Normal("b", shape=3)
+        pm.Normal("y", pt.as_tensor(X[:, 0]) * (weights * b).sum(), 1.0, observed=X[:, 1])
+        assert DPADVI(public_data=["weights"], **METHOD).approx.latents.size == 3
+
+
+def test_a_black_box_in_the_prior_is_refused() -> None:
+    with pm.Model(), pytest.raises(UnsupportedModelError, match="operation Sums in the prior"):
+        b = pm.Normal("b", shape=2)
+        pm.Potential("likelihood", Sums(X)(b).sum())
+        pm.Normal("y", b[0], 1.0, observed=X[:, 0])
+        DPADVI(**METHOD)
+
+
+@pytest.mark.parametrize("keep", [np.ones(41), np.arange(41.0)], ids=["all", "all but one"])
+@pytest.mark.parametrize("potential", [False, True])
+def test_a_length_that_turns_on_values_is_refused(keep: np.ndarray, potential: bool) -> None:
+    """The same text for two data sets of which only one would have been refused."""
+    with pm.Model(), pytest.raises(UnsupportedModelError, match="depends on values of the data"):
+        y, kept = pm.Data("y", X[:, 0]), pm.Data("kept", keep)
+        a = pm.Normal("a")
+        if potential:
+            pm.Potential("p", -((y[kept > 0] - a) ** 2))
+        else:
+            pm.Normal("outcome", a, 1.0, observed=y[kept > 0])
+        DPADVI(**METHOD)
+
+
+@pytest.mark.parametrize("where", ["initval", "start"])
+def test_a_start_from_another_copy_of_the_records_is_refused(where: str) -> None:
+    """``pt.as_tensor(y)`` makes a constant that is not the one behind the observed variable."""
+    start = pt.as_tensor(X[:, 0].copy()).mean()
+    with pm.Model(), pytest.raises(UnsupportedModelError, match="depends on the records"):
+        pm.Normal("y", pm.Normal("a", initval=start if where == "initval" else None), 1, observed=X[:, 0])
+        DPADVI(**METHOD, start={"a": start} if where == "start" else None)
+
+
+def test_two_threads_cannot_share_a_report(model: pm.Model) -> None:
+    """Each would add its run to what it read before the other's was there."""
+    private = DPADVI(model=model, **METHOD)
+    errors: list[str] = []
+
+    def again(*args: Any) -> None:
+        def other() -> None:
+            for call in (private.fit, private.refine):
+                with pytest.raises(PrivacyError, match="still running"):
+                    call(2, progressbar=False)
+                errors.append("refused")
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    private.fit(1, progressbar=False, callbacks=[again])
+    assert errors == ["refused"] * 2
+    assert len(private.approx.privacy.runs) == 1
+    private.refine(1, progressbar=False)  # and it is free again
 
 
 def hsgp_logp(extreme: float, *, centre: bool) -> float:

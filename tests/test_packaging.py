@@ -43,6 +43,7 @@ LAYERS = (
     ("blocks",),
     ("starting_values",),
     ("records",),
+    ("unprotected",),
     ("record_axis",),
     ("guards",),
     ("model_checks",),

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import textwrap
 import threading
+import traceback
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -482,3 +484,24 @@ def test_empty_draws() -> None:
     tested = stream()
     assert tested.words(0).shape == (0,) and tested.uniforms(0).shape == (0,)
     assert tested.integers(5, 0).shape == (0,)
+
+
+def test_no_key_on_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt may come when the key is in use already, and a traceback keeps local variables."""
+
+    class Interrupted:
+        algorithm: Any = None
+
+        def __init__(self, algorithm: Any, mode: Any) -> None:
+            pass
+
+        def encryptor(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("pymc_dpvi.randomness.Cipher", Interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        KeyStream.from_os()
+    frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    assert "_set_key" in [f.f_code.co_name for f in frames]
+    for frame in frames:
+        assert not any(isinstance(v, bytes) and len(v) == 32 for v in frame.f_locals.values())
