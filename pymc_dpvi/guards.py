@@ -68,10 +68,8 @@ _TOTAL = {
 _TOTAL_MATRIX = {
     "BlockDiagonal",
     "Cholesky",
-    "Det",
     "Dot",
     "ExtractDiag",
-    "SLogDet",
     "SolveTriangular",
     "SortOp",
 }

@@ -102,7 +102,7 @@ def _length(var: Variable, name: str) -> int:
 
     Raises
     ------
-    UnsupportedModelError
+    NotSeparableError
         If the length depends on values, as that of ``x[keep]`` does: what comes of the model would then
         turn on single records.
     """
@@ -113,11 +113,12 @@ def _length(var: Variable, name: str) -> int:
     (length,) = graph_replace([var.shape[0]], dict(zip(arrays, stand_ins, strict=True)), strict=False)
     fn = pm_compile(stand_ins, length, mode=Mode("py", "fast_run"), on_unused_input="ignore")
     graph = fn.maker.fgraph
+    given = set(graph.inputs[: len(stand_ins)])  # generators come after
     for node in graph.apply_nodes:
-        if not isinstance(node.op, Shape | Shape_i) and any(i in graph.inputs for i in node.inputs):
-            raise UnsupportedModelError(
-                f"The length of '{name}' depends on values of the data (a mask, for example), so records "
-                "cannot be counted without looking at them. Select the records before the model, each by its "
+        if not isinstance(node.op, Shape | Shape_i) and given & set(node.inputs):
+            raise NotSeparableError(
+                f"The length of '{name}' depends on values of the data (a mask, for example), so which entry "
+                "is whose turns on another record's values. Select the records before the model, each by its "
                 "own values, and give it those and no others."
             )
     return int(fn(*(array_value(a) for a in arrays)))

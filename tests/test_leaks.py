@@ -482,13 +482,23 @@ def test_a_black_box_in_the_prior_is_refused() -> None:
 @pytest.mark.parametrize("potential", [False, True])
 def test_a_length_that_turns_on_values_is_refused(keep: np.ndarray, potential: bool) -> None:
     """The same text for two data sets of which only one would have been refused."""
-    with pm.Model(), pytest.raises(UnsupportedModelError, match="depends on values of the data"):
+    with pm.Model(), pytest.raises(PrivacyError, match="depends on values of the data"):
         y, kept = pm.Data("y", X[:, 0]), pm.Data("kept", keep)
         a = pm.Normal("a")
         if potential:
             pm.Potential("p", -((y[kept > 0] - a) ** 2))
         else:
             pm.Normal("outcome", a, 1.0, observed=y[kept > 0])
+        DPADVI(**METHOD)
+
+
+@pytest.mark.parametrize("function", [pt.linalg.det, pt.linalg.slogdet])
+def test_a_matrix_that_has_no_inverse_stops_nobody(function: Callable[[Any], Any]) -> None:
+    """The gradient of a determinant is an inverse, which raises for one record's singular matrix."""
+    matrices = np.stack([np.eye(2) * (1 + i / 50) for i in range(41)])
+    with pm.Model(), pytest.raises(UnsupportedModelError, match="can neither mix records nor fail"):
+        found = function(pt.as_tensor(matrices) * pm.Normal("a"))
+        pm.Normal("y", found[1] if isinstance(found, list | tuple) else found, 1.0, observed=X[:, 0])
         DPADVI(**METHOD)
 
 
