@@ -98,7 +98,7 @@ def own(case: Case, data: dict[str, np.ndarray]) -> Run:
     ]
     kwargs = compile_mode(None, None)
     per_step = [indices, count, noise, epsilon, weight]
-    updates = repeat_step(per_step, many, [], updates, kwargs)
+    updates, _ = repeat_step(per_step, many, [], updates, kwargs)
     function = pm_compile(many, [], updates=updates, on_unused_input="ignore", **kwargs)
     function.trust_input = True
     rng = np.random.default_rng(1)
