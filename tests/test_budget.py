@@ -348,7 +348,7 @@ def test_a_refusal_says_how_many_steps_and_what_noise_would_fit(accountant: str)
         (0.05, dict(delta=0.0)),
         (0.005, {}),  # less than calibration takes
     ],
-    ids=str,
+    ids=["no accountant", "own accountant", "no noise", "no steps", "no sampler", "no delta", "too little"],
 )
 def test_a_refusal_offers_no_steps_where_they_cannot_be_known(total: float, changed: dict[str, Any]) -> None:
     budget = PrivacyBudget(total, 1e-6, allow_unproven=True)
