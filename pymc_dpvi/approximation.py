@@ -139,7 +139,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self,
         draws: int = 500,
         *,
-        noise_aware: bool | None = None,
+        noise_aware: bool = False,
         random_seed: Any = None,
         return_inferencedata: bool = True,
         include_transformed: bool | None = None,
@@ -151,11 +151,11 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         ----------
         draws : int
             Number of draws.
-        noise_aware : bool, optional
+        noise_aware : bool
             Whether the posterior is to know of the privacy noise: the optimum and the uncertainty that the
-            noise leaves about it are inferred from the noisy gradients (`pymc_dpvi.noise_aware`). False gives
-            the plain variational posterior, with the intervals of a fit without noise. By default True if
-            the fit made enough steps for it (ten more than there are latent values, 64 at the most).
+            noise leaves about it are inferred from the noisy gradients (`pymc_dpvi.noise_aware`), which takes
+            ten more steps than there are latent values (64 at the most). False gives the plain variational
+            posterior, with the intervals of a fit without noise.
         random_seed : int or numpy.random.Generator, optional
             For these draws only (public randomness).
         return_inferencedata : bool
@@ -189,8 +189,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         report = self.privacy
         self._record.check_unchanged()
         draws = self.check_draws(draws)
-        if noise_aware is not None:
-            noise_aware = check_flag("noise_aware", noise_aware)
+        noise_aware = check_flag("noise_aware", noise_aware)
         if not return_inferencedata:
             raise ArgumentError(
                 "return_inferencedata=False is refused: PyMC's MultiTrace holds the model and with it "
@@ -205,11 +204,9 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             include_transformed = bool(getattr(self.groups[0], "include_transformed", False))
         model, latents = self._record.model, self.latents
         rng = self._rng if random_seed is None else _generator(random_seed)
-        known = None if noise_aware is False else self._noise_aware(rng)
-        if known is None or not known.available:
-            if noise_aware:
-                raise PrivacyError(_TOO_FEW)
-            known = None
+        known = self._noise_aware(rng) if noise_aware else None
+        if noise_aware and (known is None or not known.available):
+            raise PrivacyError(_TOO_FEW)
         flat = self.draw_latents(draws, rng) if known is None else known.draw(draws, rng)
         withheld = self.withheld
         released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in withheld)]
