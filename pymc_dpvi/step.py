@@ -41,7 +41,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.adaptive_clipping import RunningClip
 from pymc_dpvi.blocks import Block, PullBack
 from pymc_dpvi.chunk import repeat_step
-from pymc_dpvi.clipping import private_sum
+from pymc_dpvi.clipping import PrivateSum, private_sum
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, PrivacyError
 from pymc_dpvi.gradient_trace import GradientTrace
@@ -145,8 +145,9 @@ class PrivateStep:
         if max_grad_norm is not None:
             grads = total_norm_constraint(grads, max_grad_norm)
         row = self._row(record, latents, noisy, z, mechanism)
+        released = [v for v in walk(grads) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
         updates = self._updates(optimizer, grads)
-        self._check_updates(record, updates, grads, [*data, indices, count, noise])
+        self._check_updates(record, updates, [*grads, *released], [*data, indices, count, noise])
         updates.update(self.clip_updates)
         for p, average in zip(self.params, self.averages, strict=True):
             new = updates.get(p, p)
@@ -327,14 +328,14 @@ class PrivateStep:
         self,
         record: RecordModel,
         updates: Mapping[Variable, Variable],
-        grads: Sequence[Variable],
+        public: Sequence[Variable],
         inside: Sequence[Variable],
     ) -> None:
-        """Raise unless all that the updates know of a step's batch and noise is the noisy gradient.
+        """Raise unless all that the updates know of a step's batch and noise is the release.
 
         The gradients that an optimiser is given are graphs, and what stands behind them can be taken hold
-        of: the records, the clipped sum's rows, the batch and its size, the noise that would have to be taken
-        off. A ``default_update`` is an update too.
+        of: the release, which is public, and behind that the records, the clipped sum's rows, the batch and
+        its size, the noise that would have to be taken off. A ``default_update`` is an update too.
 
         Raises
         ------
@@ -343,7 +344,7 @@ class PrivateStep:
         held = {*inside, *record.arrays, *record.model.data_vars, *record.model.observed_RVs}
         todo, behind = [*updates, *updates.values()], set[Variable]()
         while todo:
-            found = set(walk(todo, stop=grads, into_size=True)) - behind
+            found = set(walk(todo, stop=public, into_size=True)) - behind
             behind |= found
             changes = [getattr(v, "default_update", None) for v in found if isinstance(v, SharedVariable)]
             todo = [v for v in changes if v is not None]
