@@ -192,15 +192,18 @@ class GradientTrace:
         return -(-(block + 1) * self._planned // BLOCKS) if block < BLOCKS - 1 else sys.maxsize
 
     def _flush(self) -> None:
-        if not self._n_waiting:
-            return
+        if self._n_waiting:
+            with np.errstate(all="ignore"):  # of a fit that diverges
+                self._take_up()
+
+    def _take_up(self) -> None:
         rows = self._waiting[: self._n_waiting]
         first = self._taken - self._n_waiting
         block = min(first * BLOCKS // self._planned, BLOCKS - 1)
         points = np.arange(first, self._taken) * (BLOCKS * _POINTS) // self._planned
         points = np.minimum(points, BLOCKS * _POINTS - 1)
         self._n_waiting = 0
-        fine = np.isfinite(rows.sum(axis=1))  # a prior may have no gradient at a far draw
+        fine = np.isfinite((rows**2).sum(axis=1))  # a prior may have no gradient at a far draw
         if not fine.all():
             rows, points = rows[fine], points[fine]
         if not len(rows):

@@ -265,7 +265,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._approx = shielded(
             lambda: self._family(self._record, random_seed=random_seed, **starting), ArgumentError, _STARTING
         )
-        if self._family is not DPMeanField:
+        if isinstance(self._approx, DPFullRank):
             narrow_full_rank(self._approx.groups[0].params_dict)
         if not self._approx.latents.size:
             raise UnsupportedModelError(
