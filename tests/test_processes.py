@@ -21,6 +21,8 @@ import pytest
 from pymc_dpvi import DPADVI
 from pymc_dpvi.mechanism import Mechanism
 
+# What a step of `make` draws: one number for each of two weights, and the two counts of the adaptive clip norm.
+COLUMNS = 4
 MODE: dict[str, Any] = {"progressbar": False, "compile_kwargs": {"mode": "FAST_COMPILE"}}
 
 
@@ -36,7 +38,7 @@ def make() -> DPADVI:
 FORK = """
 import os, pickle, sys
 sys.path.insert(0, {tests!r})
-from test_processes import MODE, make
+from test_processes import COLUMNS, MODE, make
 from pymc_dpvi import PrivacyError
 from pymc_dpvi.mechanism import Mechanism
 
@@ -74,7 +76,7 @@ after = [in_child(lambda: method.refine(4, progressbar=False))[begun:] for _ in 
 method.refine(4, progressbar=False)
 runs = [*fresh, drawn[:begun], *after, drawn[begun:]]
 noise = [n for run in runs for numbers, _ in run for n in numbers]
-assert len(noise) == 6 * 8, len(noise)
+assert len(noise) == 6 * 4 * COLUMNS, len(noise)
 assert len(set(noise)) == len(noise), "two fits drew the same noise"
 batches = [str([indices for _, indices in run]) for run in runs]
 assert len(set(batches)) == len(batches), "two fits drew the same batches"
@@ -153,6 +155,6 @@ def test_threads_share_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join()
     noise = np.concatenate(drawn)
-    assert noise.size == 3 * 2 * 51
+    assert noise.size == 3 * COLUMNS * 51
     assert len(np.unique(noise)) == noise.size
     assert [method.approx.privacy.runs[1].steps_run for method in methods] == [50] * 3
