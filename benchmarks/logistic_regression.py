@@ -8,9 +8,10 @@ several seeds. Prints a table, and writes to the output folder
 - ``accuracy.png``              accuracy against epsilon;
 - ``posterior_<dataset>.png``   the ordinary and a private posterior side by side, by ArviZ.
 
-The settings stand in `SETTINGS`. The noise of a private fit comes from the operating system's
-randomness, as in real use, so that its figures change from run to run within their standard error;
-``--insecure-noise-seed`` fixes them.
+The private fits take the library's defaults, the same on both: nothing about them was tuned on these
+data, as nothing may be on yours. Their noise comes from the operating system's randomness, as in real
+use, so that the figures change from run to run within their standard error; ``--insecure-noise-seed``
+fixes them.
 
     python benchmarks/logistic_regression.py [--quick] [--seeds 5] [--jobs 2] [--output DIR]
 """
@@ -47,29 +48,9 @@ EPSILONS = (0.1, 0.3, 1.0, 3.0)
 SHOWN_EPSILON = 1.0  # of the posterior plot
 
 
-@dataclass(frozen=True)
-class Setting:
-    """How one dataset is fitted.
-
-    Attributes
-    ----------
-    n_steps, sampling_prob, l2_clip_norm
-        Of the private fits, the same at every epsilon. They were chosen on these public data; on
-        private data, choosing them by trial would itself have to be paid for.
-    ordinary_steps
-        Full-data steps of PyMC's ADVI, enough for the accuracy to stand still.
-    """
-
-    n_steps: int
-    sampling_prob: float
-    l2_clip_norm: float
-    ordinary_steps: int
-
-
-SETTINGS = {
-    "abalone": Setting(n_steps=1000, sampling_prob=0.05, l2_clip_norm=1.0, ordinary_steps=3000),
-    "adult": Setting(n_steps=2000, sampling_prob=0.005, l2_clip_norm=2.0, ordinary_steps=2000),
-}
+PRIVATE_STEPS = 10_000  # what `fit` does if it is not told
+#: Full-data steps of PyMC's ADVI, enough for the accuracy to stand still.
+ORDINARY_STEPS = {"abalone": 3000, "adult": 2000}
 
 
 @dataclass(frozen=True)
@@ -217,7 +198,7 @@ def fit_once(task: Task) -> Fit:
     import pymc as pm
 
     logging.getLogger("pymc").setLevel(logging.WARNING)  # no line a fit: there is a progress bar
-    data, setting = load(task.dataset), SETTINGS[task.dataset]
+    data = load(task.dataset)
     shorten = 10 if task.quick else 1
     start = time.perf_counter()
     with pm.Model(coords={"feature": list(data.features)}):
@@ -228,14 +209,14 @@ def fit_once(task: Task) -> Fit:
         pm.Bernoulli("label", logit_p=logit, observed=data.y_train)
         if task.epsilon is None:
             approx = pm.fit(
-                setting.ordinary_steps // shorten,
+                ORDINARY_STEPS[task.dataset] // shorten,
                 method="advi",
                 obj_optimizer=pm.adam(learning_rate=0.02),
                 random_seed=task.seed,
                 progressbar=False,
             )
         else:
-            approx = fit_privately(task, setting, setting.n_steps // shorten)
+            approx = fit_privately(task, PRIVATE_STEPS // shorten)
     seconds = time.perf_counter() - start
     idata = approx.sample(1000, random_seed=task.seed)
     draws = np.asarray(idata.posterior["beta"]).reshape(-1, len(data.features))
@@ -253,8 +234,8 @@ def fit_once(task: Task) -> Fit:
     )
 
 
-def fit_privately(task: Task, setting: Setting, n_steps: int) -> Any:
-    """Run `DPADVI` on the model in context and return its approximation."""
+def fit_privately(task: Task, n_steps: int) -> Any:
+    """Run `DPADVI`, with its defaults, on the model in context and return its approximation."""
     import pymc as pm
 
     from pymc_dpvi import DPADVI
@@ -266,8 +247,6 @@ def fit_privately(task: Task, setting: Setting, n_steps: int) -> Any:
         method = DPADVI(
             epsilon=task.epsilon,
             delta=DELTA,
-            sampling_prob=setting.sampling_prob,
-            l2_clip_norm=setting.l2_clip_norm,
             random_seed=task.seed,
             insecure_noise_seed=task.insecure_noise_seed,
         )
@@ -353,7 +332,7 @@ def write_tables(
     document = {
         "table": rows,
         "fits": [asdict(fit) for fit in fits],
-        "settings": {name: asdict(SETTINGS[name]) for name in arguments.datasets},
+        "steps": {"private": PRIVATE_STEPS, "ordinary": ORDINARY_STEPS},
         "delta": DELTA,
         "quick": arguments.quick,
         "jobs": arguments.jobs,

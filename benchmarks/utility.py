@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import source_digest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -161,8 +162,13 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what distinguishes this run from one with other defaults."""
-    return {"steps": arguments.steps, "method": arguments.method, "optimizer": arguments.optimizer}
+    """Return what distinguishes this run from one with other defaults or another library."""
+    return {
+        "steps": arguments.steps,
+        "method": arguments.method,
+        "optimizer": arguments.optimizer,
+        "sources": source_digest(),
+    }
 
 
 def read_journal(path: Path, settings: dict[str, Any]) -> list[Fit]:
@@ -176,7 +182,9 @@ def read_journal(path: Path, settings: dict[str, Any]) -> list[Fit]:
         except ValueError:
             continue  # the last line of a run that was ended
         if fields.pop("settings") != settings:
-            raise SystemExit(f"{path} holds fits with other settings; give another --output.")
+            raise SystemExit(
+                f"{path} holds fits of other settings or sources; move it, or give another --output."
+            )
         found.append(Fit(**fields))
     return found
 

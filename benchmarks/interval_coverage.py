@@ -13,9 +13,10 @@ with Gauss-Hermite quadrature), whose own failings are no matter of noise.
 a few per cent of the records, so that what is measured is the noise and not the bias of clipping, which no
 interval knows of.
 
-    python benchmarks/coverage.py [--quick] [--clip default wide] [--seeds 20] [--output FILE]
+    python benchmarks/interval_coverage.py [--quick] [--clip default wide] [--seeds 20] [--output FILE]
 
-It goes on where it was interrupted: cells that the output holds, with the same settings, are not run again.
+It goes on where it was interrupted: cells that the output holds, with the same settings and sources, are not
+run again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+from provenance import source_digest
 from rich.progress import Progress
 
 from pymc_dpvi import DPADVI, InsecureNoiseWarning
@@ -247,6 +249,7 @@ def main() -> None:
         "delta": DELTA,
         "draws": DRAWS,
         "seeds": args.seeds,
+        "sources": source_digest(),
     }
     cells: dict[str, Any] = {}
     if args.output.exists():
