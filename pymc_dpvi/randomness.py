@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.errors import ArgumentError
 
-__all__ = ["KeyStream"]
+__all__ = ["KeyStream", "words_to_uniforms"]
 
 _KEY_BYTES = 32
 _BLOCK_BYTES = 16
@@ -228,7 +228,7 @@ class KeyStream:
         ndarray of float64, shape (n,)
             Values in ``[2^-65, 1 - 2^-53]``.
         """
-        return _to_uniform(self.words(n))
+        return words_to_uniforms(self.words(n))
 
     def integers(self, high: int, n: int) -> NDArray[np.int64]:
         """Draw independent integers, exactly uniform on ``0, ..., high - 1``.
@@ -294,7 +294,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _to_uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+def words_to_uniforms(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Map words to ``(w + 1/2) 2^-64``, rounded, inside ``[2^-65, 1 - 2^-53]``."""
     u = words.astype(np.float64)
     u += 0.5

@@ -9,31 +9,9 @@ Batches of many steps are drawn in one call and come as a flat array with offset
 ``n_steps`` by the expected batch size.
 
 **Poisson sampling** (Abadi et al. 2016). Every record takes part in every step by its own coin with
-probability *q*. The ``n_steps * num_records`` coins, laid end to end, are one Bernoulli sequence;
-the number of failures before its next success is geometric, and with ``l = -log(1 - q)``
+probability *q*: exactly (`random_subsets`), and in time proportional to the batch. Batches may be empty.
 
-    P[gap >= k] = (1 - q)^k = P[u <= exp(-k l)],    so that    gap = floor(log(u) / (-l))
-
-by inversion (Devroye 1986, chapter X.2). A step costs time in proportion to its batch, not to the
-number of records. Batches may be empty.
-
-**What rounding does to it.** Gaps are cut into blocks of ``K = max(1, floor(8 / l))`` trials: a
-draw of ``K`` or more stands for ``K`` failures, after which a new gap is drawn (the geometric law
-has no memory). So only thresholds ``exp(-k l)`` with ``k <= K`` are ever compared, where 64-bit
-words and float64 are fine enough: allowing ``log`` and ``log1p`` errors of 4 units in the last
-place, each is met to a relative ``r = 2^-45``, and every ``P[gap = k] = q (1 - q)^k`` to a relative
-``2 r / q``; a gap behind ``a`` full blocks to ``a r + 2 r / q``. Put one record into the coins of
-all others: each of its coins touches at most three gaps, so that given all other coins its own
-have the ideal probability up to a factor ``exp(3 r (a + 2 / q))`` a step, and ``a >= 20`` has a
-probability below ``exp(-75)``. Hence the actual mechanism has at most the ``epsilon`` of the ideal
-one plus ``n_steps 2^-42 (1 / q + 10)``, at a ``delta`` larger by that factor and by
-``n_steps exp(-75)``: 5e-7 for 10,000 steps at q = 0.005 (twice that between neighbours by
-replacement), far below the discretisation of the accountants. The argument needs
-``2^-30 <= q <= 1 - 2^-16``, or ``q = 1``; other values are refused.
-
-**Sampling without replacement.** Of independent uniform integers, the first *B* distinct values, in
-order of appearance, are a uniform subset of size *B*, exactly. Beyond half of the records the
-complement is drawn instead.
+**Sampling without replacement.** Every batch is a uniform subset of one fixed size, exactly.
 
 **Truncated Poisson sampling** (Ganesh 2025, arXiv 2508.15089). A Poisson batch above the cap is replaced by
 a uniform subset of it of the size of the cap, which bounds the memory of a step. It is another mechanism than
@@ -47,8 +25,6 @@ take a batch in pieces, so that memory does not grow with the batch anyway. The 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -58,6 +34,12 @@ from numpy.typing import NDArray
 
 from pymc_dpvi.arguments import check_integer, check_number
 from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.random_subsets import (
+    LARGEST_PROB,
+    SMALLEST_PROB,
+    bernoulli_successes,
+    uniform_subsets,
+)
 from pymc_dpvi.randomness import KeyStream
 
 __all__ = [
@@ -72,12 +54,6 @@ __all__ = [
 Batches = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 SAMPLER_NAMES = ("poisson", "fixed_size", "full_batch")
-
-_SMALLEST_PROB = 2.0**-30
-_LARGEST_PROB = 1.0 - 2.0**-16
-_BLOCK_LOG = 8.0
-# Draws are made in pieces that stay in the processor's cache.
-_PIECE = 1 << 13
 
 
 @runtime_checkable
@@ -177,7 +153,7 @@ class PoissonSampler:
         if self.sampling_prob == 1.0:
             return _everything(num_records, n_steps)
         n_trials = num_records * n_steps
-        successes = _bernoulli_successes(stream, self.sampling_prob, n_trials)
+        successes = bernoulli_successes(stream, self.sampling_prob, n_trials)
         first_trials = np.arange(n_steps + 1, dtype=np.int64) * num_records
         offsets = np.searchsorted(successes, first_trials).astype(np.int64)
         # The remainder modulo num_records; a subtraction is faster.
@@ -260,7 +236,7 @@ class TruncatedPoissonSampler:
         batches = []
         for batch in np.split(indices, offsets[1:-1]):
             if len(batch) > cap:
-                batch = batch[_uniform_subset(stream, len(batch), cap)]
+                batch = batch[next(uniform_subsets(stream, len(batch), cap, 1))]
             batches.append(batch)
         ends = np.cumsum(np.minimum(sizes, cap))
         return np.concatenate(batches), np.concatenate([[0], ends]).astype(np.int64)
@@ -331,7 +307,7 @@ class FixedSizeSampler:
         if size == num_records:
             return _everything(num_records, n_steps)
         batches = np.empty((n_steps, size), dtype=np.int64)
-        for batch, subset in zip(batches, _uniform_subsets(stream, num_records, size, n_steps), strict=True):
+        for batch, subset in zip(batches, uniform_subsets(stream, num_records, size, n_steps), strict=True):
             batch[:] = subset
         return batches.reshape(-1), np.arange(n_steps + 1, dtype=np.int64) * size
 
@@ -472,95 +448,6 @@ _BATCH_TOO_LARGE = (
 )
 
 
-def _bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArray[np.int64]:
-    """Return the positions of the successes among `n_trials` Bernoulli trials, ascending."""
-    log_fail = math.log1p(-prob)
-    block = max(1, int(_BLOCK_LOG / -log_fail))
-    pieces = []
-    tested = 0  # trials whose outcome is known
-    while tested < n_trials:
-        expected = (n_trials - tested) * prob
-        n_draws = min(_PIECE, int(expected + 4.0 * math.sqrt(expected)) + 8)
-        gaps = _gaps(stream.uniforms(n_draws), log_fail)
-        success = gaps < block
-        np.minimum(gaps, block, out=gaps)
-        # A draw settles the failures of its gap and, unless the block ended first, one success.
-        settled = gaps.astype(np.int64)
-        settled += success
-        settled[0] += tested
-        ends = np.cumsum(settled)
-        tested = int(ends[-1])
-        ends -= 1
-        pieces.append(ends[success])
-    if not pieces:
-        return np.empty(0, dtype=np.int64)
-    # What was drawn beyond the last trial is forgotten.
-    pieces[-1] = pieces[-1][: np.searchsorted(pieces[-1], n_trials)]
-    return np.concatenate(pieces)
-
-
-def _gaps(u: NDArray[np.float64], log_fail: float) -> NDArray[np.float64]:
-    """Return numbers of failures before a success, by inversion; overwrite `u`."""
-    np.log(u, out=u)
-    u /= log_fail
-    return np.floor(u, out=u)
-
-
-def _uniform_subsets(
-    stream: KeyStream, population: int, size: int, n_steps: int
-) -> Iterator[NDArray[np.int64]]:
-    """Yield independent uniform subsets of `size` of ``range(population)``, smaller than it."""
-    if size <= population // 2:
-        yield from _Subsets(stream, population, size).iterate(n_steps)
-        return
-    for left_out in _Subsets(stream, population, population - size).iterate(n_steps):
-        kept = np.ones(population, dtype=np.bool_)
-        kept[left_out] = False
-        yield np.flatnonzero(kept)
-
-
-def _uniform_subset(stream: KeyStream, population: int, size: int) -> NDArray[np.int64]:
-    (subset,) = _uniform_subsets(stream, population, size, 1)
-    return subset
-
-
-class _Subsets:
-    """Uniform subsets of ``size`` of ``range(population)``, for sizes up to half of it."""
-
-    def __init__(self, stream: KeyStream, population: int, size: int) -> None:
-        self.stream = stream
-        self.population = population
-        self.size = size
-        # Only entries that were just written are read, so that it never needs clearing; and pages
-        # that are never touched cost no memory.
-        self.last_place = np.empty(population, dtype=np.int64)
-
-    def iterate(self, n_steps: int) -> Iterator[NDArray[np.int64]]:
-        """Yield independent subsets for `n_steps` steps."""
-        # Expected number of repeated values before the last new one, and a margin: to draw too
-        # few is no error, only slower.
-        repeats = max(0.0, -self.population * math.log1p(-self.size / self.population) - self.size)
-        n_draws = self.size + int(repeats + 4.0 * math.sqrt(repeats)) + 2
-        rows = max(1, _PIECE // n_draws)
-        for start in range(0, n_steps, rows):
-            n_rows = min(rows, n_steps - start)
-            draws = self.stream.integers(self.population, n_rows * n_draws)
-            for row in draws.reshape(n_rows, n_draws):
-                yield self.first_distinct(row)
-
-    def first_distinct(self, draws: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the first ``size`` distinct values of `draws`, prolonged where it is short."""
-        while True:
-            places = np.arange(len(draws))
-            # Backwards, because of several assignments to one entry the last one stays.
-            self.last_place[draws[::-1]] = places[::-1]
-            distinct = draws[self.last_place[draws] == places]
-            if len(distinct) >= self.size:
-                return distinct[: self.size]
-            more = self.stream.integers(self.population, self.size - len(distinct) + 8)
-            draws = np.concatenate([draws, more])
-
-
 def _everything(num_records: int, n_steps: int) -> Batches:
     indices = np.tile(np.arange(num_records, dtype=np.int64), n_steps)
     return indices, np.arange(n_steps + 1, dtype=np.int64) * num_records
@@ -577,11 +464,11 @@ def _sizes(num_records: int, n_steps: int) -> tuple[int, int]:
 
 def _probability(value: float) -> float:
     prob = check_number("sampling_prob", value, high=1.0, closed_high=True, example=0.01)
-    if prob < _SMALLEST_PROB:
-        raise ArgumentError(f"sampling_prob must be at least {_SMALLEST_PROB:.2g} (2**-30), found {prob:g}.")
-    if _LARGEST_PROB < prob < 1.0:
+    if prob < SMALLEST_PROB:
+        raise ArgumentError(f"sampling_prob must be at least {SMALLEST_PROB:.2g} (2**-30), found {prob:g}.")
+    if LARGEST_PROB < prob < 1.0:
         raise ArgumentError(
-            f"sampling_prob must be at most {_LARGEST_PROB:.7g} (1 - 2**-16), or 1, "
+            f"sampling_prob must be at most {LARGEST_PROB:.7g} (1 - 2**-16), or 1, "
             f"found {prob!r}; use sampling_prob=1."
         )
     return prob

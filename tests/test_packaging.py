@@ -55,6 +55,7 @@ LAYERS = (
     ("risk_words",),
     ("accounting",),
     ("noise", "sampling"),
+    ("random_subsets",),
     ("rounded_normal",),
     ("randomness",),
     ("compat", "privacy_run", "progress", "report_json", "wording"),

@@ -21,7 +21,7 @@ import pytest
 from pymc_dpvi import DPADVI
 from pymc_dpvi.mechanism import Mechanism
 
-# What a step of `make` draws: one number for each of two weights, and the two counts of the adaptive clip norm.
+# What a step of `make` draws: a number for each of two weights, and for the two counts of the clip norm.
 COLUMNS = 4
 MODE: dict[str, Any] = {"progressbar": False, "compile_kwargs": {"mode": "FAST_COMPILE"}}
 

@@ -411,7 +411,7 @@ def test_uniforms_stay_inside_and_are_rounded_right() -> None:
         top - 1,
         top,
     ]
-    u = randomness._to_uniform(np.array(words, dtype=np.uint64))
+    u = randomness.words_to_uniforms(np.array(words, dtype=np.uint64))
     assert u.dtype == np.float64
     assert u.min() == 2.0**-65 and u.max() == 1 - 2.0**-53
     # `(2 w + 1) / 2^65` is rounded once by Python.

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-import pymc_dpvi.sampling as sampling
+from pymc_dpvi import random_subsets
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.randomness import KeyStream, _to_uniform
+from pymc_dpvi.randomness import KeyStream
 from pymc_dpvi.sampling import (
+    SAMPLER_NAMES,
     FixedSizeSampler,
     FullBatchSampler,
     PoissonSampler,
@@ -217,9 +218,9 @@ def test_pairs_of_coins_are_independent_with_power(large: tuple) -> None:
 @pytest.mark.parametrize("prob", [0.005, 0.2])
 def test_gaps_are_geometric_beyond_a_block_with_power(prob: float, monkeypatch: pytest.MonkeyPatch) -> None:
     # Shorter blocks make the rare case, a gap longer than one block, common.
-    monkeypatch.setattr(sampling, "_BLOCK_LOG", 0.7)
+    monkeypatch.setattr(random_subsets, "_BLOCK_LOG", 0.7)
     block = max(1, int(0.7 / -math.log1p(-prob)))
-    at = sampling._bernoulli_successes(stream(f"gaps {prob}"), prob, int(100_000 / prob))
+    at = random_subsets.bernoulli_successes(stream(f"gaps {prob}"), prob, int(100_000 / prob))
     gaps = np.diff(at) - 1
     top = 6 * block
     law = len(gaps) * stats.geom(prob, loc=-1).pmf(np.arange(top))
@@ -236,7 +237,7 @@ def test_gaps_are_geometric_beyond_a_block_with_power(prob: float, monkeypatch: 
 def test_real_blocks_end_now_and_then() -> None:
     # exp(-8) of the gaps pass a block of the length that is used.
     prob = 0.05
-    at = sampling._bernoulli_successes(stream("blocks"), prob, 20_000_000)
+    at = random_subsets.bernoulli_successes(stream("blocks"), prob, 20_000_000)
     gaps = np.diff(at) - 1
     block = int(8.0 / -math.log1p(-prob))
     long = gaps[gaps >= block]
@@ -246,43 +247,81 @@ def test_real_blocks_end_now_and_then() -> None:
     assert abs(z) < 3.5
 
 
-# ---------------------------------------------------------------- Poisson: the rounding bound
+# ---------------------------------------------------------------- Poisson: no rounding
 
 
-def threshold_error(prob: float, k: int) -> Decimal:
-    """Relative error of P[gap >= k] as computed, by bisection over the 64-bit words."""
-    log_fail = math.log1p(-prob)
+class Told:
+    """A stream that gives the words it was told, and then 2^63."""
 
-    def is_long(word: int) -> bool:
-        u = _to_uniform(np.full(16, word, dtype=np.uint64))  # 16: the vectorised loops
-        return bool(sampling._gaps(u, log_fail)[0] >= k)
+    def __init__(self, *words: int) -> None:
+        self.left = [*words, 2**63]
 
-    low, high = 0, 2**64 - 1  # gaps fall as words rise
-    assert is_long(low) and not is_long(high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_long(middle) else (low, middle)
+    def words(self, n: int) -> np.ndarray:
+        given, self.left = self.left[:n], self.left[n:]
+        assert len(given) == n, "more words were drawn than are needed"
+        return np.array(given, dtype=np.uint64)
+
+
+PROBS = [2.0**-30, 1e-6, 0.005, 0.1, 0.5, 0.97, 0.9996, 1 - 2.0**-16]
+
+
+def thresholds(prob: float) -> list[tuple[int, int]]:
+    """Some numbers of failures k in a block, and the first 192 bits of (1 - prob)^k."""
+    block = max(1, int(random_subsets._BLOCK_LOG / -math.log1p(-prob)))
+    ks = {1, block, *np.random.default_rng(3).integers(1, block + 1, 12).tolist()}
     with localcontext() as context:
-        context.prec = 60
-        exact = (1 - Decimal(prob)) ** k
-        return abs(Decimal(low + 1) / Decimal(2**64) / exact - 1)
+        context.prec = 120
+        return [(k, int((1 - Decimal(prob)) ** k * 2**192)) for k in sorted(ks)]
 
 
-@pytest.mark.parametrize("prob", [2.0**-30, 1e-6, 0.005, 0.1, 0.5, 0.97, 0.9996, 1 - 2.0**-16])
-def test_thresholds_meet_the_documented_bound(prob: float) -> None:
-    block = max(1, int(sampling._BLOCK_LOG / -math.log1p(-prob)))
-    rng = np.random.default_rng(3)
-    ks = {1, block, *rng.integers(1, block + 1, 12).tolist()}
-    assert max(threshold_error(prob, k) for k in ks) < Decimal(2) ** -45
+def gap(prob: float, *words: int) -> int:
+    """The gap that words make, all of which must be needed."""
+    block = max(1, int(random_subsets._BLOCK_LOG / -math.log1p(-prob)))
+    told = Told(*words)
+    (found,) = random_subsets._gaps(told, prob, block, 1)
+    assert len(told.left) <= 1, "the words were not all needed"
+    return int(found)
 
 
-def test_threshold_test_has_power() -> None:
-    # Without blocks, the far tail would be decided by a handful of words.
-    assert threshold_error(0.005, int(43.5 / 0.005)) > Decimal(2) ** -20
+@pytest.mark.parametrize("prob", PROBS)
+def test_gaps_change_at_the_exact_threshold(prob: float) -> None:
+    mask = 2**64 - 1
+    for k, bits in thresholds(prob):
+        first, second = bits >> 128, (bits >> 64) & mask
+        assert gap(prob, first - 1) >= k > gap(prob, first + 1)
+        # The word at which it changes says nothing before the next one, and so on.
+        if second:
+            assert gap(prob, first, second - 1) >= k > gap(prob, first, second + 1)
+        if bits & mask:  # the power is not at its end
+            assert gap(prob, first, second, 0) >= k > gap(prob, first, second, mask)
+
+
+def test_float64_alone_would_miss_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_subsets, "_UNDECIDED", 0.0)
+    wrong = 0
+    for prob in PROBS:
+        for k, bits in thresholds(prob):
+            first = bits >> 128
+            wrong += not (gap(prob, first - 1) >= k > gap(prob, first + 1))
+    assert wrong > 30
+
+
+@pytest.mark.parametrize("prob", [1e-6, 0.005, 0.3, 0.97])
+def test_decimal_and_float_agree(prob: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every draw of some thousands decided the slow way is the one that float64 decides."""
+    block = max(1, int(random_subsets._BLOCK_LOG / -math.log1p(-prob)))
+    fast = random_subsets._gaps(stream("both ways"), prob, block, 3000)
+    monkeypatch.setattr(random_subsets, "_UNDECIDED", math.inf)
+    slow = random_subsets._gaps(stream("both ways"), prob, block, 3000)
+    np.testing.assert_array_equal(np.minimum(fast, block), np.minimum(slow, block))
+
+
+def test_the_largest_word_is_a_gap_of_none() -> None:
+    assert all(gap(prob, 2**64 - 1) == 0 for prob in PROBS)
 
 
 def test_inclusion_is_fine_enough_for_the_smallest_probability() -> None:
-    at = sampling._bernoulli_successes(stream("smallest"), 2.0**-30, 2**45)
+    at = random_subsets.bernoulli_successes(stream("smallest"), 2.0**-30, 2**45)
     assert abs(len(at) - 2**15) < 4 * 2**7.5
     assert stats.kstest(np.diff(at) * 2.0**-30, "expon").pvalue > P_GOOD
 
@@ -382,7 +421,7 @@ def test_subset_test_has_power(bug: str) -> None:
 def test_first_distinct_is_the_slow_way_even_when_draws_run_short() -> None:
     source = stream("short")
     for population, size, n_draws in [(50, 20, 5), (50, 20, 20), (9, 4, 1), (1000, 30, 40)]:
-        subsets = sampling._Subsets(source, population, size)
+        subsets = random_subsets._Subsets(source, population, size)
         for _ in range(30):
             draws = source.integers(population, n_draws)
             got = subsets.first_distinct(draws).tolist()
@@ -517,7 +556,7 @@ def test_samplers_are_frozen_values(sampler: Sampler, name: str, prob: float) ->
     assert isinstance(sampler, Sampler)
     assert (sampler.name, sampler.sampling_prob) == (name, prob)
     assert hash(sampler) == hash(dataclasses.replace(sampler))  # type: ignore[type-var]
-    assert name in sampling.SAMPLER_NAMES
+    assert name in SAMPLER_NAMES
     for field in ("sampling_prob", "name", "batch_size"):
         with pytest.raises(AttributeError):
             setattr(sampler, field, 0.5)
