@@ -29,12 +29,12 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-from provenance import source_digest
 from rich.progress import Progress
 
 from pymc_dpvi import DPADVI, InsecureNoiseWarning
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.gradient_trace import GradientTrace
+from pymc_dpvi.graph_keys import source_hash
 from pymc_dpvi.loop import iterate
 from pymc_dpvi.mechanism import Streams
 from pymc_dpvi.noise_aware import NoiseAwarePosterior
@@ -249,7 +249,7 @@ def main() -> None:
         "delta": DELTA,
         "draws": DRAWS,
         "seeds": args.seeds,
-        "sources": source_digest(),
+        "sources": source_hash()[:12],
     }
     cells: dict[str, Any] = {}
     if args.output.exists():

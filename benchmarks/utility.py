@@ -36,11 +36,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from provenance import source_digest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from utility_problems import PROBLEMS, Problem
+
+from pymc_dpvi.graph_keys import source_hash
 
 DELTA = 1e-5
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -167,7 +168,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "steps": arguments.steps,
         "method": arguments.method,
         "optimizer": arguments.optimizer,
-        "sources": source_digest(),
+        "sources": source_hash()[:12],
     }
 
 

@@ -247,9 +247,11 @@ def add_squared_norms_products(
     terms = left.shape[1]
     rounding = (left.shape[2] + right.shape[2] + terms * terms + 8) * _ROUNDOFF
     for i in range(total.size):
-        square, length = 0.0, 0.0
+        square, length, least = 0.0, 0.0, np.inf
         for r in range(terms):
             own = _outer_squared_norm(left[i, r], right[i, r])
+            if own > 0.0:
+                least = min(least, _squared_norm(left[i, r]), _squared_norm(right[i, r]))
             square += own
             length += np.sqrt(own)
             for s in range(r):
@@ -259,6 +261,8 @@ def add_squared_norms_products(
             # A dot product whose parts overflow one way or the other is NaN: nothing is known then.
             if not (abs(square) < np.inf):
                 square = np.nan
+            elif least < _SMALL:  # parts of a dot product may have underflowed: as if nothing cancelled
+                square = uncancelled
             elif square < uncancelled / CANCELLATION**2:
                 square = uncancelled / CANCELLATION**2
             total[i] += square + rounding * uncancelled
@@ -391,7 +395,7 @@ def column_weights(
     for p in range(place.size):
         weights[place[p]] += slope[p] * slope[p]
         cross[place[p]] += slope[p] * shift[p]
-    return weights, cross, np.sqrt(_squared_norm(shift))
+    return weights, cross, np.sqrt(_squared_norm(shift) * (1.0 + shift.size * _ROUNDOFF))
 
 
 @numba.njit(cache=True, fastmath={"reassoc"})
@@ -426,7 +430,11 @@ def add_pulled_outer(
     total: np.ndarray,
     mixed: np.ndarray,
 ) -> None:  # pragma: no cover
-    """Of an outer block, by two matrix products."""
+    """Of an outer block, by two matrix products.
+
+    Only the squares of `right` could underflow where those of `left` do not, or the other way round: a weight
+    that matters is at least 1, because the first parameters of a family, the means, have slope 1.
+    """
     count, a, b = total.size, left.shape[1], right.shape[1]
     plain, squares = np.zeros((count, a)), np.zeros((count, a))
     for i in range(count):
@@ -436,8 +444,8 @@ def add_pulled_outer(
     by_weights = np.dot(squares, weights.reshape(a, b))
     by_cross = np.dot(plain, cross.reshape(a, b))
     for i in range(count):
-        largest = min(_squared_norm(left[i]), _squared_norm(right[i]))
-        if largest < _SMALL:
+        smaller = min(_squared_norm(left[i]), _squared_norm(right[i]))
+        if smaller < _SMALL:
             square, part = 0.0, 0.0
             for j in range(a):
                 row = plain[i, j] * right[i].astype(np.float64)
@@ -483,6 +491,5 @@ def finish_pulled(
     constant = shift_norm * shift_norm
     for i in range(total.size):
         apart = total[i] + constant
-        total[i] = max(apart + 2.0 * mixed[i], 0.0) + rounding * apart
-        if not (apart < np.inf and abs(mixed[i]) < np.inf):
-            total[i] = np.nan
+        finite = apart < np.inf and abs(mixed[i]) < np.inf  # False for NaN, which `max` might lose
+        total[i] = max(apart + 2.0 * mixed[i], 0.0) + rounding * apart if finite else np.nan

@@ -34,6 +34,8 @@ from pytensor.link.numba.dispatch.basic import (
 )
 from pytensor.tensor.type import DenseTensorType, dmatrix
 
+from pymc_dpvi.graph_keys import graph_key, source_hash
+
 __all__ = ["Chunk", "repeat_step"]
 
 #: What a step gets of its own: the batch, its size, noise, latent draws, the weight in the average.
@@ -52,6 +54,8 @@ class Chunk(Op):
         How many variables a step changes.
     width : int
         Length of the row that a step leaves, a float64 vector; 0 if there is none.
+    step_key : str, optional
+        Key of the graph that `step` was made from.
 
     Notes
     -----
@@ -61,8 +65,9 @@ class Chunk(Op):
     last step; if `width` is positive, the rows, shape ``(n_steps, width)``.
     """
 
-    def __init__(self, step: Any, n_state: int, width: int = 0) -> None:
+    def __init__(self, step: Any, n_state: int, width: int = 0, step_key: str | None = None) -> None:
         self.step = step
+        self.step_key = step_key
         self.n_state = n_state
         self.width = width
 
@@ -120,8 +125,9 @@ def _numba_chunk(op: Chunk, node: Apply, **kwargs: Any) -> Any:
         ]
     )
     key = None
-    if step_key is not None:
-        key = hashlib.sha256(f"pymc_dpvi.Chunk {source} {step_key}".encode()).hexdigest()
+    if step_key is not None:  # the step can be kept on disk
+        step_key = op.step_key or step_key
+        key = hashlib.sha256(f"pymc_dpvi.Chunk {source} {step_key} {source_hash()}".encode()).hexdigest()
     function = compile_numba_function_src(source, "chunk", {"np": np, "step": step}, cache_key=key)
     return numba_njit(function, fastmath=False), key
 
@@ -171,13 +177,15 @@ def repeat_step(
         if isinstance(v, SharedVariable) and v not in updates
     ]
     inner = {v: v.type(name=v.name) for v in (*updates, *fixed, *held)}
+    inputs = [*per_step, *(inner[v] for v in (*updates, *fixed, *held))]
+    outputs = graph_replace([*new, *left], inner, strict=False)
     step = pm_compile(
-        [*per_step, *(inner[v] for v in (*updates, *fixed, *held))],
-        graph_replace([*new, *left], inner, strict=False),
+        inputs,
+        outputs,
         on_unused_input="ignore",
         **compile_kwargs,
     )
     step.trust_input = True
-    chunk = Chunk(step, len(updates), width if left else 0)
+    chunk = Chunk(step, len(updates), width if left else 0, graph_key(inputs, outputs))
     after = chunk(*many, *updates, *fixed, *held, return_list=True)
     return dict(zip(updates, after, strict=False)), after[len(updates) :]

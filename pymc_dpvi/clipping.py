@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -61,6 +60,7 @@ from pymc_dpvi.blocks import (
     Form,
     PullBack,
 )
+from pymc_dpvi.graph_keys import source_hash
 
 __all__ = ["LARGEST_SUM", "MAX_PARAMS", "MAX_RECORDS", "TALLY_COLUMNS", "PrivateSum", "private_sum"]
 
@@ -111,7 +111,10 @@ def pulled_bound(bound: float, shift_norm: float) -> float:  # pragma: no cover
 
 @_kernel
 def tally_units(l2_clip_norm: float, unit: float, tally_weight: float) -> int:  # pragma: no cover
-    """k: the lattice units that one record adds to the tally, 0 if there is none."""
+    """k: the lattice units that one record adds to the tally, 0 if there is none.
+
+    A float64 that is a whole number, so that `add_tally` computes with k itself and no share exceeds it.
+    """
     return int(np.floor(tally_weight * l2_clip_norm * (1.0 - SLACK) / unit))
 
 
@@ -123,7 +126,8 @@ def add_tally(
     for i in range(squared_norms.size):
         norm = np.sqrt(squared_norms[i])
         if norm < np.inf:  # False for NaN and infinity
-            within = min(max(2.5 - 2.0 * (norm / bound), 0.0), 1.0)
+            # Where nothing is left of the bound, every norm is beyond it (and numba would raise).
+            within = min(max(2.5 - 2.0 * (norm / bound), 0.0), 1.0) if bound > 0.0 else 0.0
             inside = np.int64(np.rint(within * units))
             # Held at the end of the range like the sum; nothing is ever subtracted.
             tally[0] = min(tally[0] + inside, _LARGEST_TALLY)
@@ -414,14 +418,8 @@ def _numba_private_sum(op: PrivateSum, node: Apply, **kwargs: Any) -> Any:
     body = f"return kernel({names}, count.item(), noise, l2_clip_norm, weight, unit.item())"
     exec(f"def private_sum({names}, count, noise, unit):\n    {body}", scope)
     numbers = f"{op.l2_clip_norm.hex()} {op.tally_weight.hex()}"
-    key = f"pymc_dpvi.PrivateSum {op.layout} {op.pulled} {numbers} {code_hash()}"
+    key = f"pymc_dpvi.PrivateSum {op.layout} {op.pulled} {numbers} {source_hash()}"
     return _kernel_here(scope["private_sum"]), hashlib.sha256(key.encode()).hexdigest()
-
-
-def code_hash() -> str:
-    """Hash of the kernels' code: PyTensor keeps compiled functions on disk between versions of it."""
-    code = b"".join(Path(str(f)).read_bytes() for f in (__file__, blocks.__file__))
-    return hashlib.sha256(code).hexdigest()
 
 
 def private_sum(

@@ -27,7 +27,6 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -54,12 +53,12 @@ from pymc_dpvi.clipping import (
     PrivateSum,
     arguments_of_sum,
     clip_bound,
-    code_hash,
     end_of_sum,
     round_and_add,
     start_of_sum,
     tally_units,
 )
+from pymc_dpvi.graph_keys import graph_key, source_hash
 
 __all__ = ["PiecewiseSum", "in_pieces"]
 
@@ -128,6 +127,8 @@ class PiecewiseSum(Op):
         How many numbers a record's gradient is kept in, as far as known.
     large : bool
         Whether some parameter with a factored gradient is large.
+    rows_key : str, optional
+        Key of the graph that `per_record` was made from.
 
     Notes
     -----
@@ -144,6 +145,7 @@ class PiecewiseSum(Op):
         sampled: bool,
         width: int,
         large: bool,
+        rows_key: str | None = None,
     ) -> None:
         self.private_sum = private_sum
         self.per_record = per_record
@@ -151,6 +153,9 @@ class PiecewiseSum(Op):
         self.sampled = sampled
         self.most = max(_FEWEST, _PIECE_NUMBERS // max(1, width))
         self.piece = min(self.most, BLOCK_RECORDS if large else _USUAL)
+        parts = (private_sum._props(), n_records, sampled, self.piece, rows_key)
+        #: For `graph_keys`.
+        self.graph_key = None if rows_key is None else hashlib.sha256(repr(parts).encode()).hexdigest()
         self._add_clipped = clipping.make_add_clipped(private_sum.layout, private_sum.pulled)
         self._sum = _make_sum(private_sum.pulled)
 
@@ -249,21 +254,9 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
     }
     exec(source, scope)
     key = None
-    if per_record_key is not None:
-        # The key must change with the code: PyTensor keeps compiled functions on disk between versions.
-        own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-        parts = (
-            "pymc_dpvi.PiecewiseSum",
-            source,
-            private_sum.layout,
-            private_sum.l2_clip_norm.hex(),
-            private_sum.tally_weight.hex(),
-            op.piece,
-            per_record_key,
-            own,
-            code_hash(),
-        )
-        key = hashlib.sha256(repr(parts).encode()).hexdigest()
+    if per_record_key is not None:  # the rows can be kept on disk
+        parts = (source, private_sum._props(), op.piece, op.graph_key or per_record_key, source_hash())
+        key = hashlib.sha256(f"pymc_dpvi.PiecewiseSum {parts}".encode()).hexdigest()
     return numba_njit(scope["piecewise_sum"], fastmath=False), key
 
 
@@ -303,9 +296,11 @@ def in_pieces(
         arrays = node.inputs[: sum(form.num_arrays for form in op.layout)]
         rows = {b: b.type() for b in batch}
         shared = {v: v.type() for v in _shared_by_rows(arrays, batch)}
+        inputs = [*rows.values(), *shared.values()]
+        outputs_of_rows = graph_replace(arrays, {**rows, **shared}, strict=False)
         per_record = pm_compile(
-            [In(v, borrow=True) for v in (*rows.values(), *shared.values())],
-            [Out(a, borrow=True) for a in graph_replace(arrays, {**rows, **shared}, strict=False)],
+            [In(v, borrow=True) for v in inputs],
+            [Out(a, borrow=True) for a in outputs_of_rows],
             on_unused_input="ignore",
             **compile_kwargs,
         )
@@ -317,6 +312,7 @@ def in_pieces(
             indices is not None,
             sum(math.prod(n or 1 for n in a.type.shape[1:]) for a in arrays),
             any(_entries(form, arrays) > _LARGE for form, arrays in _by_form(op.layout, arrays)),
+            graph_key(inputs, outputs_of_rows),
         )
         which = [] if indices is None else [indices]
         swap[variable] = piecewise(*data, *shared, *which, *node.inputs[len(arrays) :])

@@ -46,7 +46,7 @@ def compare(record: RecordModel, backend: str, n_points: int = 2) -> dict[str, f
     Parameters
     ----------
     record : RecordModel
-    backend : {"numba", "c", "FAST_COMPILE"}
+    backend : {"numba", "c", "PYTHON"}
     n_points : int
         Number of latent values at which to compare.
 
@@ -94,8 +94,8 @@ def compare(record: RecordModel, backend: str, n_points: int = 2) -> dict[str, f
     *own, flat, plain = graph_replace([*own, flat, plain], values, strict=False)
     singles = graph_replace(singles, values, strict=False)
     # What we compare with is evaluated as it stands; ours is what a step compiles.
-    whole_model = pm_compile([z], [*own, flat, plain], on_unused_input="ignore", mode="FAST_COMPILE")
-    kwargs: dict[str, Any] = {"mode": backend} if backend == "FAST_COMPILE" else compile_mode(backend, None)
+    whole_model = pm_compile([z], [*own, flat, plain], on_unused_input="ignore", mode="PYTHON")
+    kwargs: dict[str, Any] = {"mode": backend} if backend == "PYTHON" else compile_mode(backend, None)
     by_record = pm_compile([z], [*singles, ours], on_unused_input="ignore", **kwargs)
     worst = {"rows": 0.0, "gradient": 0.0, "factored": 0.0}
     for point in points(start, n_points):

@@ -1,7 +1,7 @@
 """How far a record's gradient depends, in its last bits, on the batch that it stands in.
 
 docs/noise.md, section 4, assumes that it does so by little: by η of its norm, where η times the batch size is
-at most 2^-22. Compiled loops and matrix products treat the rows at the end of a batch differently from the
+at most 2^-15. Compiled loops and matrix products treat the rows at the end of a batch differently from the
 others, so that it is not zero.
 """
 

@@ -13,7 +13,7 @@ import pytest
 
 from pymc_dpvi.chunk import repeat_step
 
-MODES = ["FAST_COMPILE", "CVM", "NUMBA"]
+MODES = ["PYTHON", "CVM", "NUMBA"]
 UNIT = 0.25
 DATA = np.random.default_rng(0).normal(size=(20, 3))
 

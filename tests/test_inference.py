@@ -494,7 +494,7 @@ def test_obj_n_mc_costs_nothing(logistic: Build, steps_seen: list[tuple[np.ndarr
 @pytest.mark.compiled
 def test_backends_agree(logistic: Build) -> None:
     results = []
-    for kwargs in ({}, {"backend": "numba"}, {"backend": "c"}, {"compile_kwargs": {"mode": "FAST_COMPILE"}}):
+    for kwargs in ({}, {"backend": "numba"}, {"backend": "c"}, {"compile_kwargs": {"mode": "PYTHON"}}):
         with logistic():
             results.append(params(pm.fit(8, method=DPADVI(**CHEAP), progressbar=False, **kwargs)))
     for result in results[1:]:

@@ -77,7 +77,7 @@ def model() -> pm.Model:
 @pytest.fixture(scope="module")
 def method(model: pm.Model) -> DPADVI:
     private = DPADVI(model=model, **METHOD)
-    private.fit(3, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
+    private.fit(3, progressbar=False, compile_kwargs={"mode": "PYTHON"})
     return private
 
 
@@ -546,7 +546,7 @@ def hsgp_logp(extreme: float, *, centre: bool) -> float:
         pm.Normal("y", phi @ (pm.Normal("beta", shape=5) * psd), 1.0, observed=np.zeros(41))
     record = build_record_model(model)
     inputs = [*record.rows, *record.value_vars]
-    value = pytensor.function(inputs, record.row_logp, mode="FAST_COMPILE")
+    value = pytensor.function(inputs, record.row_logp, mode="PYTHON")
     return float(value(*[np.full(row.type.shape, 3.0, dtype=row.dtype) for row in record.rows], np.ones(5)))
 
 
@@ -758,7 +758,7 @@ def session(name: str, *, hostile: bool, backend: str | None, full: bool) -> Non
     """Use everything that speaks to the user, on one of the two datasets."""
     print(f"=== {name}")
     change = DATASETS[name] if hostile else None
-    compile_kwargs = {"mode": "FAST_COMPILE"} if backend is None else None
+    compile_kwargs = {"mode": "PYTHON"} if backend is None else None
     model = regression(change, full=full)
     fitting = {"backend": backend, "compile_kwargs": compile_kwargs}
 

@@ -43,7 +43,7 @@ LAYERS = (
     ("blocks",),
     ("starting_values",),
     ("records",),
-    ("unprotected",),
+    ("graph_keys", "unprotected"),
     ("record_axis",),
     ("guards",),
     ("model_checks",),

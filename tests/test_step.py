@@ -90,7 +90,7 @@ class Harness:
         family: type[DPApproximation] = DPMeanField,
         gradient: str = "aligned",
         n_mc: int = 1,
-        backend: str = "FAST_COMPILE",
+        backend: str = "PYTHON",
         prob: float = PROB,
     ) -> None:
         record = build_record_model(model)
@@ -106,7 +106,7 @@ class Harness:
             n_mc=n_mc,
             optimizer=self.recorder,
             max_grad_norm=None,
-            compile_kwargs={"mode": backend} if backend == "FAST_COMPILE" else compile_mode(backend, None),
+            compile_kwargs={"mode": backend} if backend == "PYTHON" else compile_mode(backend, None),
         )
         self.n_mc = n_mc
         self.names = [p.name for p in self.step.params]
@@ -180,7 +180,7 @@ def transcript(
             progressbar=False,
             obj_optimizer=recorder,
             callbacks=[lambda *_: rows.append([v.copy() for v in recorder.values()])],
-            compile_kwargs={"mode": "FAST_COMPILE"},
+            compile_kwargs={"mode": "PYTHON"},
         )
     at_mu = next(k for k, p in enumerate(inference.approx.params) if p.name.endswith("mu"))
     return np.array([r[at_mu] for r in rows]), [p.name for p in inference.approx.params]
@@ -297,7 +297,7 @@ def test_noise_with_other_samplers(sampler: str, relation: str):
             progressbar=False,
             obj_optimizer=recorder,
             callbacks=[lambda *_: rows.append(recorder.values()[0].copy())],
-            compile_kwargs={"mode": "FAST_COMPILE"},
+            compile_kwargs={"mode": "PYTHON"},
         )
     check_noise(np.array(rows), MULTIPLIER * CLIP / scale)
 
@@ -415,7 +415,7 @@ def test_unclipped_full_data_gradient_is_that_of_the_elbo(family: type[DPApproxi
         pm.Normal("y", pm.Data("x", x) @ beta, 2.0 + s, observed=x[:, 0])
     harness = Harness(model, family=family, prob=1.0)
     epsilon = np.random.default_rng(6).normal(size=(1, 3))
-    logp = model.compile_logp(mode="FAST_COMPILE")
+    logp = model.compile_logp(mode="PYTHON")
     latents = harness.approx.latents
     params = harness.step.params
 
@@ -462,7 +462,7 @@ def test_average_of_the_iterates():
         n_mc=1,
         optimizer=pm.sgd(learning_rate=0.1),
         max_grad_norm=None,
-        compile_kwargs={"mode": "FAST_COMPILE"},
+        compile_kwargs={"mode": "PYTHON"},
     )
     rng, iterates = np.random.default_rng(0), []
     for t in range(6):

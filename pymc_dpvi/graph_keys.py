@@ -1,0 +1,140 @@
+"""Names for graphs that are the same in every process, under which compiled steps are kept on disk.
+
+PyTensor keeps what numba compiles, under a key made from the graph that was compiled. PyTensor 2 rewrites a
+graph in an order that differs from process to process (it depends on addresses in memory), so that equal
+models end in different graphs, and every start compiles anew: half a minute for a step. Here the key is made
+from the graph before it is rewritten. Whatever the rewrites make of it, it computes the same; so a function
+that was compiled from it once may be used for it again.
+
+Two graphs have the same key only if they have the same operations with the same properties, on inputs of the
+same types in the same order, with the same constants. Where that cannot be told (an operation that does not
+declare its properties), there is no key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytensor
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.traversal import io_toposort
+from pytensor.graph.type import Type
+from pytensor.scalar.basic import Cast, Composite, ScalarOp
+
+__all__ = ["graph_key", "source_hash"]
+
+#: What every operation on scalars has, beside what it is and the types of its results.
+_OF_SCALARS = {"name", "output_types_preference", "bool"}
+_PLAIN = (str, bytes, bool, int, float, complex, type(None), np.generic, np.dtype, slice)
+
+
+class _Unknown(Exception):
+    """Something of which it is not known whether it is all that matters."""
+
+
+def graph_key(inputs: Sequence[Variable], outputs: Sequence[Variable], *more: Any) -> str | None:
+    """Return a key for a graph, or None if none can be made.
+
+    Parameters
+    ----------
+    inputs, outputs : sequence of Variable
+        The graph, before any rewrite.
+    *more
+        What else decides about the compiled function, as plain values.
+
+    Returns
+    -------
+    str or None
+        A SHA-256 in hexadecimal digits.
+    """
+    try:
+        versions = (pytensor.__version__, numba.__version__, source_hash())
+        return _digest("graph", versions, _value(more), _graph(inputs, outputs))
+    except _Unknown:
+        return None
+
+
+@cache
+def source_hash() -> str:
+    """Return the SHA-256 of this package's sources: what they compiled stays on disk when they change."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()} ".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _graph(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> str:
+    """Hash a graph by its structure: no order of nodes and no name enters."""
+    known = {v: _digest("input", k, _type(v.type)) for k, v in enumerate(inputs)}
+
+    def key_of(v: Variable) -> str:
+        if v not in known:
+            if not isinstance(v, Constant):
+                raise _Unknown
+            known[v] = _digest("constant", _type(v.type), _value(v.data))
+        return known[v]
+
+    for node in io_toposort(list(inputs), list(outputs)):
+        types = [_type(out.type) for out in node.outputs]
+        whole = _digest("node", _operation(node.op), [key_of(v) for v in node.inputs], types)
+        for k, out in enumerate(node.outputs):
+            known.setdefault(out, _digest("output", whole, k))
+    return _digest([_type(v.type) for v in inputs], [key_of(v) for v in outputs])
+
+
+def _operation(op: Op) -> str:
+    kind = f"{type(op).__module__}.{type(op).__qualname__}"
+    own = getattr(op, "graph_key", False)  # of our own operations, None where it is not known
+    if own is None:
+        raise _Unknown
+    if own is not False:
+        return _digest(kind, own)
+    if isinstance(op, Cast):
+        return _digest(kind, _type(op.o_type))
+    if isinstance(op, Composite | OpFromGraph):  # others have more than their inner graph
+        return _digest(kind, _graph(op.inner_inputs, op.inner_outputs))
+    if hasattr(op, "__props__"):
+        return _digest(kind, [(name, _value(getattr(op, name))) for name in op.__props__])
+    if isinstance(op, ScalarOp) and vars(op).keys() <= _OF_SCALARS:
+        return _digest(kind)
+    raise _Unknown
+
+
+def _type(type_: Type) -> str:
+    return f"{type(type_).__module__}.{type(type_).__qualname__} {type_!r}"
+
+
+def _value(value: Any) -> str:
+    """Hash a property or a constant."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise _Unknown
+        return _digest("array", str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest())
+    if isinstance(value, _PLAIN):
+        return _digest(type(value).__qualname__, repr(value))
+    if isinstance(value, tuple | list):
+        return _digest(type(value).__qualname__, [_value(v) for v in value])
+    if isinstance(value, frozenset | set):
+        return _digest("set", sorted(_value(v) for v in value))
+    if isinstance(value, Mapping):
+        return _digest("dict", sorted((_value(k), _value(v)) for k, v in value.items()))
+    if isinstance(value, Op):
+        return _operation(value)
+    if isinstance(value, Type):
+        return _type(value)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    raise _Unknown
