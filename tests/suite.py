@@ -96,7 +96,7 @@ class Suite:
         sampler: str = "poisson",
         noise_multiplier: float = 1.0,
         n_mc: int = 1,
-        backend: str = "PYTHON",
+        backend: str = "FAST_COMPILE",
         adaptive: bool = False,
         seed: int = 1,
     ) -> None:
@@ -104,7 +104,7 @@ class Suite:
         self.approx = FAMILIES[family](self.record, random_seed=1)
         self.mechanism = mechanism(sampler, gradient, noise_multiplier, adaptive)
         self.rng = np.random.default_rng(seed)
-        mode: dict[str, Any] = {"mode": backend} if backend == "PYTHON" else compile_mode(backend, None)
+        mode: dict[str, Any] = {"mode": backend} if backend == "FAST_COMPILE" else compile_mode(backend, None)
         self.probe = Probe(
             self.record, self.approx, self.mechanism, n_mc=n_mc, compile_kwargs=mode, rng=self.rng
         )

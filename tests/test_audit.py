@@ -25,7 +25,7 @@ from pymc_dpvi.synthetic import hostile_records
 from pymc_dpvi.terms import PrivacyTerms
 
 CHECKS = ["one way out", "sensitivity", "gradient", "lattice", "noise", "sampling", "randomness", "attack"]
-PYTHON = {"mode": "PYTHON"}
+PYTHON = {"mode": "FAST_COMPILE"}
 TERMS: dict[str, Any] = dict(noise_multiplier=1.0, delta=1e-5, sampling_prob=0.2, accountant="rdp")
 
 

@@ -83,7 +83,8 @@ class Iterates:
 @pytest.fixture(scope="module")
 def fitted(logistic: Build) -> Any:
     with logistic():
-        return pm.fit(20, method=DPADVI(**SEEDED), progressbar=False)
+        kwargs = {"compile_kwargs": {"mode": "PYTHON"}}
+        return pm.fit(20, method=DPADVI(**SEEDED), progressbar=False, **kwargs)
 
 
 _UNSPENT: list[DPADVI] = []
@@ -491,6 +492,7 @@ def test_obj_n_mc_costs_nothing(logistic: Build, steps_seen: list[tuple[np.ndarr
 # -------------------------------------------------------------------------------- backends
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_backends_agree(logistic: Build) -> None:
     results = []
@@ -768,7 +770,6 @@ def test_keyboard_interrupt_in_a_callback(logistic: Build) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name == "nt", reason="POSIX signals")
-@pytest.mark.compiled
 def test_keyboard_interrupt_by_signal(
     logistic: Build, monkeypatch: pytest.MonkeyPatch, steps_seen: list[tuple[np.ndarray, ...]]
 ) -> None:
@@ -776,7 +777,7 @@ def test_keyboard_interrupt_by_signal(
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
 
     def first_chunk(self: StepProgress, steps: int) -> None:
-        if timer.ident is None:  # not earlier: a signal may get lost in the compiler
+        if timer.ident is None:  # not earlier: the steps are to be interrupted
             timer.start()
         advance(self, steps)
 

@@ -96,6 +96,7 @@ def test_an_adaptive_clip_norm_keeps_every_promise(gradient: str, sampler: str):
             kept(check_attack(seen, said))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [regression, layers])
 def test_an_adaptive_clip_norm_as_it_is_compiled(model):
     cell = Suite(model(), backend="numba", adaptive=True)

@@ -28,6 +28,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+import python_mode  # noqa: F401  # the scripts below have no conftest
 from pymc.variational.callbacks import Tracker
 from pytensor.graph.op import Op
 
