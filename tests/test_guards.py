@@ -71,7 +71,7 @@ def group_model(style: str) -> pm.Model:
 
 STYLES = ("index", "take", "matrix", "two")
 #: Compiled on every push; the rest of the compiled ones takes minutes.
-OFTEN = {("index", "numba"), ("two", "c")}
+OFTEN = {("index", "numba")}
 
 
 @pytest.mark.parametrize(
