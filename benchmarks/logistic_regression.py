@@ -23,15 +23,12 @@ import csv
 import json
 import logging
 import math
-import multiprocessing
 import os
 import platform
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
@@ -42,6 +39,7 @@ from datasets import LOADERS, Dataset
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from workers import in_processes, one_thread_each
 
 DELTA = 1e-5
 EPSILONS = (0.1, 0.3, 1.0, 3.0)
@@ -82,9 +80,7 @@ def main() -> None:
     """Run the benchmark from the command line."""
     arguments = parse_arguments()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    # One thread a process: the processes share the cores between them.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+    one_thread_each()
     console = Console()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
@@ -98,7 +94,7 @@ def main() -> None:
             console=console,
         ) as progress:
             bar = progress.add_task("Fitting", total=len(tasks))
-            for fit in run(tasks, arguments.jobs):
+            for fit in in_processes(fit_once, tasks, arguments.jobs):
                 fits.append(fit)
                 progress.update(bar, advance=1, description=f"{fit.dataset}, {label(fit.epsilon)}")
             progress.update(bar, description="Fitted")
@@ -167,22 +163,6 @@ def plan(arguments: argparse.Namespace, scratch: Path) -> list[Task]:
         for epsilon in (None, *arguments.epsilons)
         for seed in range(arguments.seeds)
     ]
-
-
-def run(tasks: list[Task], jobs: int) -> Iterator[Fit]:
-    """Do the tasks in `jobs` processes, and yield each fit when it is done."""
-    if jobs == 1:
-        yield from map(fit_once, tasks)
-        return
-    # Spawned, not forked: a fork would share the threads and locks of compiled code.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        futures = [pool.submit(fit_once, task) for task in tasks]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 @cache

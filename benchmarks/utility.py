@@ -21,14 +21,11 @@ import argparse
 import json
 import logging
 import math
-import multiprocessing
 import os
 import platform
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
@@ -40,6 +37,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from utility_problems import PROBLEMS, Problem
+from workers import in_processes, one_thread_each
 
 from pymc_dpvi.graph_keys import source_hash
 
@@ -92,9 +90,7 @@ def main() -> None:
     """Run the benchmark from the command line."""
     arguments = parse_arguments()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    # One thread a process: the processes share the cores between them.
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+    one_thread_each()
     console = Console()
     journal = arguments.output / "utility.jsonl"
     settings = settings_of(arguments)
@@ -120,7 +116,9 @@ def main() -> None:
             done = {fit.task: fit for fit in fits}
             left = [task for task in stage if task not in done]
             bar.advance(shown, len(stage) - len(left))
-            for fit in run(left, {f.problem: f for f in fits if f.epsilon is None}, settings, arguments.jobs):
+            references = {fit.problem: fit for fit in fits if fit.epsilon is None}
+            given = [(task, references.get(task.problem), settings) for task in left]
+            for fit in in_processes(fit_once, given, arguments.jobs):
                 fits.append(fit)
                 log.write(json.dumps({"settings": settings, **asdict(fit)}) + "\n")
                 log.flush()
@@ -188,23 +186,6 @@ def read_journal(path: Path, settings: dict[str, Any]) -> list[Fit]:
             )
         found.append(Fit(**fields))
     return found
-
-
-def run(tasks: list[Task], ordinary: dict[str, Fit], settings: dict[str, Any], jobs: int) -> Iterator[Fit]:
-    """Do the tasks in `jobs` processes, and yield each fit when it is done."""
-    given = [(task, ordinary.get(task.problem), settings) for task in tasks]
-    if jobs == 1 or len(tasks) < 2:
-        yield from map(fit_once, given)
-        return
-    # Spawned, not forked: a fork would share the threads and locks of compiled code.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        futures = [pool.submit(fit_once, each) for each in given]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 @cache

@@ -58,6 +58,12 @@ _logger = logging.getLogger(__name__)
 #: A delta that is warned of whatever the number of records, which would have to be below ten thousand.
 _LARGE_DELTA = 1e-4
 
+_SINGLE = (
+    "This model computes in single precision (floatX='float32'). The proof that the noise hides a record in "
+    "finite precision (docs/noise.md) covers gradients in float64: in float32 their last digits may depend on "
+    "the other records of a large batch. Use pytensor.config.floatX = 'float64' for what is to be released."
+)
+
 #: Latent draws in a step: each has a gradient of its own in the compiled graph.
 _MOST_DRAWS = 1000
 #: Frames from `_charge` to whoever called `fit`: `_run`, `fit`, and the wrappers of `fit`.
@@ -277,6 +283,8 @@ class DPADVI(Inference):  # type: ignore[misc]
             _ANALYSIS,
         )
         self._terms.check_sampler(self._record.num_records)
+        if any(v.type.dtype == "float32" for v in self._approx.latents.value_vars):
+            warnings.warn(_SINGLE, PrivacyWarning, stacklevel=3)
         self.hist: np.ndarray = np.asarray(())
         self.state = None
 

@@ -19,6 +19,7 @@ from pymc_dpvi import DPADVI, ArgumentError, AuditReport, DPFullRankADVI, Insecu
 from pymc_dpvi.auditing import CheckResult
 from pymc_dpvi.auditing import statistics as st
 from pymc_dpvi.auditing.transcript import noise_pvalues, summarise
+from pymc_dpvi.errors import PrivacyWarning
 from pymc_dpvi.mechanism import Draws, Mechanism
 from pymc_dpvi.records import RecordModel
 from pymc_dpvi.synthetic import hostile_records
@@ -352,6 +353,7 @@ def test_single_precision_is_said():
             beta = pm.Normal("beta", 0, 1, shape=2)
             x = pm.Data("x", np.zeros((20, 2), dtype="float32"))
             pm.Normal("y", x @ beta, 1.0, observed=np.zeros(20, dtype="float32"))
-        found = audit(model)
+        with pytest.warns(PrivacyWarning, match="single precision"):
+            found = audit(model)
     assert found.passed, str(found)
     assert "In single precision" in str(found) and "Use float64" in str(found)

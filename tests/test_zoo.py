@@ -6,6 +6,7 @@ ones on both backends; the rest of the backends is marked slow.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import MappingProxyType
 
 import numpy as np
@@ -15,6 +16,7 @@ from zoo import ZOO, Entry, select
 
 from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyReport
 from pymc_dpvi.approximation import DPMeanField
+from pymc_dpvi.errors import PrivacyWarning
 from pymc_dpvi.records import RecordModel, build_record_model
 from pymc_dpvi.separability import check_separable
 
@@ -121,17 +123,19 @@ def test_all_the_others_on_the_backends(name: str, backend: str):
 
 def tiny_fit(entry: Entry, method: type[DPADVI], backend: str, gradient: str) -> None:
     with entry.flags():
-        inference = method(
-            noise_multiplier=2.0,
-            delta=1e-5,
-            sampling_prob=0.3,
-            accountant="rdp",
-            gradient=gradient,
-            record_dim=entry.record_dim,
-            public_data=entry.public_data,
-            random_seed=1,
-            model=entry.build(),
-        )
+        single = pytest.warns(PrivacyWarning, match="single precision") if entry.float32 else nullcontext()
+        with single:
+            inference = method(
+                noise_multiplier=2.0,
+                delta=1e-5,
+                sampling_prob=0.3,
+                accountant="rdp",
+                gradient=gradient,
+                record_dim=entry.record_dim,
+                public_data=entry.public_data,
+                random_seed=1,
+                model=entry.build(),
+            )
         before = [p.get_value() for p in inference.approx.params]
         how = {"compile_kwargs": {"mode": backend}} if backend == "PYTHON" else {"backend": backend}
         approx = inference.fit(4, progressbar=False, **how)

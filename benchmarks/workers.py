@@ -1,0 +1,35 @@
+"""Fits in several processes, each handed over when it is done."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TypeVar
+
+__all__ = ["in_processes", "one_thread_each"]
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def one_thread_each() -> None:
+    """Let every process that is started from now on use one thread: they share the cores between them."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
+def in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
+    """Do the tasks in `jobs` processes, and yield each result when it is there."""
+    if jobs == 1 or len(tasks) < 2:
+        yield from map(function, tasks)
+        return
+    # Spawned, not forked: a fork would share the threads and locks of compiled code.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(function, task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
