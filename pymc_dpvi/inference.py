@@ -61,7 +61,7 @@ _LARGE_DELTA = 1e-4
 _SINGLE = (
     "This model computes in single precision (floatX='float32'). The proof that the noise hides a record in "
     "finite precision (docs/noise.md) is for gradients in float64: in float32 their last digits may depend "
-    "on the other records of a large batch. Use pytensor.config.floatX = 'float64' for what is to be released."
+    "on the other records of a large batch. Use pytensor.config.floatX = 'float64' for releases."
 )
 
 #: Latent draws in a step: each has a gradient of its own in the compiled graph.
