@@ -159,9 +159,9 @@ def plan(arguments: argparse.Namespace, scratch: Path) -> list[Task]:
                 else None
             ),
         )
-        for dataset in arguments.datasets
-        for epsilon in (None, *arguments.epsilons)
         for seed in range(arguments.seeds)
+        for epsilon in (None, *arguments.epsilons)
+        for dataset in arguments.datasets  # side by side, so that each process compiles another model
     ]
 
 

@@ -85,9 +85,12 @@ def falling_adam(
     def optimizer(grads: list[Variable], params: list[SharedVariable]) -> dict[Variable, Variable]:
         floatx = pytensor.config.floatX
         steps = pytensor.shared(np.asarray(0.0, dtype=floatx), name="adam_steps")
+        # Variables, so that another number of steps needs no other compiled step.
+        planned = pytensor.shared(np.asarray(n_steps, dtype=floatx), name="adam_planned")
+        first = pytensor.shared(np.asarray(learning_rate, dtype=floatx), name="adam_rate")
         step = steps + 1
-        falling = 1.0 - (1.0 - final) * steps / n_steps
-        rate = learning_rate * pt.maximum(falling, final)
+        falling = 1.0 - (1.0 - final) * steps / planned
+        rate = first * pt.maximum(falling, final)
         rate = rate * pt.sqrt(1.0 - beta2**step) / (1.0 - beta1**step)
         updates: dict[Variable, Variable] = {steps: step.astype(floatx)}
         for grad, param in zip(grads, params, strict=True):

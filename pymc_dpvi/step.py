@@ -51,6 +51,7 @@ from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.optimizers import Optimizer
 from pymc_dpvi.pieces import in_pieces
 from pymc_dpvi.records import RecordModel
+from pymc_dpvi.rounded_normal import LATTICE_BITS
 
 __all__ = ["PrivateStep"]
 
@@ -124,11 +125,13 @@ class PrivateStep:
         z, logq = graph_replace([group.symbolic_random, group.symbolic_logq_not_scaled], drawn, strict=False)
         entropy = -logq.mean()
         self.running_clip = None if mechanism.adaptive is None else RunningClip(mechanism.adaptive)
+        # A variable, as the lattice unit is, so that other rates and noise need no other compiled step.
+        scale = pytensor.shared(np.asarray(1.0 / mechanism.sampler.sampling_prob), name="scale")
         self.clip_updates: dict[Variable, Variable] = {}
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
             noisy = self._released(per_record, n_mc * latents.size, mechanism, noise, unit, count)
-            grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, mechanism.sampler.sampling_prob)
+            grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, scale)
         else:
             per_record, pull_back = vanilla_gradients(
                 record, batch, latents, group, epsilon, z, entropy, n_mc
@@ -136,7 +139,7 @@ class PrivateStep:
             sizes = [p.get_value(borrow=True).size for p in self.params]
             noisy = self._released(per_record, sum(sizes), mechanism, noise, unit, count, pull_back)
             ends = np.cumsum([0, *sizes])
-            grads = [-noisy[a:b] / mechanism.sampler.sampling_prob for a, b in itertools.pairwise(ends)]
+            grads = [-noisy[a:b] * scale for a, b in itertools.pairwise(ends)]
         mechanism.check_lattice(record.num_records, self.num_noise)
         grads = [
             g.reshape(p.get_value(borrow=True).shape).astype(p.type.dtype)
@@ -144,7 +147,7 @@ class PrivateStep:
         ]
         if max_grad_norm is not None:
             grads = total_norm_constraint(grads, max_grad_norm)
-        row = self._row(record, latents, noisy, z, mechanism)
+        row = self._row(record, latents, noisy, z, mechanism.gradient, scale, unit)
         released = [v for v in walk(grads) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
         updates = self._updates(optimizer, grads)
         self._check_updates(record, updates, [*grads, *released], [*data, indices, count, noise])
@@ -264,7 +267,9 @@ class PrivateStep:
         latents: Latents,
         noisy: TensorVariable,
         z: TensorVariable,
-        mechanism: Mechanism,
+        gradient: str,
+        scale: TensorVariable,
+        unit: TensorVariable,
     ) -> TensorVariable:
         """Latent draw, noisy gradient of the likelihood, gradient of the prior, noise: see `gradient_trace`.
 
@@ -272,15 +277,14 @@ class PrivateStep:
         """
         n_mc, size = self.draw_shape
         prior = prior_gradients(record, latents, z, n_mc).mean(axis=0)
-        scale = 1.0 / mechanism.sampler.sampling_prob
-        if mechanism.gradient == "aligned":
+        if gradient == "aligned":
             # The sum is of gradients divided by sqrt(n_mc).
             likelihood = noisy.reshape((n_mc, size)).mean(axis=0) * (np.sqrt(n_mc) * scale)
         else:
             at = [p.name for p in self.params].index("mu")
             first = sum(p.get_value(borrow=True).size for p in self.params[:at])
             likelihood = noisy[first : first + size] * scale - prior
-        noise = pt.as_tensor(np.float64(mechanism.noise.stddev * scale))
+        noise = unit * 2.0**LATTICE_BITS * scale
         if self.running_clip is not None:
             noise = noise * self.running_clip.scale
         row = pt.concatenate([v.astype("float64") for v in (z.mean(axis=0), likelihood, prior, noise[None])])
@@ -296,12 +300,11 @@ class PrivateStep:
         z: TensorVariable,
         entropy: TensorVariable,
         n_mc: int,
-        sampling_prob: float,
+        scale: TensorVariable,
     ) -> list[TensorVariable]:
         """Gradient of the negative bound with respect to the parameters, from the noisy sum."""
         flat = prior_gradients(record, latents, z, n_mc)
-        scale = np.sqrt(n_mc) / sampling_prob
-        wrt_z = noisy.reshape((n_mc, latents.size)) * scale + flat
+        wrt_z = noisy.reshape((n_mc, latents.size)) * (np.sqrt(n_mc) * scale) + flat
         known: dict[Variable, Variable] = {z: (-wrt_z / n_mc).astype(z.type.dtype)}
         through_z = pytensor.grad(None, self.params, known_grads=known)
         return [
