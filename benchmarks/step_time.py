@@ -8,7 +8,7 @@
                 if NumPyro is installed.
 
 **The time of a step** is processor time (of all threads), in blocks; whatever a step needs is in it. The
-methods take turns in one process. The table has the median block and the fastest one: on a machine that
+methods take turns in one process, with one thread for BLAS. The table has the median block and the fastest one: on a machine that
 others use too, the fastest says more, and ratios hold better than times.
 
 **The first step** and **memory** are measured in processes of their own, whose compile cache is empty at
@@ -42,6 +42,7 @@ from rich.console import Console
 from rich.table import Table
 from step_methods import METHODS, Unavailable
 from step_models import MODELS, Case, regression
+from workers import one_thread_each
 
 #: Processor seconds that one turn of a method should take.
 TURN_SECONDS = 0.5
@@ -78,6 +79,7 @@ def main() -> None:
         "--child", nargs=4, metavar=("WHAT", "CASE", "METHODS", "ROUNDS"), help=argparse.SUPPRESS
     )
     arguments = parser.parse_args()
+    one_thread_each()  # BLAS threads that wait count as work, whoever's step they belong to
     if arguments.child:
         what, case, methods, rounds = arguments.child
         print(json.dumps(measure(what, find(case), methods.split(","), int(rounds))))
