@@ -8,8 +8,8 @@
                 if NumPyro is installed.
 
 **The time of a step** is processor time (of all threads), in blocks; whatever a step needs is in it. The
-methods take turns in one process, with one thread for BLAS. The table has the median block and the fastest one: on a machine that
-others use too, the fastest says more, and ratios hold better than times.
+methods take turns in one process, with one thread for BLAS. The table has the median block and the fastest
+one: on a machine that others use too, the fastest says more, and ratios hold better than times.
 
 **The first step** and **memory** are measured in processes of their own, whose compile cache is empty at
 first: seconds until the first step is done, which holds the checks, the compilation and, for DPADVI, the
