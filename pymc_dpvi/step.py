@@ -87,6 +87,8 @@ class PrivateStep:
         The clip norm as it stands, if it is adaptive.
     clip_updates : dict
         Its new values after a step, in terms of the release.
+    scale : SharedVariable
+        What the sum over a batch is multiplied by: one over the sampling probability, which is public.
     trace : GradientTrace
         What the steps left: moments of the latent draws and of the noisy gradients there.
     """
@@ -127,6 +129,7 @@ class PrivateStep:
         self.running_clip = None if mechanism.adaptive is None else RunningClip(mechanism.adaptive)
         # A variable, as the lattice unit is, so that other rates and noise need no other compiled step.
         scale = pytensor.shared(np.asarray(1.0 / mechanism.sampler.sampling_prob), name="scale")
+        self.scale: SharedVariable = scale
         self.clip_updates: dict[Variable, Variable] = {}
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
