@@ -79,7 +79,8 @@ class _Release:
         updates = [*self._grads, *step.clip_updates.values()]
         noisy = _noisy_sums(updates)
         clip = () if step.running_clip is None else step.running_clip.state
-        public = {*self._params, step.scale, *clip, *walk([record.prior_logp])} - {*record.arrays, *record.tables}
+        public = {*self._params, step.scale, *clip, *walk([record.prior_logp])}
+        public -= {*record.arrays, *record.tables}
         found = [] if noisy else ["no noisy sum at all"]
         if len(noisy) > 1:
             found.append("more than one noisy sum")
