@@ -1,4 +1,4 @@
-"""The mode ``"FAST_COMPILE"``: the graph as it stands, evaluated node by node.
+"""The mode ``"PYTHON"``: the graph as it stands, evaluated node by node.
 
 PyTensor's own ``"FAST_COMPILE"`` spends some seconds on rewriting a private step, which is most of the time
 that a test of a whole fit would take. What the rewrites and compilers make of a graph is tested on the
