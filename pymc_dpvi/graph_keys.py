@@ -14,8 +14,8 @@ declare its properties), there is no key.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 import pytensor
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.op import Op
+from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import io_toposort
 from pytensor.graph.type import Type
 from pytensor.scalar.basic import Cast, Composite, ScalarOp
@@ -40,15 +40,13 @@ class _Unknown(Exception):
     """Something of which it is not known whether it is all that matters."""
 
 
-def graph_key(inputs: Sequence[Variable], outputs: Sequence[Variable], *more: Any) -> str | None:
+def graph_key(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> str | None:
     """Return a key for a graph, or None if none can be made.
 
     Parameters
     ----------
     inputs, outputs : sequence of Variable
         The graph, before any rewrite.
-    *more
-        What else decides about the compiled function, as plain values.
 
     Returns
     -------
@@ -57,19 +55,27 @@ def graph_key(inputs: Sequence[Variable], outputs: Sequence[Variable], *more: An
     """
     try:
         versions = (pytensor.__version__, numba.__version__, source_hash())
-        return _digest("graph", versions, _value(more), _graph(inputs, outputs))
+        return _digest("graph", versions, _graph(inputs, outputs))
     except _Unknown:
         return None
 
 
-@cache
 def source_hash() -> str:
     """Return the SHA-256 of this package's sources: what they compiled stays on disk when they change."""
-    digest = hashlib.sha256()
+    return _SOURCES
+
+
+def _hash_of_sources() -> str:
     root = Path(__file__).parent
+    digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root).as_posix()} ".encode() + path.read_bytes())
-    return digest.hexdigest()
+    # An installation without its sources would look the same in every version: nothing is found again there.
+    return digest.hexdigest() if Path(__file__).is_file() else secrets.token_hex()
+
+
+#: Taken at the import: code that changes while a process runs is not to be found under the new name.
+_SOURCES = _hash_of_sources()
 
 
 def _digest(*parts: Any) -> str:
@@ -104,9 +110,9 @@ def _operation(op: Op) -> str:
         return _digest(kind, own)
     if isinstance(op, Cast):
         return _digest(kind, _type(op.o_type))
-    if isinstance(op, Composite | OpFromGraph):  # others have more than their inner graph
+    if type(op) in (Composite, OpFromGraph):  # what derives from them may have more than its inner graph
         return _digest(kind, _graph(op.inner_inputs, op.inner_outputs))
-    if hasattr(op, "__props__"):
+    if hasattr(op, "__props__") and not isinstance(op, HasInnerGraph):
         return _digest(kind, [(name, _value(getattr(op, name))) for name in op.__props__])
     if isinstance(op, ScalarOp) and vars(op).keys() <= _OF_SCALARS:
         return _digest(kind)

@@ -32,7 +32,6 @@ def make(**other: Any) -> str | None:
         "flip_outputs": False,
         "inner": 1.0,
         "cast": "float32",
-        "more": (),
         "names": "xy",
     } | other
     x = TensorType(how["dtype"], how["shape"])(how["names"][0])
@@ -46,7 +45,7 @@ def make(**other: Any) -> str | None:
         inputs.reverse()
     if how["flip_outputs"]:
         outputs.reverse()
-    return graph_key(inputs, outputs, *how["more"])
+    return graph_key(inputs, outputs)
 
 
 DIFFERENT = {
@@ -61,7 +60,6 @@ DIFFERENT = {
     "flip_outputs": True,
     "inner": 1.5,
     "cast": "int64",
-    "more": (1,),
 }
 
 
@@ -97,11 +95,15 @@ class Undeclared(Op):
         output_storage[0][0] = inputs[0] * self.by
 
 
+class Derived(OpFromGraph):
+    """One with an inner graph, which may have more than that."""
+
+
 def test_what_is_not_known_has_no_key() -> None:
     x, y = pt.dvector("x"), pt.dvector("y")
     assert graph_key([x], [Undeclared(2.0)(x)]) is None
     assert graph_key([x], [x + y]) is None  # y is no input
-    assert graph_key([x], [x], object()) is None
+    assert graph_key([x], [Derived([x], [x * 2.0])(x)]) is None
 
 
 STEP = """

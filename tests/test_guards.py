@@ -31,7 +31,7 @@ def gradient_function(record: RecordModel, backend: str) -> Callable[..., np.nda
     batch = [pt.tensor(dtype=r.dtype, shape=(None, *r.type.shape[1:])) for r in record.rows]
     z = pt.matrix("z", shape=(1, latents.size))
     graph = as_matrix(aligned_gradients(record, batch, latents, z, 1))
-    kwargs: dict[str, Any] = {"mode": backend} if backend == "PYTHON" else compile_mode(backend, None)
+    kwargs: dict[str, Any] = {"mode": backend} if backend == "FAST_COMPILE" else compile_mode(backend, None)
     fn = pm_compile([*batch, z], graph, on_unused_input="ignore", **kwargs)
     point = (start + np.random.default_rng(0).normal(scale=0.3, size=start.shape))[None]
 
@@ -77,9 +77,9 @@ OFTEN = {("index", "numba")}
 @pytest.mark.parametrize(
     ("style", "backend"),
     [
-        pytest.param(s, b, marks=[] if b == "PYTHON" or (s, b) in OFTEN else pytest.mark.slow)
+        pytest.param(s, b, marks=[] if b == "FAST_COMPILE" or (s, b) in OFTEN else pytest.mark.slow)
         for s in STYLES
-        for b in ("PYTHON", "numba", "c")
+        for b in ("FAST_COMPILE", "numba", "c")
     ],
 )
 def test_an_index_out_of_range_touches_nobody(style: str, backend: str) -> None:
@@ -100,7 +100,7 @@ def test_an_index_out_of_range_touches_nobody(style: str, backend: str) -> None:
             assert np.any(got[1] != 0)
 
 
-@pytest.mark.parametrize("backend", ["PYTHON", pytest.param("c", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("c", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
     [n for n, e in ZOO.items() if "quick" in e.tags and not e.float32 and n != "dpvi_gaussian_mixture"],
