@@ -27,7 +27,7 @@ from pymc_dpvi.accounting import (
     noise_multiplier,
 )
 from pymc_dpvi.accounting.gdp_limit import clt_noise, clt_steps, gdp_mu
-from pymc_dpvi.accounting.search import largest_integer, least_noise
+from pymc_dpvi.accounting.search import largest_integer, least_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler, TruncatedPoissonSampler
 
@@ -342,7 +342,10 @@ def test_epsilon_and_delta_invert_each_other(
     arguments = dict(noise_multiplier=noise, n_steps=steps, **mechanism)
     spent = epsilon(delta=at, **arguments)
     if 0.01 <= spent <= 100.0:
-        assert delta(epsilon=spent, **arguments) == pytest.approx(at, rel=0.03)
+        back = delta(epsilon=spent, **arguments)
+        assert back <= 1.03 * at
+        if back >= 1e-12:  # as epsilons: these hardly depend on delta where few steps lose nearly all
+            assert epsilon(delta=back, **arguments) == pytest.approx(spent, rel=2e-3)
     elif spent == 0.0:
         assert delta(epsilon=0.0, **arguments) <= at * 1.1
 
@@ -375,7 +378,7 @@ def test_impossible_targets_say_what_is_possible() -> None:
         max_steps(epsilon=1.0, delta=1e-5, noise_multiplier=1.0, sampler="full_batch")
 
 
-def test_free_targets_get_the_least_noise() -> None:
+def test_free_targets_get_the_least_number() -> None:
     """q below delta: even the bare record is (0, delta)-private; the noise has a floor anyway."""
     arguments = dict(epsilon=50.0, delta=1e-3, sampling_prob=1e-4)
     assert noise_multiplier(**arguments, n_steps=1) == calibration.MIN_NOISE_MULTIPLIER
@@ -393,13 +396,13 @@ def test_the_search_returns_only_what_it_has_seen() -> None:
         return seen[noise]
 
     bounds = dict(start=20.0, low=0.05, high=1e8)
-    found = least_noise(staircase, 1.0, **bounds)
+    found = least_number(staircase, 1.0, **bounds)
     assert found is not None
     assert seen[found] <= 1.0
     assert found == pytest.approx(3.3, rel=1e-9)
-    assert least_noise(lambda _: 2.0, 1.0, **bounds) is None
-    assert least_noise(lambda _: math.inf, 1.0, **bounds) is None
-    assert least_noise(lambda _: 0.0, 1.0, **bounds) == 0.05
+    assert least_number(lambda _: 2.0, 1.0, **bounds) is None
+    assert least_number(lambda _: math.inf, 1.0, **bounds) is None
+    assert least_number(lambda _: 0.0, 1.0, **bounds) == 0.05
 
 
 @given(

@@ -211,8 +211,9 @@ def test_composition_against_the_exact_gaussian_curve(mu: float, steps: int, del
     assert found >= exact * (1.0 - 1e-9)
     assert found <= exact * (1.0 + 1e-3) or found <= 1e-6
     if exact > 1e-6:
-        ratio = composed_delta(parts, exact) / delta
-        assert 1.0 - 1e-6 <= ratio <= 1.02
+        back = composed_delta(parts, exact)
+        assert back >= delta * (1.0 - 1e-6)
+        assert gaussian_epsilon(mu, back) >= exact * (1.0 - 1e-3)
 
 
 Case = tuple[LossPair, list[list[tuple[float, Step]]], int, float]

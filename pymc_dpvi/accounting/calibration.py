@@ -31,7 +31,7 @@ from pymc_dpvi.accounting.accountants import accountant_info, require_proven
 from pymc_dpvi.accounting.evaluation import Run, check_sampler
 from pymc_dpvi.accounting.gdp_limit import clt_noise, clt_steps, gdp_mu
 from pymc_dpvi.accounting.relations import check_relation
-from pymc_dpvi.accounting.search import largest_integer, least_noise
+from pymc_dpvi.accounting.search import largest_integer, least_number
 from pymc_dpvi.arguments import check_integer, check_number
 from pymc_dpvi.errors import CalibrationError
 
@@ -255,7 +255,7 @@ def noise_multiplier(
         n_steps=steps,
         sensitivity=run.sensitivity,
     )
-    found = least_noise(evaluate, target, start=start, low=MIN_NOISE_MULTIPLIER, high=MAX_NOISE_MULTIPLIER)
+    found = least_number(evaluate, target, start=start, low=MIN_NOISE_MULTIPLIER, high=MAX_NOISE_MULTIPLIER)
     if found is None:
         raise CalibrationError(_impossible(run, evaluate(MAX_NOISE_MULTIPLIER), target, at, steps))
     return found

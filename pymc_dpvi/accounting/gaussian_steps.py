@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dpvi.accounting.dominating_pairs import LossLaw
+from pymc_dpvi.accounting.search import least_number
 from pymc_dpvi.accounting.tilted_composition import MAX_WINDOW, Composition
 
 __all__ = ["LossPair", "composed_delta", "composed_epsilon", "composed_profile"]
@@ -148,10 +149,12 @@ class _Direction:
         found = curve.epsilon(delta)
         return found, curve.scale(found)
 
-    def delta(self, tilt: float, log_delta: float, epsilon: float) -> float:
-        """Return delta at `epsilon`, given the log of about what it is."""
+    def delta(self, tilt: float, log_delta: float, epsilon: float) -> tuple[float, bool]:
+        """Return delta at `epsilon`, given the log of about what it is, and whether that was so."""
         used = self.refine(tilt, log_delta, epsilon, DELTA_TOLERANCE / tilt)
-        return self.composition.curve(used, log_delta).delta(epsilon)
+        curve = self.composition.curve(used, log_delta)
+        found = curve.delta(epsilon)
+        return found, found > 1e-2 * math.exp(log_delta) and curve.scale(epsilon) * tilt > 0.5
 
 
 def _directions(parts: Parts) -> tuple[bool, ...]:
@@ -207,7 +210,7 @@ def composed_delta(parts: Parts, epsilon: float) -> float:
         In [`MIN_DELTA`, 1].
     """
     n_steps = sum(count for _, count in parts)
-    found = MIN_DELTA
+    found, sure = MIN_DELTA, True
     for reverse in _directions(parts):
         # First the order of magnitude, which says how much of the tail is needed
         one = _Direction(parts, reverse, 1e-30 / n_steps)
@@ -217,11 +220,16 @@ def composed_delta(parts: Parts, epsilon: float) -> float:
             one = _Direction(parts, reverse, math.exp(log_delta) * _TAIL_SHARE / n_steps)
             tilt, log_delta = one.composition.tilt_for_epsilon(epsilon)
             log_delta = max(log_delta, math.log(MIN_DELTA))
-        own = one.delta(tilt, log_delta, epsilon)
-        if own < 1e-2 * math.exp(log_delta):  # the bound is far off, and so is what is neglected
-            own = one.delta(tilt, math.log(max(own, MIN_DELTA)), epsilon)
-        found = max(found, own)
-    return min(found, 1.0)
+        own, near = one.delta(tilt, log_delta, epsilon)
+        if own > found:
+            found, sure = own, near
+    found = min(found, 1.0)
+    if sure or epsilon == 0.0:
+        return found
+    # Where few steps lose nearly all, Chernoff's bound is far off, and with it the tilt, the grid and what is
+    # neglected. Epsilon is evaluated around the delta itself: the least delta whose epsilon is no larger.
+    ask = functools.partial(composed_epsilon, parts)
+    return least_number(ask, epsilon, start=found, low=MIN_DELTA, high=found) or found
 
 
 def composed_profile(parts: Parts, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:

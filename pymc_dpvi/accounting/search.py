@@ -1,8 +1,8 @@
 r"""One-sided inversion of a decreasing and of an increasing function.
 
-Epsilon falls with the noise and rises with the number of steps, close to a power law in both, so that a
-secant step in :math:`(\ln x, \ln\varepsilon)` is nearly right. It is kept inside of the bracket that
-evaluations have proven. Only what has been evaluated, and found to be at or below the target, is ever
+Epsilon falls with the noise and with delta and rises with the number of steps, close to a power law in each,
+so that a secant step in :math:`(\ln x, \ln\varepsilon)` is nearly right. It is kept inside of the bracket
+that evaluations have proven. Only what has been evaluated, and found to be at or below the target, is ever
 returned: a wrong guess costs time.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["RELATIVE_TOLERANCE", "largest_integer", "least_noise"]
+__all__ = ["RELATIVE_TOLERANCE", "largest_integer", "least_number"]
 
 RELATIVE_TOLERANCE = 1e-3
 _MAX_EVALUATIONS = 80
@@ -43,15 +43,15 @@ class _Secant:
         return x1 + (self._aim - y1) / slope
 
 
-def least_noise(
+def least_number(
     evaluate: Callable[[float], float], target: float, *, start: float, low: float, high: float
 ) -> float | None:
-    """Return a noise with epsilon in [target (1 - tolerance), target], or None.
+    """Return a number with epsilon in [target (1 - tolerance), target], or None.
 
     Parameters
     ----------
     evaluate : callable
-        Epsilon as a function of the noise, not increasing.
+        Epsilon as a function of the noise or of delta, not increasing.
     target : float
         What epsilon must not exceed.
     start : float
@@ -66,17 +66,17 @@ def least_noise(
     """
     floor, ceiling = math.log(low), math.log(high)
 
-    def noise_at(x: float) -> float:  # not an ulp outside of the bounds or beside them
+    def number_at(x: float) -> float:  # not an ulp outside of the bounds or beside them
         return low if x <= floor else high if x >= ceiling else math.exp(x)
 
     secant = _Secant(target * (1.0 - 0.4 * RELATIVE_TOLERANCE), -1.0)
-    bad, good = math.nan, math.nan  # ln noise known to be too small, known to be enough
+    bad, good = math.nan, math.nan  # logs known to be too small, known to be enough
     x = math.log(min(max(start, low), high))
     for count in range(_MAX_EVALUATIONS):
-        found = evaluate(noise_at(x))
+        found = evaluate(number_at(x))
         if found <= target:
             if found >= target * (1.0 - RELATIVE_TOLERANCE) or x <= floor:
-                return noise_at(x)
+                return number_at(x)
             good = x
         else:
             if x >= ceiling:
@@ -84,17 +84,17 @@ def least_noise(
             bad = x
         secant.add(x, found)
         if good - bad < 1e-12:
-            return noise_at(good)
+            return number_at(good)
         x = min(max(_next(secant.guess(), bad, good, halve=count > 12), floor), ceiling)
-    return None if math.isnan(good) else noise_at(good)
+    return None if math.isnan(good) else number_at(good)
 
 
 def _next(guess: float, bad: float, good: float, *, halve: bool) -> float:
-    """Return the next ln(noise): a secant step if it stays in the bracket, else a halving."""
+    """Return the next logarithm: a secant step if it stays in the bracket, else a halving."""
     if not math.isnan(bad) and not math.isnan(good):
         margin = 1e-3 * (good - bad)
         return guess if bad + margin < guess < good - margin and not halve else 0.5 * (bad + good)
-    if math.isnan(good):  # too little noise so far: go up, at most tenfold
+    if math.isnan(good):  # too little so far: go up, at most tenfold
         return min(max(guess, bad + 1e-4), bad + 2.3) if not math.isnan(guess) else bad + 1.0
     return max(min(guess, good - 1e-4), good - 2.3) if not math.isnan(guess) else good - 1.0
 
