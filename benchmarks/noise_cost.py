@@ -39,7 +39,8 @@ from rich.table import Table
 
 import pymc_dpvi.step as step_module
 from pymc_dpvi.approximation import DPMeanField
-from pymc_dpvi.blocks import Block, add_squared_norms_outer, weighted_outer
+from pymc_dpvi.block_sums import add_squared_norms_outer, weighted_outer
+from pymc_dpvi.blocks import Block
 from pymc_dpvi.clipping import SLACK, clip_factors, private_sum
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.loop import iterate

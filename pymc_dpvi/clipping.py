@@ -28,9 +28,9 @@ they move the sum. Since :math:`k_i^2 + (k - k_i)^2 \le k^2`, a record's whole r
 :math:`C\sqrt{1+\kappa^2}` long; the tally is added up in integers, exactly, and held at :math:`2^{62}`. A
 non-finite record adds (0, 0).
 
-A gradient comes in blocks, dense or factored, whose norms and sums are those of `blocks`. All blocks of a
-record share one norm. Vanilla gradients are :math:`T g_i + c` (`blocks.PullBack`): the norm is that of
-:math:`T g_i + c`, and the sum :math:`T \sum_i f_i g_i + c \sum_i f_i` with the records' factors
+A gradient comes in blocks, dense or factored (`blocks`), whose norms and sums are those of `block_sums`. All
+blocks of a record share one norm. Vanilla gradients are :math:`T g_i + c` (`blocks.PullBack`): the norm is
+that of :math:`T g_i + c`, and the sum :math:`T \sum_i f_i g_i + c \sum_i f_i` with the records' factors
 :math:`f_i`. As the two parts may cancel in a record, its rounding errors are those of a vector of norm
 :math:`C + 2\lVert c\rVert`, for which :math:`2^{-16} \lVert c\rVert` is taken off the bound :math:`C'`.
 
@@ -54,12 +54,8 @@ from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
 from pytensor.tensor.type import dvector
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_dpvi import blocks
-from pymc_dpvi.blocks import (
-    Block,
-    Form,
-    PullBack,
-)
+from pymc_dpvi import block_sums
+from pymc_dpvi.blocks import Block, Form, PullBack
 from pymc_dpvi.graph_keys import source_hash
 
 __all__ = ["LARGEST_SUM", "MAX_PARAMS", "MAX_RECORDS", "TALLY_COLUMNS", "PrivateSum", "private_sum"]
@@ -194,7 +190,7 @@ def make_add_clipped(layout: Sequence[Form], pulled: bool = False) -> Callable[.
                 at, to = to, to + 50
                 scatter(entries3[first:last], x4[first:last], weights, high[at:to], low[at:to])
 
-    If gradients are pulled back, w, x and ‖c‖ (`blocks.column_weights`) follow `count`, and a last entry
+    If gradients are pulled back, w, x and ‖c‖ (`block_sums.column_weights`) follow `count`, and a last entry
     of ``high + low`` is the sum of the factors.
     """
     names: list[str] = []
@@ -257,7 +253,7 @@ def make_add_clipped(layout: Sequence[Form], pulled: bool = False) -> Callable[.
         *sums,
         *(["    add_block(np.array([weights.sum()]), high[to:], low[to:])"] if pulled else []),
     ]
-    scope = {**vars(blocks), **globals()}
+    scope = {**vars(block_sums), **globals()}
     exec("\n    ".join(lines), scope)
     function: Callable[..., None] = scope["add_clipped"]
     return function
@@ -317,7 +313,9 @@ def _make_private_sum(
         f"add_clipped({names}, count, {', '.join(arguments_of_sum(pulled))})",
         *end_of_sum(pulled),
     ]
-    scope = vars(blocks) | globals() | {"add_clipped": _kernel_here(add_clipped) if compiled else add_clipped}
+    scope = (
+        vars(block_sums) | globals() | {"add_clipped": _kernel_here(add_clipped) if compiled else add_clipped}
+    )
     exec("\n    ".join(lines), scope)
     function: Callable[..., np.ndarray] = scope["private_sum"]
     return function

@@ -46,7 +46,7 @@ from pytensor.link.numba.dispatch.basic import (
 )
 from pytensor.tensor.type import DenseTensorType, dvector
 
-from pymc_dpvi import blocks, clipping
+from pymc_dpvi import block_sums, clipping
 from pymc_dpvi.blocks import Form
 from pymc_dpvi.clipping import (
     BLOCK_RECORDS,
@@ -195,7 +195,7 @@ class PiecewiseSum(Op):
 def _scope() -> dict[str, Any]:
     """Return what the functions that are written at run time call."""
     own = {"clip_bound": clip_bound, "round_and_add": round_and_add, "tally_units": tally_units}
-    return {**vars(blocks), **vars(clipping), **own}
+    return {**vars(block_sums), **vars(clipping), **own}
 
 
 def _make_sum(pulled: bool) -> Any:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pymc_dpvi import blocks, clipping
+from pymc_dpvi import block_sums, blocks, clipping
 from pymc_dpvi.blocks import Block, Form
 from pymc_dpvi.clipping import SLACK, PrivateSum, private_sum
 
@@ -258,7 +258,7 @@ def test_the_slack_covers_the_largest_batch():
     eps, batch, size = Fraction(1, 2**53), clipping.MAX_RECORDS, clipping.MAX_PARAMS
     norm_error = (2 * size + 16) * eps
     # What a record adds in magnitude is this times its share, where a sum of products cancels.
-    uncancelled = int(blocks.CANCELLATION)
+    uncancelled = int(block_sums.CANCELLATION)
     sum_error = 2 * 1030 * uncancelled * eps * batch
     assert (1 - Fraction(SLACK)) * (1 + norm_error) + sum_error <= 1 - Fraction(1, 2**14)
     assert max(clipping.BLOCK_RECORDS, blocks.MOST_PRODUCTS) + 6 <= 1030

@@ -40,7 +40,7 @@ LAYERS = (
     ("factoring",),
     ("adaptive_clipping", "chunk", "pieces"),
     ("clipping",),
-    ("blocks",),
+    ("block_sums", "blocks"),
     ("starting_values",),
     ("records",),
     ("graph_keys", "unprotected"),

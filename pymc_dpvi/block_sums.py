@@ -1,0 +1,375 @@
+r"""Norms and weighted sums of per-record gradients in the forms of `blocks`, compiled.
+
+**Norms are upper bounds.** What is clipped by must not be smaller than the true norm by more than the slack
+of the clip bound, whatever a record holds. Sums of squares lose nothing that matters. The double sum of
+``products`` does where its terms cancel, and what it cancels down to is then lost in the rounding of the
+sum, too. So with :math:`T = \sum_r \lVert a_r\rVert \lVert\delta_r\rVert`, the length of the block if nothing
+cancelled, its squared norm counts as
+
+.. math:: \max\big(\textstyle\sum_{r,s} (a_r\cdot a_s)(\delta_r\cdot\delta_s),\ (T/32)^2\big) + \gamma\,T^2 ,
+
+where :math:`\gamma` bounds the rounding of the double sum. The second term of the maximum matters where 31/32
+of a record's own rows cancel; it is part of the definition of this clipping. ``docs/noise.md`` has the
+proof.
+
+**Pulled back.** Vanilla gradients are :math:`T g_i + c` with a matrix T that every record shares, each row of
+which has one entry, and a vector c (`blocks.PullBack`). Their norm is a weighted one and needs no gradient
+either: :math:`\sum_j w_j g_j^2 + 2\sum_j x_j g_j + \lVert c\rVert^2` with
+:math:`w = \operatorname{diag}(T^\top T)` and :math:`x = T^\top c`; of an outer block,
+:math:`(a^2)^\top W \delta^2` and :math:`a^\top X \delta`, two matrix products for a whole batch. This sum
+cancels, too: :math:`\gamma (\sum_j w_j g_j^2 + \lVert c\rVert^2)` is added.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+__all__ = [
+    "CANCELLATION",
+    "add_block",
+    "add_pulled",
+    "add_pulled_outer",
+    "add_pulled_sparse",
+    "add_squared_norms",
+    "add_squared_norms_outer",
+    "add_squared_norms_products",
+    "add_weighted_rows",
+    "column_weights",
+    "finish_pulled",
+    "merged",
+    "scatter",
+    "weighted_outer",
+    "weighted_products",
+]
+
+#: How much shorter than without cancellation a sum of products may count.
+CANCELLATION = 32.0
+#: Twice the unit roundoff: bounds of rounding errors are multiples of it, with room.
+_ROUNDOFF = 2.0**-52
+#: Squares of less may have lost digits to underflow.
+_SMALL = 1e-280
+
+_kernel = numba.njit(cache=True, fastmath=False)
+
+
+# ------------------------------------------------------------------------------------------------
+# Squared norms, added to `total`, shape (count,)
+# ------------------------------------------------------------------------------------------------
+
+
+@numba.njit(cache=True, fastmath={"reassoc"})
+def _squared_norm(row: np.ndarray) -> float:  # pragma: no cover
+    # Sums of squares may be added in any order, for the vector units. NaN and infinity are honoured as
+    # without: of LLVM's flags only `nnan` and `ninf` would say that they do not occur.
+    total = 0.0
+    for j in range(row.size):
+        total += np.float64(row[j]) * np.float64(row[j])
+    return total
+
+
+@_kernel
+def _largest(row: np.ndarray) -> float:  # pragma: no cover
+    top = 0.0
+    for j in range(row.size):
+        top = max(top, abs(np.float64(row[j])))
+    return top
+
+
+@_kernel
+def _rescaled_squared_norm(left: np.ndarray, right: np.ndarray) -> float:  # pragma: no cover
+    """Squared norm of ``left ⊗ right`` where the square of one factor may have underflowed."""
+    p, q = _largest(left), _largest(right)
+    if p == 0.0 or q == 0.0:
+        return 0.0
+    return (p * q) * (p * q) * _squared_norm(left / p) * _squared_norm(right / q)
+
+
+@_kernel
+def _outer_squared_norm(left: np.ndarray, right: np.ndarray) -> float:  # pragma: no cover
+    a, b = _squared_norm(left), _squared_norm(right)
+    if not (a < np.inf and b < np.inf):  # also for NaN
+        return np.nan
+    if a < _SMALL or b < _SMALL:
+        return _rescaled_squared_norm(left, right)
+    return a * b
+
+
+@_kernel
+def add_squared_norms(rows: np.ndarray, total: np.ndarray) -> None:  # pragma: no cover
+    """Add the squared norms of the first rows of a dense block."""
+    for i in range(total.size):
+        total[i] += _squared_norm(rows[i])
+
+
+@_kernel
+def add_squared_norms_outer(
+    left: np.ndarray, right: np.ndarray, total: np.ndarray
+) -> None:  # pragma: no cover
+    """Add the squared norms of the first ``left[i] ⊗ right[i]``."""
+    for i in range(total.size):
+        total[i] += _outer_squared_norm(left[i], right[i])
+
+
+@numba.njit(cache=True, fastmath={"reassoc"})
+def _dot(a: np.ndarray, b: np.ndarray) -> float:  # pragma: no cover
+    total = 0.0
+    for j in range(a.size):
+        total += np.float64(a[j]) * np.float64(b[j])
+    return total
+
+
+@_kernel
+def add_squared_norms_products(
+    left: np.ndarray, right: np.ndarray, total: np.ndarray
+) -> None:  # pragma: no cover
+    """Add upper bounds of the squared norms of ``sum(left[i, r] ⊗ right[i, r])``; see the module."""
+    terms = left.shape[1]
+    rounding = (left.shape[2] + right.shape[2] + terms * terms + 8) * _ROUNDOFF
+    for i in range(total.size):
+        square, length, least = 0.0, 0.0, np.inf
+        for r in range(terms):
+            own = _outer_squared_norm(left[i, r], right[i, r])
+            if own > 0.0:
+                least = min(least, _squared_norm(left[i, r]), _squared_norm(right[i, r]))
+            square += own
+            length += np.sqrt(own)
+            for s in range(r):
+                square += 2.0 * (_dot(left[i, r], left[i, s]) * _dot(right[i, r], right[i, s]))
+        uncancelled = length * length
+        if uncancelled < np.inf:  # False for NaN and infinity
+            # A dot product whose parts overflow one way or the other is NaN: nothing is known then.
+            if not (abs(square) < np.inf):
+                square = np.nan
+            elif least < _SMALL:  # parts of a dot product may have underflowed: as if nothing cancelled
+                square = uncancelled
+            elif square < uncancelled / CANCELLATION**2:
+                square = uncancelled / CANCELLATION**2
+            total[i] += square + rounding * uncancelled
+        else:
+            total[i] = np.nan
+
+
+@_kernel
+def merged(
+    entries: np.ndarray, positions: np.ndarray, count: int, size: int, distinct: bool
+) -> np.ndarray:  # pragma: no cover
+    """Entries of the first records in float64, those of one record at one position added up.
+
+    The sum stands at the first of them, and zeros at the others. A position that is outside the block makes
+    the record's entries NaN: it counts as zero then.
+    """
+    out = np.empty((count, entries.shape[1]))
+    at = np.zeros(0 if distinct else size)
+    for i in range(count):
+        inside = True
+        for e in range(entries.shape[1]):
+            inside &= 0 <= positions[i, e] < size
+        for e in range(entries.shape[1]):
+            out[i, e] = np.float64(entries[i, e]) if inside else np.nan
+        if distinct or not inside:
+            continue
+        for e in range(entries.shape[1]):
+            at[positions[i, e]] += out[i, e]
+        for e in range(entries.shape[1]):
+            out[i, e] = at[positions[i, e]]
+            at[positions[i, e]] = 0.0
+    return out
+
+
+# ------------------------------------------------------------------------------------------------
+# Clipped sums
+# ------------------------------------------------------------------------------------------------
+
+
+@_kernel
+def add_weighted_rows(rows: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover
+    """Add ``factors @ rows[:count]`` to `out`, leaving out rows of factor zero whatever they hold."""
+    for i in range(factors.size):
+        weight = factors[i]
+        if weight != 0.0:
+            for j in range(rows.shape[1]):
+                out[j] += weight * np.float64(rows[i, j])
+
+
+@_kernel
+def weighted_outer(
+    left: np.ndarray, right: np.ndarray, factors: np.ndarray
+) -> np.ndarray:  # pragma: no cover
+    """Sum of ``factors[i] * left[i] ⊗ right[i]``, shape ``(a * b,)``, without records of factor zero."""
+    if right.shape[1] == 1:
+        weights = np.zeros(factors.size)
+        for i in range(factors.size):
+            if factors[i] != 0.0:
+                weights[i] = factors[i] * np.float64(right[i, 0])
+        out = np.zeros(left.shape[1])
+        add_weighted_rows(left, weights, out)
+        return out
+    a = np.zeros((factors.size, left.shape[1]))
+    b = np.zeros((factors.size, right.shape[1]))
+    for i in range(factors.size):
+        if factors[i] != 0.0:
+            a[i] = left[i]
+            b[i] = factors[i] * right[i]
+    return np.dot(a.T, b).ravel()
+
+
+@_kernel
+def weighted_products(
+    left: np.ndarray, right: np.ndarray, factors: np.ndarray
+) -> np.ndarray:  # pragma: no cover
+    """Sum of ``factors[i] * left[i, r] ⊗ right[i, r]``, shape ``(a * b,)``."""
+    terms = left.shape[1]
+    a = np.zeros((factors.size * terms, left.shape[2]))
+    b = np.zeros((factors.size * terms, right.shape[2]))
+    for i in range(factors.size):
+        if factors[i] != 0.0:
+            for r in range(terms):
+                a[i * terms + r] = left[i, r]
+                b[i * terms + r] = factors[i] * right[i, r]
+    return np.dot(a.T, b).ravel()
+
+
+@_kernel
+def add_block(block: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:  # pragma: no cover
+    """Add the sum of some records to ``high + low``; `low` collects the rounding errors of `high`.
+
+    Knuth's TwoSum: ``total + error`` is ``high + block`` exactly, whichever is larger.
+    """
+    for j in range(block.size):
+        total = high[j] + block[j]
+        part = total - high[j]
+        error = (high[j] - (total - part)) + (block[j] - part)
+        high[j] = total
+        low[j] += error
+
+
+@_kernel
+def scatter(
+    entries: np.ndarray, positions: np.ndarray, factors: np.ndarray, high: np.ndarray, low: np.ndarray
+) -> None:  # pragma: no cover
+    """Add ``factors[i] * entries[i]`` at the positions, each as `add_block` does."""
+    for i in range(factors.size):
+        weight = factors[i]
+        if weight != 0.0:
+            for e in range(entries.shape[1]):
+                p = positions[i, e]
+                entry = weight * entries[i, e]
+                total = high[p] + entry
+                part = total - high[p]
+                low[p] += (high[p] - (total - part)) + (entry - part)
+                high[p] = total
+
+
+# ------------------------------------------------------------------------------------------------
+# Pulled back: squared norms weighted by `weights`, added to `total`, and `cross`, added to `mixed`
+# ------------------------------------------------------------------------------------------------
+
+
+@_kernel
+def column_weights(
+    place: np.ndarray, slope: np.ndarray, shift: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray, float]:  # pragma: no cover
+    """W = diag(TᵀT) and x = Tᵀc, shape ``(size,)``, and ‖c‖."""
+    weights, cross = np.zeros(size), np.zeros(size)
+    for p in range(place.size):
+        weights[place[p]] += slope[p] * slope[p]
+        cross[place[p]] += slope[p] * shift[p]
+    return weights, cross, np.sqrt(_squared_norm(shift) * (1.0 + shift.size * _ROUNDOFF))
+
+
+@numba.njit(cache=True, fastmath={"reassoc"})
+def _weighted(
+    row: np.ndarray, weights: np.ndarray, cross: np.ndarray
+) -> tuple[float, float]:  # pragma: no cover
+    square, mixed = 0.0, 0.0
+    for j in range(row.size):
+        g = np.float64(row[j])
+        square += weights[j] * (g * g)
+        mixed += cross[j] * g
+    return square, mixed
+
+
+@_kernel
+def add_pulled(
+    rows: np.ndarray, weights: np.ndarray, cross: np.ndarray, total: np.ndarray, mixed: np.ndarray
+) -> None:  # pragma: no cover
+    """Of a dense block."""
+    for i in range(total.size):
+        square, part = _weighted(rows[i], weights, cross)
+        total[i] += square
+        mixed[i] += part
+
+
+@_kernel
+def add_pulled_outer(
+    left: np.ndarray,
+    right: np.ndarray,
+    weights: np.ndarray,
+    cross: np.ndarray,
+    total: np.ndarray,
+    mixed: np.ndarray,
+) -> None:  # pragma: no cover
+    """Of an outer block, by two matrix products.
+
+    Only the squares of `right` could underflow where those of `left` do not, or the other way round: a weight
+    that matters is at least 1, because the first parameters of a family, the means, have slope 1.
+    """
+    count, a, b = total.size, left.shape[1], right.shape[1]
+    plain, squares = np.zeros((count, a)), np.zeros((count, a))
+    for i in range(count):
+        for j in range(a):
+            plain[i, j] = np.float64(left[i, j])
+            squares[i, j] = plain[i, j] * plain[i, j]
+    by_weights = np.dot(squares, weights.reshape(a, b))
+    by_cross = np.dot(plain, cross.reshape(a, b))
+    for i in range(count):
+        smaller = min(_squared_norm(left[i]), _squared_norm(right[i]))
+        if smaller < _SMALL:
+            square, part = 0.0, 0.0
+            for j in range(a):
+                row = plain[i, j] * right[i].astype(np.float64)
+                more, other = _weighted(row, weights[j * b : (j + 1) * b], cross[j * b : (j + 1) * b])
+                square += more
+                part += other
+        else:
+            square, part = 0.0, 0.0
+            for k in range(b):
+                delta = np.float64(right[i, k])
+                square += by_weights[i, k] * (delta * delta)
+                part += by_cross[i, k] * delta
+        total[i] += square
+        mixed[i] += part
+
+
+@_kernel
+def add_pulled_sparse(
+    entries: np.ndarray,
+    positions: np.ndarray,
+    weights: np.ndarray,
+    cross: np.ndarray,
+    total: np.ndarray,
+    mixed: np.ndarray,
+) -> None:  # pragma: no cover
+    """Of a sparse block, merged."""
+    for i in range(total.size):
+        for e in range(entries.shape[1]):
+            value = entries[i, e]
+            if np.isnan(value):  # also where a position is outside
+                total[i] = np.nan
+            else:
+                total[i] += weights[positions[i, e]] * (value * value)
+                mixed[i] += cross[positions[i, e]] * value
+
+
+@_kernel
+def finish_pulled(
+    total: np.ndarray, mixed: np.ndarray, shift_norm: float, size: int
+) -> None:  # pragma: no cover
+    """Turn weighted squared norms into upper bounds of the squared norms of the pulled-back gradients."""
+    rounding = (2 * size + 64) * _ROUNDOFF
+    constant = shift_norm * shift_norm
+    for i in range(total.size):
+        apart = total[i] + constant
+        finite = apart < np.inf and abs(mixed[i]) < np.inf  # False for NaN, which `max` might lose
+        total[i] = max(apart + 2.0 * mixed[i], 0.0) + rounding * apart if finite else np.nan
