@@ -12,6 +12,7 @@ import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
 from pymc_dpvi.accounting import (
     UnsupportedEventError,
@@ -134,6 +135,33 @@ def test_rdp_rounding_cannot_make_epsilon_zero() -> None:
     exact = 0.25 * RdpAccountant().orders / (2.0 * 1e18)  # of the leading order in 1/z^2
     assert (bare < 0.9 * exact).any()  # the bug that is guarded against is there
     assert (GuardedRdpAccountant().compose(event).rdp > exact).all()
+
+
+POISSON = dp_accounting.PoissonSampledDpEvent
+WITHOUT_REPLACEMENT = dp_accounting.SampledWithoutReplacementDpEvent
+
+
+@pytest.mark.parametrize(
+    ("sampled", "noise", "n_steps", "target"),
+    [
+        (POISSON, 1.0, 1000, 1e-5),
+        (POISSON, 120.0, 650_081, 7e-3),  # series of fractional orders do not converge
+        (POISSON, 0.5, 100_000, 1e-9),  # large orders overflow
+        (POISSON, 5.0, 1, 0.1),
+        (WITHOUT_REPLACEMENT, 3.0, 2000, 1e-6),
+    ],
+)
+def test_the_least_renyi_bound_is_found_among_all_orders(
+    sampled: Any, noise: float, n_steps: int, target: float
+) -> None:
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    with_sizes = sampled is WITHOUT_REPLACEMENT
+    event = sampled(1000, 300, gaussian) if with_sizes else sampled(0.3, gaussian)
+    accountant = GuardedRdpAccountant(RO if with_sizes else AR).compose(event, n_steps)
+    orders, rdp = RdpAccountant().orders, accountant.rdp
+    known = rdp < math.inf
+    assert accountant.get_epsilon(target) == compute_epsilon(orders[known], rdp[known], target)[0]
+    assert accountant.get_delta(0.3) == compute_delta(orders[known], rdp[known], 0.3)[0]
 
 
 @pytest.mark.parametrize("q", [1e-4, 0.01, 0.3])
