@@ -50,7 +50,9 @@ def check_against_model(entry: Entry, record: RecordModel, backend: str) -> None
     worst = compare(record, backend)
     assert worst["rows"] <= tolerance, worst
     assert worst["gradient"] <= tolerance, worst
-    assert worst["factored"] <= (1e-5 if entry.float32 else 1e-10), worst
+    # What is compared with is evaluated in Python: PyTensor's digamma in C differs from SciPy's by 1e-10.
+    close = 1e-10 if backend == "PYTHON" else 1e-9
+    assert worst["factored"] <= (1e-5 if entry.float32 else close), worst
 
 
 def test_zoo_is_complete():
