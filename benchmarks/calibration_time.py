@@ -155,7 +155,7 @@ def measure(setting: Setting, accountant: str, tally: Tally) -> None:
     tally.ratios.append(spent / setting.target)
     loose = spent < 0.999 * setting.target and accountant == "pld" and noise > MIN_NOISE_MULTIPLIER
     if loose:  # where the accountant chooses another grid, epsilon may jump across the target
-        less = noise * (1.0 - 1e-9)
+        less = noise * (1.0 - 1e-6)
         loose = not epsilon(noise_multiplier=less, n_steps=setting.n_steps, delta=setting.delta, **run) > (
             setting.target
         )

@@ -378,7 +378,7 @@ def test_impossible_targets_say_what_is_possible() -> None:
         max_steps(epsilon=1.0, delta=1e-5, noise_multiplier=1.0, sampler="full_batch")
 
 
-def test_free_targets_get_the_least_number() -> None:
+def test_free_targets_get_the_least_noise() -> None:
     """q below delta: even the bare record is (0, delta)-private; the noise has a floor anyway."""
     arguments = dict(epsilon=50.0, delta=1e-3, sampling_prob=1e-4)
     assert noise_multiplier(**arguments, n_steps=1) == calibration.MIN_NOISE_MULTIPLIER
@@ -399,7 +399,7 @@ def test_the_search_returns_only_what_it_has_seen() -> None:
     found = least_number(staircase, 1.0, **bounds)
     assert found is not None
     assert seen[found] <= 1.0
-    assert found == pytest.approx(3.3, rel=1e-9)
+    assert found == pytest.approx(3.3, rel=1e-6)
     assert least_number(lambda _: 2.0, 1.0, **bounds) is None
     assert least_number(lambda _: math.inf, 1.0, **bounds) is None
     assert least_number(lambda _: 0.0, 1.0, **bounds) == 0.05
@@ -430,15 +430,19 @@ def test_the_search_for_steps(largest: int, start: float, power: float, wobble: 
         assert wobble or found in (largest, largest - 1)
 
 
-def test_the_search_for_steps_of_a_step() -> None:
-    for last in (1, 7, 1000, 9_999_999, 10_000_000):
+@pytest.mark.parametrize("beyond", [math.inf, 150.0])
+def test_the_search_for_steps_of_a_step(beyond: float) -> None:
+    """Epsilon is 0 and then far above the target, as with a noise that hides nothing: it halves."""
+    for last in (1, 7, 1000, 105_334, 9_999_999, 10_000_000):
         for start in (1.0, 30.0, 1e9):
-            assert (
-                largest_integer(
-                    lambda n, last=last: 0.0 if n <= last else math.inf, 1.0, start=start, high=10_000_000
-                )
-                == last
-            )
+            calls: list[int] = []
+
+            def step(n: int, last: int = last, calls: list[int] = calls) -> float:
+                calls.append(n)
+                return 0.0 if n <= last else beyond
+
+            assert largest_integer(step, 1.0, start=start, high=10_000_000) == last
+            assert len(calls) <= 32
     assert largest_integer(lambda n: 2.0, 1.0, start=5.0, high=10) is None
 
 

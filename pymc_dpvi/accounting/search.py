@@ -15,6 +15,7 @@ __all__ = ["RELATIVE_TOLERANCE", "largest_integer", "least_number"]
 
 RELATIVE_TOLERANCE = 1e-3
 _MAX_EVALUATIONS = 80
+_JUMP = 1e-7  # of a logarithm: where epsilon jumps across the target, nearer is not sought
 
 
 class _Secant:
@@ -83,7 +84,7 @@ def least_number(
                 return None
             bad = x
         secant.add(x, found)
-        if good - bad < 1e-12:
+        if good - bad < _JUMP:
             return number_at(good)
         x = min(max(_next(secant.guess(), bad, good, halve=count > 12), floor), ceiling)
     return None if math.isnan(good) else number_at(good)
@@ -132,13 +133,13 @@ def largest_integer(
             break
         secant.add(math.log(n), found)
         guess = secant.guess()
-        if math.isnan(guess) or count % 4 == 3:
+        # Beside the guess, on the other side of it; further off while this does not change the verdict
+        stride = 2 * stride if meets is before else 1
+        wish = math.nan if math.isnan(guess) else math.floor(math.exp(min(guess, 40.0)))
+        if count % 4 == 3 or not good - stride <= wish <= bad + stride:
             n = math.isqrt(max(good, 1) * bad)
         else:
-            # Beside the guess, on the other side of it; further off while this does not change the verdict
-            stride = 2 * stride if meets is before else 1
-            wish = math.floor(math.exp(min(guess, 40.0)))
-            n = max(wish + 1, good + stride) if meets else min(wish, bad - stride)
+            n = max(int(wish) + 1, good + stride) if meets else min(int(wish), bad - stride)
         before = meets
         n = min(max(n, good + 1), bad - 1)
     return good or None
