@@ -174,11 +174,11 @@ class Interpretation:
         return 0.5 + 0.5 * self.profile.advantage
 
     def true_positive_rate(self, false_positive_rate: Any) -> Any:
-        """Return the largest true positive rate; see :meth:`PrivacyProfile.true_positive_rate`."""
+        """Return the largest true positive rate; see `PrivacyProfile.true_positive_rate`."""
         return self.profile.true_positive_rate(false_positive_rate)
 
     def trade_off(self, false_positive_rate: Any) -> Any:
-        """Return the smallest false negative rate; see :meth:`PrivacyProfile.false_negative_rate`."""
+        """Return the smallest false negative rate; see `PrivacyProfile.false_negative_rate`."""
         return self.profile.false_negative_rate(false_positive_rate)
 
     @property

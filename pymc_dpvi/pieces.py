@@ -2,7 +2,7 @@
 
 `PrivateSum` takes matrices with a row per record of the batch. Here the graph that computes these rows
 goes into the operation, which fetches some records, computes their rows, clips and adds them up, and goes on
-to the next:
+to the next::
 
     for piece in batch:
         rows = records[piece]                      # fetched ahead of their use

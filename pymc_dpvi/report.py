@@ -76,9 +76,9 @@ class PrivacyReport:
     ArgumentError
         If a field does not have its type.
 
-    Privacy
-    -------
-    Holds nothing that depends on the records; it may be published with the release.
+    Notes
+    -----
+    Privacy: holds nothing that depends on the records; it may be published with the release.
     """
 
     neighboring_relation: str

@@ -12,8 +12,9 @@ import pytest
 
 from pymc_dpvi import Interpretation, accounting, interpret
 from pymc_dpvi.accounting import accountants
+from pymc_dpvi.compat import posterior_data
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.plots import plot_epsilon, plot_privacy_profile, plot_trade_off
+from pymc_dpvi.plots import plot_epsilon, plot_posteriors, plot_privacy_profile, plot_trade_off
 from pymc_dpvi.report import PrivacyReport, PrivacyRun
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -157,3 +158,61 @@ def test_without_matplotlib_the_error_says_so(plot: Any, meaning: Interpretation
     monkeypatch.setattr(builtins, "__import__", blocked)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         plot(meaning)
+
+
+# ---------------------------------------------------------------------------- posteriors
+
+
+def draws(seed: int, *, shift: float = 0.0, names: tuple[str, ...] = ("age", "hours")) -> Any:
+    """Make a result with a scalar, a vector with coordinates and a matrix without."""
+    rng = np.random.default_rng(seed)
+    posterior = {
+        "a": rng.normal(shift, 1, (1, 400)),
+        "beta": rng.normal(shift, 1, (1, 400, len(names))),
+        "m": rng.normal(shift, 1, (1, 400, 2, 2)),
+    }
+    return posterior_data(posterior, coords={"feature": list(names)}, dims={"beta": ["feature"]}, attrs={})
+
+
+def test_posteriors_side_by_side() -> None:
+    one, two = draws(1), draws(2, shift=3.0)
+    ax = plot_posteriors({"first": one, "second": two})
+    labels = [text.get_text() for text in ax.get_yticklabels()]
+    assert labels == ["a", "beta[age]", "beta[hours]", "m[0, 0]", "m[0, 1]", "m[1, 0]", "m[1, 1]"]
+    assert legend(ax) == ["first", "second"]
+    for line, source in zip(ax.get_lines(), (one, two), strict=True):
+        beta = np.asarray(source.posterior["beta"])[0]
+        np.testing.assert_allclose(line.get_xdata()[1:3], np.median(beta, axis=0))
+    # The upper line of a row is the first posterior's, on an axis that points down.
+    first, second = ax.get_lines()
+    assert ax.yaxis_inverted() and (first.get_ydata() < second.get_ydata()).all()
+    # thin and thick intervals of each posterior
+    thin, thick, *_ = ax.collections
+    beta = np.asarray(one.posterior["beta"])[0, :, 0]
+    np.testing.assert_allclose(thin.get_segments()[1][:, 0], np.quantile(beta, [0.05, 0.95]))
+    np.testing.assert_allclose(thick.get_segments()[1][:, 0], np.quantile(beta, [0.25, 0.75]))
+
+
+def test_posteriors_of_chosen_variables_on_given_axes() -> None:
+    _, ax = plt.subplots()
+    assert plot_posteriors({"one": draws(1)}, var_names=["m", "a"], ax=ax) is ax
+    assert [text.get_text() for text in ax.get_yticklabels()][-1] == "a"
+    dataset = draws(1).posterior
+    dataset = dataset.to_dataset() if hasattr(dataset, "to_dataset") else dataset
+    other = plot_posteriors({"one": dataset}, var_names="a", plot_kwargs={"color": "red"})
+    assert other is not ax and other.get_lines()[0].get_color() == "red"
+
+
+@pytest.mark.parametrize(
+    ("posteriors", "options", "said"),
+    [
+        ({}, {}, "must be a dict"),
+        ([draws(1)], {}, "must be a dict"),
+        ({"one": 3}, {}, "results of sample"),
+        ({"one": draws(1)}, {"var_names": ["nothing"]}, "'nothing' is not in every posterior"),
+        ({"one": draws(1), "two": draws(1, names=("age", "weight"))}, {}, "of one model"),
+    ],
+)
+def test_posteriors_that_cannot_be_drawn(posteriors: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        plot_posteriors(posteriors, **options)

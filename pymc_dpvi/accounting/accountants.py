@@ -260,7 +260,7 @@ def accountant_info(accountant: Any) -> AccountantInfo:
     Parameters
     ----------
     accountant : str, dp_accounting.PrivacyAccountant or callable
-        One of :data:`ACCOUNTANT_NAMES`; an accountant that has composed nothing yet (it is copied, never
+        One of `ACCOUNTANT_NAMES`; an accountant that has composed nothing yet (it is copied, never
         changed); or a callable of no argument, or of the neighboring relation, that returns one.
 
     Returns

@@ -105,7 +105,7 @@ def epsilon(
     neighboring_relation : str
         ``"add_or_remove_one"`` or ``"replace_one"``.
     accountant : str, dp_accounting.PrivacyAccountant or callable
-        A name (see :data:`ACCOUNTANT_NAMES`), or one of your own.
+        A name (see `ACCOUNTANT_NAMES`), or one of your own.
 
     Returns
     -------
@@ -160,7 +160,7 @@ def delta(
     neighboring_relation : str
         ``"add_or_remove_one"`` or ``"replace_one"``.
     accountant : str, dp_accounting.PrivacyAccountant or callable
-        A name (see :data:`ACCOUNTANT_NAMES`), or one of your own.
+        A name (see `ACCOUNTANT_NAMES`), or one of your own.
 
     Returns
     -------
@@ -215,7 +215,7 @@ def noise_multiplier(
     neighboring_relation : str
         ``"add_or_remove_one"`` or ``"replace_one"``.
     accountant : str, dp_accounting.PrivacyAccountant or callable
-        A name (see :data:`ACCOUNTANT_NAMES`), or one of your own.
+        A name (see `ACCOUNTANT_NAMES`), or one of your own.
     allow_unproven : bool
         Whether an accountant may be used whose epsilon is no proven upper bound.
 
@@ -287,7 +287,7 @@ def max_steps(
     neighboring_relation : str
         ``"add_or_remove_one"`` or ``"replace_one"``.
     accountant : str, dp_accounting.PrivacyAccountant or callable
-        A name (see :data:`ACCOUNTANT_NAMES`), or one of your own.
+        A name (see `ACCOUNTANT_NAMES`), or one of your own.
     allow_unproven : bool
         Whether an accountant may be used whose epsilon is no proven upper bound.
 

@@ -151,9 +151,9 @@ def step_event(
     UnsupportedEventError
         If no proven bound is available for the combination. The message says what to use.
 
-    Privacy
-    -------
-    The event is an upper bound of what one step of the mechanism spends, given that the run uses
+    Notes
+    -----
+    Privacy: the event is an upper bound of what one step of the mechanism spends, given that the run uses
     this very sampler and noise of standard deviation ``noise_multiplier * l2_clip_norm``, and that
     the accountant's bound is proven.
     """

@@ -1,0 +1,148 @@
+"""The documentation: links lead somewhere, public names have an entry, and the code on the pages runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_dpvi import inference
+from pymc_dpvi.auditing import run as auditing_run
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+    if "_build" not in path.parts
+)
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+# A link or a picture; not what stands in a block of code.
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
+FENCED = re.compile(r"^(`{3,}|:{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def text_of(path: Path) -> str:
+    """A page, or the words of a notebook."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = (cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown")
+        return "\n\n".join("".join(cell["source"]) for cell in cells)
+    return text
+
+
+def anchors(path: Path) -> set[str]:
+    """The names by which headings can be linked, as GitHub and MyST make them."""
+    text = text_of(path)
+    if included := re.match(r"```\{include\} (\S+)", text):
+        return anchors(path.parent / included[1])
+    headings = re.findall(r"^#+\s+(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(path: Path, text: str) -> Iterator[str]:
+    """The relative links of a page that lead nowhere."""
+    for target in LINK.findall(FENCED.sub("", text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        found = path.parent / name if name else path
+        if not found.exists() and found.parent == DOCS / "notebooks":
+            found = ROOT / "notebooks" / found.name  # where conf.py copies them from
+        if not found.exists() or (
+            anchor and found.suffix in (".md", ".ipynb") and anchor not in anchors(found)
+        ):
+            yield target
+
+
+@pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    assert list(broken(path, text_of(path))) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    text = (
+        "See [a](guarantee.md), [b](nowhere.md), [c](guarantee.md#no-such-heading), [d](#here).\n\n# Here\n"
+    )
+    assert list(broken(DOCS / "index.md", text)) == ["nowhere.md", "guarantee.md#no-such-heading", "#here"]
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = set()
+    for path in DOCS.rglob("*.md"):
+        for entries in TOCTREE.findall(path.read_text(encoding="utf-8")):
+            listed |= {entry for entry in entries.split() if not entry.startswith(":")}
+    pages = {str(path.relative_to(DOCS).with_suffix("")) for path in PAGES if DOCS in path.parents}
+    assert pages - listed == {"index"}
+    assert "notebooks/*" in listed
+
+
+def reference() -> dict[str, set[str]]:
+    """The names that the API reference lists, by module."""
+    found: dict[str, set[str]] = {}
+    module = ""
+    for line in (DOCS / "api" / "index.md").read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"\.\. currentmodule:: (\S+)", line):
+            module = match[1]
+        elif match := re.match(r"(?:   |\.\. autodata:: )(\w+)$", line):
+            found.setdefault(module, set()).add(match[1])
+    return found
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    listed = reference()
+    assert set(listed) == {
+        "pymc_dpvi",
+        "pymc_dpvi.accounting",
+        "pymc_dpvi.errors",
+        "pymc_dpvi.plots",
+    }
+    everywhere = set().union(*listed.values())
+    for name, names in listed.items():
+        public = set(importlib.import_module(name).__all__)
+        assert names <= public, f"{name} has no {sorted(names - public)}"
+        assert public <= everywhere, f"docs/api/index.md lacks {sorted(public - everywhere)} of {name}"
+
+
+def test_the_modules_of_the_mathematics_exist() -> None:
+    text = (DOCS / "mathematics.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\.\. automodule:: (\S+)$", text, re.MULTILINE)
+    assert len(names) == len(set(names)) > 20
+    for name in names:
+        assert (importlib.import_module(name).__doc__ or "").strip()
+
+
+def blocks(path: Path) -> list[str]:
+    """The blocks of Python on a page."""
+    return re.findall(r"^```python\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["getting_started", "user_guide"])
+def test_the_code_on_the_pages_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_compiling: None
+) -> None:
+    """From top to bottom, in one namespace; fits are cut to a few steps."""
+    fit = pm.fit
+
+    def short(n: int, *args: Any, **kwargs: Any) -> Any:
+        return fit(min(n, 20), *args, **{"progressbar": False, **kwargs})
+
+    monkeypatch.setattr(pm, "fit", short)
+    monkeypatch.setattr(auditing_run, "compile_mode", inference.compile_mode)
+    monkeypatch.chdir(tmp_path)
+    found = blocks(DOCS / f"{page}.md")
+    assert len(found) >= 4
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for number, block in enumerate(found):
+        exec(compile(block, f"{page}.md, block {number}", "exec"), namespace)
+    assert namespace["approx"].privacy.releasable
+    assert np.isfinite(namespace["meaning"].advantage)
