@@ -102,11 +102,15 @@ def advi_optimum(name: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, n
 
 
 class Fit:
-    """The library's step, compiled for one model and ε, and run on one data set after another."""
+    """The library's step, compiled for one model and ε, and run on one data set after another.
 
-    def __init__(self, name: str, epsilon: float, clip: str, n_steps: int) -> None:
+    `clip` is ``"default"``, ``"wide"`` or a clip norm.
+    """
+
+    def __init__(self, name: str, epsilon: float, clip: str | float, n_steps: int) -> None:
         _, x, y = simulate(name, np.random.default_rng(0))
-        bound: dict[str, Any] = {} if clip == "default" else {"l2_clip_norm": WIDE[name]}
+        norm = WIDE[name] if clip == "wide" else clip
+        bound: dict[str, Any] = {} if clip == "default" else {"l2_clip_norm": norm}
         with make_model(name, x, y):
             method = DPADVI(epsilon=epsilon, delta=DELTA, random_seed=0, **bound)
         self.approx, self.n_steps = method.approx, n_steps

@@ -3,10 +3,12 @@
     python notebooks/run.py [--quick] [--write] [01_quickstart ...]
 
 Without ``--write`` a notebook is only run, and nothing is changed: that is what ``tox run -e notebooks``
-does, so that none can rot. With ``--write`` the new outputs are stored in the file.
+does, so that none can rot. With ``--write`` the new outputs are stored in the file, with a hash of the code
+that made them; `tests/test_notebooks.py` compares it with the code that stands there. Outputs that show a
+warning, or where this machine keeps its files, are not stored.
 
-``--quick`` makes the runs short. A notebook says itself how: its metadata hold, under ``pymc_dpvi``, values
-for the names that its cell tagged ``parameters`` assigns. They take effect after that cell.
+``--quick`` makes the runs short. A notebook says itself how: its metadata hold, under ``pymc_dpvi`` and
+``quick``, values for the names that its cell tagged ``parameters`` assigns. They take effect after that cell.
 
 Privacy: the notebooks use public data. Their private fits draw their noise from the operating system, as
 in real use, so the numbers differ a little from run to run and no text in a notebook quotes one.
@@ -15,16 +17,21 @@ in real use, so the numbers differ a little from run to run and no text in a not
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LANGUAGE = {"name": "python"}
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+#: What no reader of a notebook should see: places on the machine that ran it, and warnings.
+UNWANTED = re.compile(r"site-packages|/home/|/root/|/work/|/tmp/|/Users/|Warning:|Traceback")
 
 
 def names() -> list[str]:
@@ -46,7 +53,30 @@ def source(cell: dict[str, Any]) -> str:
 
 def parameters(document: dict[str, Any]) -> dict[str, Any]:
     """Return the quick values of a notebook's parameters."""
-    return dict(document["metadata"].get("pymc_dpvi", {}))
+    return dict(document["metadata"].get("pymc_dpvi", {}).get("quick", {}))
+
+
+def code_hash(document: dict[str, Any]) -> str:
+    """Return a hash of all code cells, in order."""
+    cells = [source(cell) for cell in document["cells"] if cell["cell_type"] == "code"]
+    return hashlib.sha256(json.dumps(cells, ensure_ascii=False).encode()).hexdigest()
+
+
+def shown(document: dict[str, Any]) -> Iterator[str]:
+    """Yield all text that the outputs show."""
+    for cell in document["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            texts = [data[kind] for kind in data if not kind.startswith("image/")]
+            for text in [output.get("text", ""), output.get("traceback", ""), *texts]:
+                yield text if isinstance(text, str) else "".join(text)
+
+
+def unwanted(document: dict[str, Any]) -> list[str]:
+    """Return what the outputs show and should not, and whatever went to the stream of errors."""
+    found = [match[0] for text in shown(document) for match in UNWANTED.finditer(text)]
+    outputs = [output for cell in document["cells"] for output in cell.get("outputs", ())]
+    return found + ["".join(output["text"])[:200] for output in outputs if output.get("name") == "stderr"]
 
 
 def sources(document: dict[str, Any], *, quick: bool) -> list[str]:
@@ -82,9 +112,12 @@ def write(name: str, notebook: Any) -> None:
     """Store a notebook with its outputs, without what changes from run to run and tells nothing."""
     import nbformat
 
+    if found := unwanted(notebook):
+        raise SystemExit(f"{name}: not stored, for its outputs show {found}")
     for cell in notebook.cells:
         cell["metadata"].pop("execution", None)
     notebook.metadata["kernelspec"], notebook.metadata["language_info"] = KERNEL, LANGUAGE
+    notebook.metadata["pymc_dpvi"]["code_run"] = code_hash(notebook)
     nbformat.write(notebook, HERE / f"{name}.ipynb")
 
 
