@@ -9,6 +9,7 @@ from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import applys_between
 from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
@@ -114,7 +115,8 @@ def _length(var: Variable, name: str) -> int:
     fn = pm_compile(stand_ins, length, mode=Mode("py", "fast_run"), on_unused_input="ignore")
     graph = fn.maker.fgraph
     given = set(graph.inputs[: len(stand_ins)])  # generators come after
-    for node in graph.apply_nodes:
+    # Not what the function computes beside the length: the next states of the generators.
+    for node in applys_between((), graph.outputs[:1]):
         if not isinstance(node.op, Shape | Shape_i) and given & set(node.inputs):
             raise NotSeparableError(
                 f"The length of '{name}' depends on values of the data (a mask, for example), so which entry "

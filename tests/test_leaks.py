@@ -493,6 +493,14 @@ def test_a_length_that_turns_on_values_is_refused(keep: np.ndarray, potential: b
         DPADVI(**METHOD)
 
 
+def test_a_length_beside_a_prior_of_an_array_is_found() -> None:
+    """What is drawn of that prior is no part of the length."""
+    with pm.Model():
+        share = pm.Dirichlet("share", np.ones(2))
+        pm.Potential("p", pt.log(pt.sigmoid(pm.Data("x", X)) @ share))
+        assert DPADVI(**METHOD).approx.latents.size == 1
+
+
 @pytest.mark.parametrize("function", [pt.linalg.det, pt.linalg.slogdet])
 def test_a_matrix_that_has_no_inverse_stops_nobody(function: Callable[[Any], Any]) -> None:
     """The gradient of a determinant is an inverse, which raises for one record's singular matrix."""
