@@ -120,6 +120,8 @@ class Regression:
         noise = np.diag(self.noise)
         variance = noise * (1.0 / block.n + 1.0 / self.n) + self.variance @ u**2
         level = stats.chi2.sf(np.sum(apart**2 / variance), k)
+        if block.n <= k:  # too few draws for slopes: their scatter is singular, but for its rounding
+            return float(2 * level)
         try:
             half = np.linalg.solve(self.root, scatter[:k, : 2 * k])
             spread = np.linalg.inv(np.linalg.solve(self.root, half[:, :k].T))

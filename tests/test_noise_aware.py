@@ -190,6 +190,18 @@ def test_too_few_steps_tell_nothing() -> None:
     assert not posterior(frozen).available
 
 
+@pytest.mark.parametrize("n_steps", [96, 120, 150])
+def test_blocks_of_fewer_steps_than_values_are_not_judged_by_slopes(n_steps: int) -> None:
+    """Their scatter is singular; that all steps agree is seen all the same."""
+    rng, size = np.random.default_rng(11), 20
+    z = 0.3 + 0.1 * rng.standard_normal((n_steps, size))
+    gradients = 50.0 * (0.3 - z) + rng.standard_normal(z.shape)
+    trace = trace_of(np.concatenate([z, gradients, -z, np.ones((n_steps, 1))], axis=1))
+    first, fits = choose_steps(trace.blocks, trace.late_blocks, trace.columns)
+    assert max(block.n for block in trace.blocks) <= size
+    assert first == 1 and len(fits) == 1
+
+
 def test_beyond_a_group_the_family_is_the_fitted_one() -> None:
     rng = np.random.default_rng(10)
     size, n = 70, 600
