@@ -29,6 +29,7 @@ from pymc_dpvi.accounting import (
 from pymc_dpvi.accounting.gdp_limit import clt_noise, clt_steps, gdp_mu
 from pymc_dpvi.accounting.search import largest_integer, least_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
+from pymc_dpvi.random_subsets import LARGEST_PROB
 from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler, TruncatedPoissonSampler
 
 PROPERTY = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -51,7 +52,8 @@ def mechanisms(draw: st.DrawFn) -> dict[str, Any]:
     """Any sampler under any relation that it has a meaning for."""
     kind = draw(st.sampled_from(["poisson", "full_batch", "fixed_size", "truncated"]))
     if kind == "poisson":
-        return dict(sampling_prob=draw(PROBS), neighboring_relation=draw(RELATIONS))
+        prob = draw(PROBS)  # between the two no batches are drawn: an error says to use 1
+        return dict(sampling_prob=prob if prob <= LARGEST_PROB else 1.0, neighboring_relation=draw(RELATIONS))
     if kind == "full_batch":
         return dict(sampler="full_batch", neighboring_relation=draw(RELATIONS))
     num_records = draw(st.integers(2, 1_000_000))
@@ -344,7 +346,7 @@ def test_epsilon_and_delta_invert_each_other(
     if 0.01 <= spent <= 100.0:
         back = delta(epsilon=spent, **arguments)
         assert back <= 1.03 * at
-        if back >= 1e-12:  # as epsilons: these hardly depend on delta where few steps lose nearly all
+        if 1e-12 <= back <= 0.1:  # as epsilons: these hardly depend on delta where few steps lose nearly all
             assert epsilon(delta=back, **arguments) == pytest.approx(spent, rel=2e-3)
     elif spent == 0.0:
         assert delta(epsilon=0.0, **arguments) <= at * 1.1

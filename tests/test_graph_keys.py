@@ -132,6 +132,7 @@ print(*found)
 """
 
 
+@pytest.mark.slow
 def test_a_step_has_the_same_keys_in_every_process() -> None:
     def keys(seed: str) -> list[str]:
         code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n{STEP}"

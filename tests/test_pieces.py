@@ -92,7 +92,7 @@ def test_a_batch_in_pieces(mode: str, layout: str):
     check(both, np.arange(1), 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["PYTHON", "CVM", pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_all_records_in_pieces(mode: str):
     both = functions(mode, whole=True)
     check(both, np.zeros(0, dtype=np.int64), N)
