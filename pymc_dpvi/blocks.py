@@ -67,6 +67,9 @@ class Form(NamedTuple):
         return 3 if self.kind == "products" else 2
 
 
+_BY_ARRAYS = Form("not given")
+
+
 @dataclass(frozen=True)
 class Block:
     """Some columns of the per-record gradients of a batch.
@@ -85,14 +88,11 @@ class Block:
 
     left: TensorVariable
     right: TensorVariable | None = None
-    form: Form | None = None
+    form: Form = _BY_ARRAYS
 
-    @property
-    def shape(self) -> Form:
-        """The form, also where it was not given."""
-        if self.form is not None:
-            return self.form
-        return Form("dense" if self.right is None else "outer")
+    def __post_init__(self) -> None:
+        if self.form is _BY_ARRAYS:
+            object.__setattr__(self, "form", Form("dense" if self.right is None else "outer"))
 
     @property
     def arrays(self) -> list[TensorVariable]:
@@ -102,7 +102,7 @@ class Block:
     def scaled(self, factor: TensorVariable | float) -> Block:
         """Return the block times a number."""
         # The second factor of a product is mostly the smaller one.
-        if self.right is None or self.shape.kind == "sparse":
+        if self.right is None or self.form.kind == "sparse":
             return replace(self, left=(self.left * factor).astype(self.left.type.dtype))
         return replace(self, right=(self.right * factor).astype(self.right.type.dtype))
 
@@ -136,7 +136,7 @@ def as_matrix(blocks: list[Block], pull_back: PullBack | None = None) -> TensorV
 
 
 def _dense(block: Block) -> TensorVariable:
-    kind, size, _ = block.shape
+    kind, size, _ = block.form
     left, right = block.left, block.right
     if right is None:
         return left

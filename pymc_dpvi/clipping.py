@@ -313,9 +313,8 @@ def _make_private_sum(
         f"add_clipped({names}, count, {', '.join(arguments_of_sum(pulled))})",
         *end_of_sum(pulled),
     ]
-    scope = (
-        vars(block_sums) | globals() | {"add_clipped": _kernel_here(add_clipped) if compiled else add_clipped}
-    )
+    own = {"add_clipped": _kernel_here(add_clipped) if compiled else add_clipped}
+    scope = vars(block_sums) | globals() | own
     exec("\n    ".join(lines), scope)
     function: Callable[..., np.ndarray] = scope["private_sum"]
     return function
@@ -453,7 +452,7 @@ def private_sum(
     TensorVariable, shape (num_params,)
         float64; the blocks' columns in order, pulled back, then the tally.
     """
-    op = PrivateSum(l2_clip_norm, [b.shape for b in gradients], tally_weight, pull_back is not None)
+    op = PrivateSum(l2_clip_norm, [b.form for b in gradients], tally_weight, pull_back is not None)
     arrays = [array for b in gradients for array in b.arrays]
     shared = [] if pull_back is None else [pull_back.place, pull_back.slope, pull_back.shift]
     return op(*arrays, *shared, arrays[0].shape[0] if count is None else count, noise, unit)

@@ -218,7 +218,7 @@ def vanilla_gradients(
     prior = prior_gradients(record, latents, z, n_mc) / n
     if n_mc == 1:
         # A weighted norm of a sum of products is no sum of products of the factors' norms.
-        blocks = [Block(as_matrix([b])) if b.shape.kind == "products" else b for b in blocks]
+        blocks = [Block(as_matrix([b])) if b.form.kind == "products" else b for b in blocks]
         parts = [_chain(p, epsilon[0], latents.size) for p in params]
         place = pt.concatenate([pt.constant(place) for place, _ in parts])
         slope = pt.concatenate([slope for _, slope in parts]).astype("float64")

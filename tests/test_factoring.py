@@ -221,7 +221,7 @@ def test_forms(part: Callable, expected: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(factoring, "_GAIN", 0)  # whatever the sizes
     n = Net(np.random.default_rng(0), 3, 40)
     blocks, factored, plain = both(n, log_density(n, [part]))
-    order = [b.shape.kind for b in blocks]
+    order = [b.form.kind for b in blocks]
     assert order == expected or sorted(order) == sorted(expected)
     np.testing.assert_allclose(factored, plain, rtol=1e-10, atol=1e-10)
 
@@ -230,17 +230,17 @@ def test_positions_are_distinct_only_where_that_is_certain():
     for part, distinct in ((intercept, True), (slopes, True), (two_indices, True), (difference, False)):
         n = Net(np.random.default_rng(0), 3, 40)
         (block,), _, _ = both(n, log_density(n, [part]))
-        assert block.shape.distinct is distinct
+        assert block.form.distinct is distinct
     n = Net(np.random.default_rng(0), 3, 40)
     (block,), _, _ = both(n, log_density(n, [several]))
-    assert not block.shape.distinct
+    assert not block.form.distinct
 
 
 def test_small_gains_are_left_alone():
     n = Net(np.random.default_rng(0), 3, 2)
     blocks, _, _ = both(n, log_density(n, [difference, series]))
     # Two look-ups in two groups; three rows of 3 + 24 numbers for a matrix of 72.
-    assert [b.shape.kind for b in blocks] == ["dense", "dense", "dense"]
+    assert [b.form.kind for b in blocks] == ["dense", "dense", "dense"]
 
 
 def test_a_wrong_use_is_found(monkeypatch: pytest.MonkeyPatch):

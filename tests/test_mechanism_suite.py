@@ -149,7 +149,7 @@ def test_sparse_gradients_and_sums_of_products(gradient: str):
     cell = Suite(look_ups(), gradient=gradient)
     latents, record = cell.approx.latents, cell.record
     z, batch = pt.matrix(shape=(1, latents.size)), [pt.as_tensor(array_value(a)) for a in record.arrays]
-    forms = [b.shape.kind for b in aligned_gradients(record, batch, latents, z, 1)]
+    forms = [b.form.kind for b in aligned_gradients(record, batch, latents, z, 1)]
     assert forms == ["sparse", "sparse", "products"]
     kept(cell.sensitivity())
     kept(cell.lattice())
