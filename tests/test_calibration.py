@@ -401,7 +401,7 @@ def test_the_search_returns_only_what_it_has_seen() -> None:
     found = least_number(staircase, 1.0, **bounds)
     assert found is not None
     assert seen[found] <= 1.0
-    assert found == pytest.approx(3.3, rel=1e-6)
+    assert 3.3 <= found <= 3.3 * (1.0 + 1e-5)
     assert least_number(lambda _: 2.0, 1.0, **bounds) is None
     assert least_number(lambda _: math.inf, 1.0, **bounds) is None
     assert least_number(lambda _: 0.0, 1.0, **bounds) == 0.05

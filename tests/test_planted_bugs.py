@@ -526,7 +526,7 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
     "records drawn in couples": (batches(neighbours_together), BATCHES, {}),
     "records drawn with replacement": (batches(with_replacement), BATCHES, {}),
     "replace-one accounted as one record more": (
-        Plant(rdp, "doubles_sensitivity", lambda *args, **kwargs: True),
+        Plant(rdp.GuardedRdpAccountant, "_sensitivity", 1.0),
         REPLACED,
         {"sampler": "full batch, replace"},
     ),

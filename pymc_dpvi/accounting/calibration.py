@@ -11,7 +11,8 @@ function                    given the run, and                             retur
 ==========================  =============================================  ==========================
 
 What comes out of the last but one pair has been evaluated: `epsilon` of that very run is at most the target.
-For the noise it is also at least 0.999 of the target; for the number of steps, one step more exceeds it.
+For the noise it is also at least 0.999 of the target, or exceeds it with 1e-5 less of the noise; for the
+number of steps, one step more exceeds it.
 
 The search starts at the central limit theorem of Gaussian differential privacy (`gdp_limit`). The theorem
 is an approximation: it proposes, the accountant decides.
@@ -223,8 +224,9 @@ def noise_multiplier(
     -------
     float
         Noise standard deviation divided by `l2_clip_norm`. The function :func:`epsilon` of this
-        very number is at most the target, and within 1e-3 (relative) of it, unless the noise is
-        already at its floor (`MIN_NOISE_MULTIPLIER`) or the accountant's epsilon jumps across the target.
+        very number is at most the target, and either within 1e-3 (relative) of it, or more than the
+        target with 1e-5 (relative) less noise: some accountants' epsilons jump. Not below
+        `MIN_NOISE_MULTIPLIER`.
 
     Raises
     ------

@@ -3,20 +3,19 @@ r"""Rényi differential privacy (Mironov 2017), guarded against rounding and the
 A mechanism is :math:`(\alpha, \varepsilon_\alpha)`-RDP if the Rényi divergence of order
 :math:`\alpha` between its outputs on neighbouring data is at most :math:`\varepsilon_\alpha`. The
 divergences of steps add up at every order. Poisson-sampled Gaussians are those of Mironov, Talwar
-and Zhang (2019), batches without replacement those of Wang, Balle and Kasiviswanathan (2019, Theorem
-27), the conversion is that of Canonne, Kamath and Steinke (2020, Proposition 12). About 8 % looser than
-PLD at usual settings, good for any delta.
+and Zhang (2019), as dp-accounting evaluates them, batches without replacement those of Wang, Balle and
+Kasiviswanathan (2019, Theorem 27; `fixed_size_rdp`), the conversion is that of Canonne, Kamath and Steinke
+(2020, Proposition 12). About 8 % looser than PLD at usual settings, good for any delta.
 
 Two things are guarded.
 
-* RDP sums :math:`\alpha + 1` terms in log space. Against 60-digit arithmetic over
-  :math:`q` from 1e-6 to 0.99 and :math:`z` from 1 to 1e8, the log-moment of one step fell short by
+* For Poisson batches, dp-accounting sums :math:`\alpha + 1` terms in log space. Against 60-digit arithmetic
+  over :math:`q` from 1e-6 to 0.99 and :math:`z` from 1 to 1e8, the log-moment of one step fell short by
   less than :math:`2\cdot10^{-14}(\alpha + 1)` (the series for fractional orders stop at a relative
   :math:`10^{-13}`). For tiny losses it can come out negative, which dp-accounting takes for
   "epsilon 0". The allowance :math:`(10^{-12} + 2\cdot10^{-14}\,\alpha)/(\alpha - 1)` is added per step.
-* dp-accounting's class ignores that replacing a record moves the sum by twice its bound. This one
-  halves the noise multiplier of what it hands on, unless a canary says that the installed class
-  does so itself.
+* Replacing a record moves the sum by twice its bound, of which dp-accounting's class takes no notice: the
+  noise is divided by the distance here.
 
 **Orders are evaluated on demand.** With :math:`K(\alpha) = (\alpha-1)\varepsilon_\alpha`, which is convex,
 the conversion gives
@@ -50,19 +49,20 @@ from pymc_dpvi.accounting.contract import (
     ADD_OR_REMOVE,
     BOTH,
     REPLACE,
+    GaussianStep,
     Guarantee,
     Schemes,
-    doubles_sensitivity,
+    gaussian_step,
     refuse_unsupported,
     why_unsupported,
 )
+from pymc_dpvi.accounting.fixed_size_rdp import fixed_size_divergence
 from pymc_dpvi.arguments import check_number
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = ["GuardedRdpAccountant", "rdp_curve"]
 
 _COMPOSITIONS = (dp_accounting.SelfComposedDpEvent, dp_accounting.ComposedDpEvent)
-_SAMPLED = (dp_accounting.PoissonSampledDpEvent, dp_accounting.SampledWithoutReplacementDpEvent)
 
 
 def _is_not_about_an_order(record: logging.LogRecord) -> bool:
@@ -81,11 +81,16 @@ def _quiet_orders() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=2**14)
-def _divergence(event: Any, order: float, relation: NeighboringRelation) -> float:
-    """Return the Rényi divergence of one event at one order, by dp-accounting; infinite if unknown."""
+def _divergence(step: GaussianStep, noise: float, order: float) -> float:
+    """Return an upper bound of a step's divergence, `noise` being over the distance a record moves it."""
+    if step.scheme == "full_batch":
+        return 0.5 * order / noise**2
+    if step.scheme == "fixed_size":
+        return fixed_size_divergence(step.sampling_prob, noise, order)
+    event = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, dp_accounting.GaussianDpEvent(noise))
     with _quiet_orders():
-        found = float(RdpAccountant([order], relation).compose(event).rdp[0])
-    return math.inf if math.isnan(found) else found
+        found = float(RdpAccountant([order], NeighboringRelation.ADD_OR_REMOVE_ONE).compose(event).rdp[0])
+    return math.inf if math.isnan(found) else found + (1e-12 + 2e-14 * order) / (order - 1.0)
 
 
 class GuardedRdpAccountant(RdpAccountant):
@@ -118,18 +123,19 @@ class GuardedRdpAccountant(RdpAccountant):
             orders = [check_number("orders", order, low=1.0) for order in orders]
             if not orders:
                 raise ArgumentError("orders must hold at least one number above 1; found none.")
-        self._counts: dict[Any, int] = {}
+        self._counts: dict[GaussianStep, int] = {}
         super().__init__(orders, neighboring_relation)
 
     def _at(self, order: float) -> float:
         """Return the bound of the divergence at one order."""
-        total = 0.0
-        for event, count in self._counts.items():
-            one = _divergence(self._scaled(event), order, self.neighboring_relation)
-            if isinstance(event, _SAMPLED):
-                one += (1e-12 + 2e-14 * order) / (order - 1.0)
-            total += count * one
-        return total
+        return math.fsum(
+            count * _divergence(step, step.noise_multiplier / self._sensitivity, order)
+            for step, count in self._counts.items()
+        )
+
+    @property
+    def _sensitivity(self) -> float:
+        return 2.0 if self.neighboring_relation is NeighboringRelation.REPLACE_ONE else 1.0
 
     @property
     def _rdp(self) -> np.ndarray:
@@ -139,29 +145,15 @@ class GuardedRdpAccountant(RdpAccountant):
     def _rdp(self, value: np.ndarray) -> None:
         """Take no notice: dp-accounting's class sets and adds what is counted here."""
 
-    def _scaled(self, event: Any) -> Any:
-        """Return `event` such that dp-accounting's class sees the relation's sensitivity."""
-        if self.neighboring_relation is not NeighboringRelation.REPLACE_ONE:
-            return event
-        without_replacement = isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent)
-        gaussian = event.event if without_replacement else event
-        doubled = doubles_sensitivity(RdpAccountant, without_replacement=without_replacement)
-        scaled = dp_accounting.GaussianDpEvent(gaussian.noise_multiplier * (1.0 if doubled else 0.5))
-        if not without_replacement:
-            return scaled
-        return dp_accounting.SampledWithoutReplacementDpEvent(
-            event.source_dataset_size, event.sample_size, scaled
-        )
-
     def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
         if isinstance(event, _COMPOSITIONS):  # comes back here for each part
             return super()._maybe_compose(event, count, do_compose)
         reason = why_unsupported(event, self.neighboring_relation, self.schemes)
         if reason is not None:
             return self.CompositionErrorDetails(event, reason)
-        if not do_compose or isinstance(event, dp_accounting.NoOpDpEvent):
-            return None
-        self._counts[event] = self._counts.get(event, 0) + count
+        step = gaussian_step(event)
+        if do_compose and step is not None:  # else it releases nothing
+            self._counts[step] = self._counts.get(step, 0) + count
         return None
 
     def compose(self, event: dp_accounting.DpEvent, count: int = 1) -> Any:

@@ -15,7 +15,7 @@ __all__ = ["RELATIVE_TOLERANCE", "largest_integer", "least_number"]
 
 RELATIVE_TOLERANCE = 1e-3
 _MAX_EVALUATIONS = 80
-_JUMP = 1e-7  # of a logarithm: where epsilon jumps across the target, nearer is not sought
+_JUMP = 1e-5  # of a logarithm: where epsilon jumps across the target, nearer is not sought
 
 
 class _Secant:
@@ -86,7 +86,8 @@ def least_number(
         secant.add(x, found)
         if good - bad < _JUMP:
             return number_at(good)
-        x = min(max(_next(secant.guess(), bad, good, halve=count > 12), floor), ceiling)
+        halve = count > 12 and count % 2 == 1  # a secant that converges needs no more
+        x = min(max(_next(secant.guess(), bad, good, halve=halve), floor), ceiling)
     return None if math.isnan(good) else number_at(good)
 
 

@@ -298,9 +298,12 @@ class Composition:
             angle += count * np.angle(values)
             log_envelope += count * np.log(modulus + unit)
             relative += count * unit / (modulus + unit)
-        power = np.exp(log_abs) * np.exp(1j * np.remainder(angle, 2.0 * math.pi))
+        modulus_of_power = np.exp(log_abs)
+        power = np.empty(size // 2 + 1, dtype=np.complex128)
+        np.multiply(modulus_of_power, np.cos(angle), out=power.real)
+        np.multiply(modulus_of_power, np.sin(angle), out=power.imag)
         errors = np.exp(np.minimum(log_envelope, 1.0)) * np.minimum(relative, 2.0)
-        error = 2.0 * (float(errors.sum()) + unit * float(np.exp(log_abs).sum())) / size
+        error = 2.0 * (float(errors.sum()) + unit * float(modulus_of_power.sum())) / size
         values = np.maximum(fft.irfft(power, size), 0.0) + error
         return np.roll(values, origin - first)[:length]
 
