@@ -134,6 +134,20 @@ def advi(case: Case, data: dict[str, np.ndarray]) -> Run:
     return run
 
 
+def bare(case: Case, data: dict[str, np.ndarray]) -> Run:
+    """Prepare nothing but the batch's rows and the gradient, in NumPy: no prior, no optimiser, no noise."""
+    if case.gradient is None:
+        raise Unavailable("the gradient of this model is not written out in NumPy here")
+    rng, values, gradient = np.random.default_rng(1), np.zeros(case.num_params), case.gradient
+    batches = rng.integers(case.num_records, size=(200, case.batch_size))
+
+    def run(n: int) -> None:
+        for i in range(n):
+            gradient(data, batches[i % len(batches)], values)
+
+    return run
+
+
 def numpyro(case: Case, data: dict[str, np.ndarray]) -> Run:
     """Prepare NumPyro's SVI in one fused loop."""
     try:
@@ -165,5 +179,6 @@ METHODS: dict[str, Callable[[Case, dict[str, np.ndarray]], Run]] = {
     "private": private,
     "own": own,
     "advi": advi,
+    "bare": bare,
     "numpyro": numpyro,
 }

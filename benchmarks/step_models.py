@@ -37,6 +37,8 @@ class Case:
         ``(arrays, total_size) -> None``, inside a ``pm.Model``.
     numpyro : callable, optional
         ``(arrays, num_records, batch_size) -> None``; the arrays are those of the whole data.
+    gradient : callable, optional
+        ``(arrays, indices, values) -> gradient``: of the batch's log-likelihood, written out in NumPy.
     full_rank : bool
     tags : frozenset of str
     """
@@ -48,6 +50,7 @@ class Case:
     data: Callable[[np.random.Generator, int], Arrays]
     model: Callable[[Any, int | None], None]
     numpyro: Callable[[Any, int, int], None] | None = None
+    gradient: Callable[[Arrays, np.ndarray, np.ndarray], np.ndarray] | None = None
     full_rank: bool = False
     tags: frozenset[str] = field(default_factory=frozenset)
 
@@ -79,6 +82,13 @@ def logistic(d: int) -> Callable[[Any, int | None], None]:
         pm.Bernoulli("label", logit_p=data["x"] @ beta, observed=data["y"], total_size=total_size)
 
     return model
+
+
+def logistic_gradient(data: Arrays, indices: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the gradient of the log-likelihood of some records."""
+    x = data["x"][indices]
+    residuals: np.ndarray = data["y"][indices] - 1.0 / (1.0 + np.exp(-(x @ values)))
+    return residuals @ x
 
 
 def numpyro_logistic(d: int) -> Callable[[Any, int, int], None]:
@@ -280,6 +290,7 @@ def regression(
         regression_data(d),
         logistic(d),
         None if full_rank else numpyro_logistic(d),
+        logistic_gradient,
         full_rank,
         frozenset(tags.split()),
     )

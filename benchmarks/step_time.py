@@ -4,6 +4,7 @@
 - ``own``       the same loop without privacy: batches of fixed size drawn by NumPy, the gradient of the
                 batch's log-likelihood, Adam, averaging; compiled in the same way, many steps in one call;
 - ``advi``      PyMC's ADVI with `pm.Minibatch`, ``total_size`` and ``score=False``;
+- ``bare``      the rows of a batch and the gradient of their log-likelihood in NumPy, and nothing else;
 - ``numpyro``   NumPyro's SVI with an `AutoNormal` guide, its steps fused by ``lax.fori_loop``, in float32,
                 if NumPyro is installed.
 

@@ -76,6 +76,15 @@ def _largest(row: np.ndarray) -> float:  # pragma: no cover
     return top
 
 
+@numba.njit(cache=True, fastmath={"reassoc"})
+def _squared_norm_of_row(rows: np.ndarray, i: int) -> float:  # pragma: no cover
+    # As above, without a view of the row, whose reference is counted.
+    total = 0.0
+    for j in range(rows.shape[1]):
+        total += np.float64(rows[i, j]) * np.float64(rows[i, j])
+    return total
+
+
 @_kernel
 def _rescaled_squared_norm(left: np.ndarray, right: np.ndarray) -> float:  # pragma: no cover
     """Squared norm of ``left ⊗ right`` where the square of one factor may have underflowed."""
@@ -86,12 +95,17 @@ def _rescaled_squared_norm(left: np.ndarray, right: np.ndarray) -> float:  # pra
 
 
 @_kernel
-def _outer_squared_norm(left: np.ndarray, right: np.ndarray) -> float:  # pragma: no cover
-    a, b = _squared_norm(left), _squared_norm(right)
+def _rescaled_squared_norm_of_row(left: np.ndarray, right: np.ndarray, i: int) -> float:  # pragma: no cover
+    return _rescaled_squared_norm(left[i], right[i])
+
+
+@_kernel
+def _outer_squared_norm(left: np.ndarray, right: np.ndarray, i: int) -> float:  # pragma: no cover
+    a, b = _squared_norm_of_row(left, i), _squared_norm_of_row(right, i)
     if not (a < np.inf and b < np.inf):  # also for NaN
         return np.nan
     if a < _SMALL or b < _SMALL:
-        return _rescaled_squared_norm(left, right)
+        return _rescaled_squared_norm_of_row(left, right, i)
     return a * b
 
 
@@ -99,7 +113,7 @@ def _outer_squared_norm(left: np.ndarray, right: np.ndarray) -> float:  # pragma
 def add_squared_norms(rows: np.ndarray, total: np.ndarray) -> None:  # pragma: no cover
     """Add the squared norms of the first rows of a dense block."""
     for i in range(total.size):
-        total[i] += _squared_norm(rows[i])
+        total[i] += _squared_norm_of_row(rows, i)
 
 
 @_kernel
@@ -108,7 +122,7 @@ def add_squared_norms_outer(
 ) -> None:  # pragma: no cover
     """Add the squared norms of the first ``left[i] ⊗ right[i]``."""
     for i in range(total.size):
-        total[i] += _outer_squared_norm(left[i], right[i])
+        total[i] += _outer_squared_norm(left, right, i)
 
 
 @numba.njit(cache=True, fastmath={"reassoc"})
@@ -129,7 +143,7 @@ def add_squared_norms_products(
     for i in range(total.size):
         square, length, least = 0.0, 0.0, np.inf
         for r in range(terms):
-            own = _outer_squared_norm(left[i, r], right[i, r])
+            own = _outer_squared_norm(left[i], right[i], r)
             if own > 0.0:
                 least = min(least, _squared_norm(left[i, r]), _squared_norm(right[i, r]))
             square += own

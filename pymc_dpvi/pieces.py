@@ -32,6 +32,7 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.io import In, Out
@@ -88,6 +89,31 @@ def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:  # pragma: n
         return context.get_dummy_value()
 
     return numba.types.void(array, offset), codegen
+
+
+@intrinsic
+def _known_to_be_in_order(typing_context: Any, array: Any) -> Any:  # pragma: no cover
+    """Return an array as one of C order, which numba lays out alike."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return impl_ret_borrowed(context, builder, signature.return_type, args[0])
+
+    return array.copy(layout="C")(array), codegen
+
+
+@numba.njit
+def _in_order(array: np.ndarray) -> np.ndarray:  # pragma: no cover
+    """Return an array in C order. Of most that PyTensor makes, numba does not know that they are.
+
+    The loops over them are then for any strides, several times slower.
+    """
+    expected, in_order = array.itemsize, True
+    for axis in range(array.ndim - 1, -1, -1):
+        in_order &= array.strides[axis] == expected
+        expected *= array.shape[axis]
+    if in_order:
+        return _known_to_be_in_order(array)
+    return array.copy()
 
 
 @numba.njit
@@ -227,6 +253,8 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
             how = f"{name}[indices[first:last]]"
         fetch.append(f"    {rows[-1]} = {how}")
     arrays = [f"x{k}" for k in range(sum(form.num_arrays for form in private_sum.layout))]
+    in_order = [f"{array}_in_order" for array in arrays]
+    to_sum = arguments_of_sum(private_sum.pulled)
     pull_back = ["place", "slope", "shift"][: private_sum.num_shared]
     which = ["indices"] if op.sampled else []
     names = [*records, *shared, *which, *pull_back, "count", "noise", "number"]
@@ -239,13 +267,15 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
             "    last = min(first + piece, n)",
             *fetch,
             f"    {', '.join(arrays)}, = per_record({', '.join([*rows, *shared])})",
-            f"    add_clipped({', '.join([*arrays, 'last - first', *arguments_of_sum(private_sum.pulled)])})",
+            *(f"    {name} = in_order({array})" for name, array in zip(in_order, arrays, strict=True)),
+            f"    add_clipped({', '.join(in_order)}, last - first, {', '.join(to_sum)})",
             *end_of_sum(private_sum.pulled),
         ]
     )
     scope = {
         **_scope(),
         "take_rows": _take_rows,
+        "in_order": _in_order,
         "add_clipped": numba.njit(fastmath=False)(op._add_clipped),
         "per_record": per_record,
         "piece": op.piece,

@@ -6,10 +6,12 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from numba.core.runtime import rtsys
 
 from pymc_dpvi import pieces
 from pymc_dpvi.blocks import Block
@@ -159,3 +161,26 @@ def test_rows_are_taken_as_numpy_takes_them(width: int, dtype: str):
                 taken = pieces._take_rows(layout(records), indices, first, last)
                 assert taken.dtype == records.dtype and taken.flags.c_contiguous
                 np.testing.assert_array_equal(taken, records[indices[first:last]])
+
+
+@numba.njit
+def every(step: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of a matrix that only lives here; numba does not know how they lie."""
+    matrix = np.arange(3.0 * rows).reshape(rows, 3)[::step]
+    return matrix, pieces._in_order(matrix)
+
+
+@pytest.mark.parametrize("step", [1, 2, -1])
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_arrays_are_put_in_order_and_only_if_they_are_not(step: int, rows: int):
+    before = rtsys.get_allocation_stats()
+    matrix, found = every(step, rows)
+    np.testing.assert_array_equal(found, np.arange(3.0 * rows).reshape(rows, 3)[::step])
+    assert found.flags.c_contiguous
+    if rows == 7:
+        assert np.shares_memory(matrix, found) == (step == 1)
+    del matrix  # the other one keeps the memory, and gives it back
+    np.testing.assert_array_equal(found, np.arange(3.0 * rows).reshape(rows, 3)[::step])
+    del found
+    after = rtsys.get_allocation_stats()
+    assert after.alloc - before.alloc == after.free - before.free
