@@ -42,6 +42,7 @@ MIN_DELTA = 1e-100
 """Smallest delta that is reported."""
 
 _SHORT_WINDOW = 2**14
+_FIRST_WINDOW = 2**16  # where the grid that the spread suggests would make it too long
 _QUARTERINGS = 5
 _RESOLVED = 12.0  # ln of how far delta may lie below what the tilted law is scaled with
 _TAIL_SHARE = 1e-9
@@ -122,7 +123,7 @@ class _Direction:
     def refine(self, tilt: float, log_delta: float, epsilon: float, tolerated: float) -> float:
         """Halve the grid until it adds no more to epsilon at `tilt` than is tolerated, or cannot be halved.
 
-        Where the FFT would be too long it is made coarser instead. Returns the tilt to be used.
+        Where the FFT would be too long it is made much coarser first. Returns the tilt to be used.
         """
         before = math.inf
         while True:
@@ -130,7 +131,8 @@ class _Direction:
             length = self._length(used, log_delta)
             if length > MAX_WINDOW:
                 self._finest = self._at + _power(length / MAX_WINDOW)
-                self._on_grid(self._finest)
+                self._on_grid(self._at + _power(length / _FIRST_WINDOW))
+                before = math.inf
                 continue
             excess = self.composition.added_epsilon(tilt) / tolerated if tolerated > 0.0 else 0.0
             if excess <= 1.0 or self._at <= self._finest or excess > 0.8 * before:
