@@ -137,7 +137,7 @@ def largest_integer(
         # Beside the guess, on the other side of it; further off while this does not change the verdict
         stride = 2 * stride if meets is before else 1
         wish = math.nan if math.isnan(guess) else math.floor(math.exp(min(guess, 40.0)))
-        if count % 4 == 3 or not good - stride <= wish <= bad + stride:
+        if (good and count % 4 == 3) or not good - stride <= wish <= bad + stride:
             n = math.isqrt(max(good, 1) * bad)
         else:
             n = max(int(wish) + 1, good + stride) if meets else min(int(wish), bad - stride)
