@@ -77,12 +77,15 @@ def _largest(row: np.ndarray) -> float:  # pragma: no cover
 
 
 @numba.njit(cache=True, fastmath={"reassoc"})
-def _squared_norm_of_row(rows: np.ndarray, i: int) -> float:  # pragma: no cover
-    # As above, without a view of the row, whose reference is counted.
-    total = 0.0
-    for j in range(rows.shape[1]):
-        total += np.float64(rows[i, j]) * np.float64(rows[i, j])
-    return total
+def _squared_norms(rows: np.ndarray, count: int) -> np.ndarray:  # pragma: no cover
+    # As above, of the first rows. A call for each, or a view of each, would count references.
+    totals = np.empty(count)
+    for i in range(count):
+        total = 0.0
+        for j in range(rows.shape[1]):
+            total += np.float64(rows[i, j]) * np.float64(rows[i, j])
+        totals[i] = total
+    return totals
 
 
 @_kernel
@@ -95,25 +98,22 @@ def _rescaled_squared_norm(left: np.ndarray, right: np.ndarray) -> float:  # pra
 
 
 @_kernel
-def _rescaled_squared_norm_of_row(left: np.ndarray, right: np.ndarray, i: int) -> float:  # pragma: no cover
-    return _rescaled_squared_norm(left[i], right[i])
-
-
-@_kernel
-def _outer_squared_norm(left: np.ndarray, right: np.ndarray, i: int) -> float:  # pragma: no cover
-    a, b = _squared_norm_of_row(left, i), _squared_norm_of_row(right, i)
-    if not (a < np.inf and b < np.inf):  # also for NaN
-        return np.nan
-    if a < _SMALL or b < _SMALL:
-        return _rescaled_squared_norm_of_row(left, right, i)
-    return a * b
+def _outer_squared_norms(left: np.ndarray, right: np.ndarray, count: int) -> np.ndarray:  # pragma: no cover
+    a, b = _squared_norms(left, count), _squared_norms(right, count)
+    for i in range(count):
+        if not (a[i] < np.inf and b[i] < np.inf):  # also for NaN
+            a[i] = np.nan
+        elif a[i] < _SMALL or b[i] < _SMALL:
+            a[i] = _rescaled_squared_norm(left[i], right[i])
+        else:
+            a[i] *= b[i]
+    return a
 
 
 @_kernel
 def add_squared_norms(rows: np.ndarray, total: np.ndarray) -> None:  # pragma: no cover
     """Add the squared norms of the first rows of a dense block."""
-    for i in range(total.size):
-        total[i] += _squared_norm_of_row(rows, i)
+    total += _squared_norms(rows, total.size)
 
 
 @_kernel
@@ -121,8 +121,7 @@ def add_squared_norms_outer(
     left: np.ndarray, right: np.ndarray, total: np.ndarray
 ) -> None:  # pragma: no cover
     """Add the squared norms of the first ``left[i] ⊗ right[i]``."""
-    for i in range(total.size):
-        total[i] += _outer_squared_norm(left, right, i)
+    total += _outer_squared_norms(left, right, total.size)
 
 
 @numba.njit(cache=True, fastmath={"reassoc"})
@@ -142,12 +141,12 @@ def add_squared_norms_products(
     rounding = (left.shape[2] + right.shape[2] + terms * terms + 8) * _ROUNDOFF
     for i in range(total.size):
         square, length, least = 0.0, 0.0, np.inf
+        own = _outer_squared_norms(left[i], right[i], terms)
         for r in range(terms):
-            own = _outer_squared_norm(left[i], right[i], r)
-            if own > 0.0:
+            if own[r] > 0.0:
                 least = min(least, _squared_norm(left[i, r]), _squared_norm(right[i, r]))
-            square += own
-            length += np.sqrt(own)
+            square += own[r]
+            length += np.sqrt(own[r])
             for s in range(r):
                 square += 2.0 * (_dot(left[i, r], left[i, s]) * _dot(right[i, r], right[i, s]))
         uncancelled = length * length

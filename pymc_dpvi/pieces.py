@@ -365,13 +365,17 @@ def _shared_by_rows(arrays: Sequence[Variable], batch: Sequence[Variable]) -> li
     """Return what the computation of the rows reads that is the same for all records.
 
     As much as possible of it is computed once, outside: a variable that does not depend on the batch
-    is taken whole, where something that does depend on it reads it.
+    is taken whole, where something that does depend on it reads it. What constants alone make stays inside,
+    for PyTensor to simplify by: shapes, of which half the operations on rows can be, most of all.
     """
-    nodes = io_toposort([], list(arrays))
     of_rows: set[Variable] = set(batch)
-    for node in nodes:
+    constant: set[Variable] = set()
+    for node in io_toposort([], list(arrays)):
         if not of_rows.isdisjoint(node.inputs):
             of_rows.update(node.outputs)
+        elif all(v in constant or isinstance(v, Constant) for v in node.inputs):
+            constant.update(node.outputs)
+    inside = of_rows | constant
     wanted, seen = [*arrays], set(batch)
     shared: dict[Variable, None] = {}
     while wanted:
@@ -379,7 +383,7 @@ def _shared_by_rows(arrays: Sequence[Variable], batch: Sequence[Variable]) -> li
         if v in seen or isinstance(v, Constant):
             continue
         seen.add(v)
-        if v in of_rows or (v.owner is not None and not isinstance(v.type, DenseTensorType)):
+        if v in inside or (v.owner is not None and not isinstance(v.type, DenseTensorType)):
             wanted.extend(v.owner.inputs)
         else:
             shared[v] = None

@@ -34,12 +34,13 @@ import math
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dpvi.randomness import KeyStream, words_to_uniforms
 
-__all__ = ["LARGEST_PROB", "SMALLEST_PROB", "bernoulli_successes", "uniform_subsets"]
+__all__ = ["LARGEST_PROB", "SMALLEST_PROB", "bernoulli_successes", "cut_into_runs", "uniform_subsets"]
 
 SMALLEST_PROB = 2.0**-30
 LARGEST_PROB = 1.0 - 2.0**-16
@@ -50,6 +51,8 @@ _UNDECIDED = 2.0**-45
 _DIGITS = 80
 # Draws are made in pieces that stay in the processor's cache.
 _PIECE = 1 << 13
+
+_kernel = numba.njit(cache=True, fastmath=False)
 
 
 def bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArray[np.int64]:
@@ -69,24 +72,15 @@ def bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArra
     ndarray of int64
         The positions.
     """
-    log_fail = math.log1p(-prob)
-    block = max(1, int(_BLOCK_LOG / -log_fail))
+    block = max(1, int(_BLOCK_LOG / -math.log1p(-prob)))
     pieces = []
     tested = 0  # trials whose outcome is known
     while tested < n_trials:
         expected = (n_trials - tested) * prob
         n_draws = min(_PIECE, int(expected + 4.0 * math.sqrt(expected)) + 8)
-        gaps = _gaps(stream, prob, block, n_draws)
-        success = gaps < block
-        np.minimum(gaps, block, out=gaps)
-        # A draw settles the failures of its gap and, unless the block ended first, one success.
-        settled = gaps.astype(np.int64)
-        settled += success
-        settled[0] += tested
-        ends = np.cumsum(settled)
-        tested = int(ends[-1])
-        ends -= 1
-        pieces.append(ends[success])
+        positions = np.empty(n_draws + 1, dtype=np.int64)
+        count, tested = _add_up(_gaps(stream, prob, block, n_draws), block, tested, positions)
+        pieces.append(positions[:count])
     if not pieces:
         return np.empty(0, dtype=np.int64)
     # What was drawn beyond the last trial is forgotten.
@@ -94,21 +88,71 @@ def bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArra
     return np.concatenate(pieces)
 
 
+def cut_into_runs(positions: NDArray[np.int64], length: int, n_runs: int) -> NDArray[np.int64]:
+    """Turn ascending positions in ``range(n_runs * length)`` into those in runs of `length`, in place.
+
+    Returns
+    -------
+    ndarray of int64, shape (n_runs + 1,)
+        Where in `positions` each run starts and the last ends.
+    """
+    offsets = np.empty(n_runs + 1, dtype=np.int64)
+    _cut(positions, length, offsets)
+    return offsets
+
+
+@_kernel
+def _cut(positions: np.ndarray, length: int, offsets: np.ndarray) -> None:  # pragma: no cover
+    run, first = 0, 0
+    offsets[0] = 0
+    for i in range(positions.size):
+        while positions[i] >= first + length:
+            run, first = run + 1, first + length
+            offsets[run] = i
+        positions[i] -= first
+    offsets[run + 1 :] = positions.size
+
+
 def _gaps(stream: KeyStream, prob: float, block: int, n: int) -> NDArray[np.float64]:
     """Return `n` numbers of failures before a success; what is `block` or more says no more than that."""
     words = stream.words(n)
+    gaps, places = np.empty(n), np.empty(n + 1, dtype=np.int64)
     log_fail = math.log1p(-prob)
-    v = words_to_uniforms(words)
-    np.log(v, out=v)
-    v /= log_fail
-    gaps = np.floor(v)
-    nearest = np.rint(v)
-    v -= nearest
-    for i in np.flatnonzero(np.abs(v, out=v) * -log_fail < _UNDECIDED):
-        k = int(nearest[i])
+    open_questions = _decide_gaps(words_to_uniforms(words), log_fail, _UNDECIDED, gaps, places)
+    for i in places[:open_questions]:
+        k = round(math.log(words_to_uniforms(words[i : i + 1])[0]) / log_fail)
         if k <= block:
             gaps[i] = k if _at_most_power(stream, int(words[i]), prob, k) else k - 1
     return gaps
+
+
+@_kernel
+def _decide_gaps(
+    uniforms: np.ndarray, log_fail: float, undecided: float, gaps: np.ndarray, places: np.ndarray
+) -> int:  # pragma: no cover
+    """Fill `gaps` by float64; list where that does not decide, and count those places."""
+    count = 0
+    for i in range(uniforms.size):
+        v = np.log(uniforms[i]) / log_fail
+        gaps[i] = np.floor(v)
+        places[count] = i
+        count += abs(v - np.rint(v)) * -log_fail < undecided
+    return count
+
+
+@_kernel
+def _add_up(
+    gaps: np.ndarray, block: int, tested: int, positions: np.ndarray
+) -> tuple[int, int]:  # pragma: no cover
+    """Fill `positions` of the successes after `tested` trials; count them and all trials then known."""
+    count = 0
+    for i in range(gaps.size):
+        # A draw settles the failures of its gap and, unless the block ended first, one success.
+        success = gaps[i] < block
+        tested += np.int64(gaps[i]) + 1 if success else block
+        positions[count] = tested - 1
+        count += success
+    return count, tested
 
 
 def _at_most_power(stream: KeyStream, word: int, prob: float, k: int) -> bool:

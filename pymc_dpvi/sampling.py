@@ -38,6 +38,7 @@ from pymc_dpvi.random_subsets import (
     LARGEST_PROB,
     SMALLEST_PROB,
     bernoulli_successes,
+    cut_into_runs,
     uniform_subsets,
 )
 from pymc_dpvi.randomness import KeyStream
@@ -152,12 +153,8 @@ class PoissonSampler:
         num_records, n_steps = _sizes(num_records, n_steps)
         if self.sampling_prob == 1.0:
             return _everything(num_records, n_steps)
-        n_trials = num_records * n_steps
-        successes = bernoulli_successes(stream, self.sampling_prob, n_trials)
-        first_trials = np.arange(n_steps + 1, dtype=np.int64) * num_records
-        offsets = np.searchsorted(successes, first_trials).astype(np.int64)
-        # The remainder modulo num_records; a subtraction is faster.
-        successes -= np.repeat(first_trials[:-1], np.diff(offsets))
+        successes = bernoulli_successes(stream, self.sampling_prob, num_records * n_steps)
+        offsets = cut_into_runs(successes, num_records, n_steps)
         return successes, offsets
 
     def dp_event(self, noise_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
