@@ -50,6 +50,7 @@ _ROUNDOFF = 2.0**-52
 #: Squares of less may have lost digits to underflow.
 _SMALL = 1e-280
 
+# Loops, not operations on rows: numba would compile the texts of their errors, for seconds.
 _kernel = numba.njit(cache=True, fastmath=False)
 
 
@@ -113,7 +114,9 @@ def _outer_squared_norms(left: np.ndarray, right: np.ndarray, count: int) -> np.
 @_kernel
 def add_squared_norms(rows: np.ndarray, total: np.ndarray) -> None:  # pragma: no cover
     """Add the squared norms of the first rows of a dense block."""
-    total += _squared_norms(rows, total.size)
+    norms = _squared_norms(rows, total.size)
+    for i in range(total.size):
+        total[i] += norms[i]
 
 
 @_kernel
@@ -121,7 +124,9 @@ def add_squared_norms_outer(
     left: np.ndarray, right: np.ndarray, total: np.ndarray
 ) -> None:  # pragma: no cover
     """Add the squared norms of the first ``left[i] ⊗ right[i]``."""
-    total += _outer_squared_norms(left, right, total.size)
+    norms = _outer_squared_norms(left, right, total.size)
+    for i in range(total.size):
+        total[i] += norms[i]
 
 
 @numba.njit(cache=True, fastmath={"reassoc"})
@@ -222,8 +227,10 @@ def weighted_outer(
     b = np.zeros((factors.size, right.shape[1]))
     for i in range(factors.size):
         if factors[i] != 0.0:
-            a[i] = left[i]
-            b[i] = factors[i] * right[i]
+            for j in range(left.shape[1]):
+                a[i, j] = np.float64(left[i, j])
+            for j in range(right.shape[1]):
+                b[i, j] = factors[i] * np.float64(right[i, j])
     return np.dot(a.T, b).ravel()
 
 
@@ -238,8 +245,10 @@ def weighted_products(
     for i in range(factors.size):
         if factors[i] != 0.0:
             for r in range(terms):
-                a[i * terms + r] = left[i, r]
-                b[i * terms + r] = factors[i] * right[i, r]
+                for j in range(left.shape[2]):
+                    a[i * terms + r, j] = np.float64(left[i, r, j])
+                for j in range(right.shape[2]):
+                    b[i * terms + r, j] = factors[i] * np.float64(right[i, r, j])
     return np.dot(a.T, b).ravel()
 
 

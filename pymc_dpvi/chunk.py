@@ -95,6 +95,15 @@ class Chunk(Op):
             storage[0] = value
 
 
+#: Numba takes seconds to compile ``left[t] = row``, for the texts of its errors.
+_LEAVE_ROW = [
+    "        if row.size != left.shape[1]:",
+    "            raise ValueError('a row of another length')",
+    "        for j in range(row.size):",
+    "            left[t, j] = row[j]",
+]
+
+
 @register_funcify_and_cache_key(Chunk)
 def _numba_chunk(op: Chunk, node: Apply, **kwargs: Any) -> Any:
     step, step_key = numba_funcify_and_cache_key(op.step.maker.fgraph)
@@ -120,7 +129,7 @@ def _numba_chunk(op: Chunk, node: Apply, **kwargs: Any) -> Any:
             "        rows = batch if batch.size else nothing",
             f"        {new} = step(rows, count, noise[t], epsilon[t], np.asarray(weights[t]), "
             f"{', '.join([*state, *held])})",
-            *(["        left[t] = row"] if op.width else []),
+            *(_LEAVE_ROW if op.width else []),
             f"    return {', '.join(out)}",
         ]
     )
