@@ -673,7 +673,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", textwrap.dedent(PREAMBLE).format(tests=tests) + code],
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=3600,  # of all datasets on a backend that compiles each
         env={**os.environ, "COLUMNS": "200", **environment},
     )
 
