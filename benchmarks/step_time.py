@@ -6,7 +6,7 @@
 - ``advi``      PyMC's ADVI with `pm.Minibatch`, ``total_size`` and ``score=False``;
 - ``bare``      the rows of a batch and the gradient of their log-likelihood in NumPy, and nothing else;
 - ``numpyro``   NumPyro's SVI with an `AutoNormal` guide, its steps fused by ``lax.fori_loop``, in float32,
-                if NumPyro is installed.
+                batches drawn with replacement; if NumPyro is installed.
 
 **The time of a step** is processor time (of all threads), in blocks; whatever a step needs is in it. The
 methods take turns in one process, with one thread for BLAS. The table has the median block and the fastest

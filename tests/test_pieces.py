@@ -11,6 +11,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.traversal import ancestors
 
 from pymc_dpvi import pieces
 from pymc_dpvi.blocks import Block
@@ -139,6 +140,25 @@ def test_what_records_share_is_computed_once():
     outer = [str(n.op) for n in both[1].maker.fgraph.apply_nodes]
     assert any("Cum" in name for name in outer) and not any("Cum" in name for name in inner)
     assert not any(isinstance(n.op, PrivateSum) for n in both[1].maker.fgraph.apply_nodes)
+
+
+def test_constants_and_shapes_that_are_known_stay_inside():
+    """As an input, a shape would keep PyTensor from simplifying what is done to every piece."""
+    x, scale = pytensor.shared(np.ones((7, 2)), shape=(None, 2)), pytensor.shared(np.ones(2), shape=(2,))
+    indices, noise, count = pt.lvector(), pt.lvector(), pt.lscalar()
+    batch = x[indices]
+    two = pt.ones((1, 2)) + 1.0  # of constants alone
+    gradients = (batch * (scale[None] + 1.0) * two).reshape((batch.shape[0], 1, pt.prod(two.shape)))[:, 0]
+    release = private_sum([Block(gradients)], noise, 1.0, np.asarray(UNIT), count)
+    (out,) = in_pieces([release], [batch], [x], indices, {"mode": "FAST_RUN"})
+    op, inputs = out.owner.op, out.owner.inputs
+    assert isinstance(op, PiecewiseSum)
+    shared = inputs[1 : inputs.index(indices)]
+    assert [v.type.ndim for v in shared] == [2] and scale in ancestors(shared)
+    assert len(op.per_record.maker.fgraph.apply_nodes) == 1  # the product
+    np.testing.assert_allclose(
+        out.eval({indices: [0, 3], noise: [0, 0], count: 2}), np.full(2, 2**0.5), rtol=1e-3
+    )
 
 
 def test_other_graphs_are_left_alone():
