@@ -240,7 +240,7 @@ def plot_iterates(
     ax: Any = None,
     plot_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Plot where the private iterates went, seen from the inferred optimum.
+    """Plot where the private iterates went, seen from the inferred optimum, and which are averaged.
 
     Parameters
     ----------
@@ -257,7 +257,8 @@ def plot_iterates(
     -------
     matplotlib.axes.Axes
         Means of the latent draws over a few steps each, in posterior standard deviations; the band holds
-        90 % of the noise-aware posterior, its inner part that of the approximation without noise.
+        90 % of the noise-aware posterior, its inner part that of the approximation without noise. The
+        dotted line is where the average begins, the last half of the last run.
 
     Raises
     ------
@@ -289,9 +290,10 @@ def plot_iterates(
     for k in chosen:
         style = {"label": source.names[k], **(plot_kwargs or {})}
         ax.plot(steps, (path[:, k] - source.optimum[k]) / source.stddev[k], **style)
+    ax.axvline(steps[-1] - source.n_steps_late, color="0.5", linestyle=":", label="averaged from here on")
     ax.set(
         xlabel="step",
-        ylabel="distance from the inferred optimum, in posterior standard deviations",
+        ylabel="distance from the optimum\n(posterior standard deviations)",
         title=f"Private iterates, ε = {shown(source.epsilon, up=True, digits=3)}",
     )
     ax.set_yscale("symlog", linthresh=5.0)

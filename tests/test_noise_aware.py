@@ -239,12 +239,13 @@ def test_the_iterates_are_drawn() -> None:
     plt = pytest.importorskip("matplotlib.pyplot")
     good = report(20.0)
     ax = good.plot(names=["b"])
-    (line,) = ax.get_lines()
-    assert line.get_label() == "b"
+    line, start = ax.get_lines()
+    assert (line.get_label(), start.get_label()) == ("b", "averaged from here on")
+    assert set(start.get_xdata()) == {400}
     means = np.array([p.mean[1] for p in good.path])
     np.testing.assert_allclose(line.get_ydata(), (means - good.optimum[1]) / good.stddev[1])
     assert line.get_xdata()[-1] == 800
-    assert len(good.plot().get_lines()) == D
+    assert len(good.plot().get_lines()) == D + 1
     with pytest.raises(ValueError, match="names has"):
         good.plot(names=["d"])
     plt.close("all")
