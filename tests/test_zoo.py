@@ -14,7 +14,7 @@ import pytest
 from oracle import compare, latents_of
 from zoo import ZOO, Entry, select
 
-from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyReport
+from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyReport, step
 from pymc_dpvi.approximation import DPMeanField
 from pymc_dpvi.errors import PrivacyWarning
 from pymc_dpvi.records import RecordModel, build_record_model
@@ -162,6 +162,35 @@ def test_whole_fit(name: str):
 @pytest.mark.parametrize("name", QUICK)
 def test_whole_fit_in_every_way(name: str, method: type[DPADVI], gradient: str, backend: str):
     tiny_fit(ZOO[name], method, backend, gradient)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
+@pytest.mark.parametrize("name", ZOO)
+def test_steps_in_pieces_are_those_of_whole_batches(name: str, monkeypatch: pytest.MonkeyPatch):
+    entry = ZOO[name]
+
+    def fitted() -> list[np.ndarray]:
+        single = pytest.warns(PrivacyWarning, match="single precision") if entry.float32 else nullcontext()
+        with entry.flags(), single:
+            inference = DPADVI(
+                noise_multiplier=2.0,
+                delta=1e-5,
+                sampling_prob=0.3,
+                accountant="rdp",
+                record_dim=entry.record_dim,
+                public_data=entry.public_data,
+                random_seed=1,
+                insecure_noise_seed=1,
+                model=entry.build(),
+            )
+            approx = inference.fit(3, progressbar=False, compile_kwargs={"mode": "PYTHON"})
+        return [p.get_value() for p in approx.params]
+
+    in_pieces = fitted()
+    monkeypatch.setattr(step, "in_pieces", lambda outputs, *rest: list(outputs))
+    for a, b in zip(in_pieces, fitted(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4 if entry.float32 else 1e-10)
 
 
 @pytest.mark.slow
