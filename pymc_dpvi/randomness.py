@@ -32,6 +32,7 @@ import threading
 import weakref
 from typing import NoReturn, SupportsIndex
 
+import numba
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
@@ -294,11 +295,16 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+@numba.njit(cache=True, fastmath=False)
+def _fill_uniforms(words: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover
+    for i in range(words.size):
+        # The 1024 largest words round to 1.0. They stand for (1 - 2^-54, 1), whose nearest float64
+        # below 1 is this.
+        out[i] = min((np.float64(words[i]) + 0.5) * 2.0**-64, _BELOW_ONE)
+
+
 def words_to_uniforms(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Map words to ``(w + 1/2) 2^-64``, rounded, inside ``[2^-65, 1 - 2^-53]``."""
-    u = words.astype(np.float64)
-    u += 0.5
-    u *= 2.0**-64
-    # The 1024 largest words round to 1.0. They stand for (1 - 2^-54, 1), whose nearest float64
-    # below 1 is this.
-    return np.minimum(u, _BELOW_ONE, out=u)
+    out = np.empty(words.size)
+    _fill_uniforms(words, out)
+    return out
