@@ -149,7 +149,7 @@ def _add_up(
     for i in range(gaps.size):
         # A draw settles the failures of its gap and, unless the block ended first, one success.
         success = gaps[i] < block
-        tested += np.int64(gaps[i]) + 1 if success else block
+        tested += int(gaps[i]) + 1 if success else block
         positions[count] = tested - 1
         count += success
     return count, tested
