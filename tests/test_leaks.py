@@ -654,7 +654,7 @@ PREAMBLE = """
 import faulthandler, logging, sys, traceback, warnings
 faulthandler.disable()
 logging.basicConfig(level=logging.DEBUG, stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
-for name in ("numba", "h5py", "h5netcdf", "matplotlib", "asyncio"):
+for name in ("numba", "h5py", "h5netcdf", "matplotlib", "asyncio", "filelock"):
     logging.getLogger(name).setLevel(logging.WARNING)
 warnings.simplefilter("always")
 sys.path.insert(0, {tests!r})
