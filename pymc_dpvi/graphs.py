@@ -99,12 +99,12 @@ def walk(
 
 
 def inner_constants(op: Any) -> list[Variable]:
-    """Return the arrays that are captured in the inner graph of an op, such as that of a `Scan`."""
+    """Return the constants that are captured in the inner graph of an op, such as that of a `Scan`."""
     found: list[Variable] = []
     for inner in (op, getattr(op, "core_op", None)):
         graph = getattr(inner, "fgraph", None)
         for node in getattr(graph, "apply_nodes", ()):
-            found += [i for i in node.inputs if isinstance(i, Constant) and is_array(i)]
+            found += [i for i in node.inputs if isinstance(i, Constant)]
             found += inner_constants(node.op)
     return found
 
@@ -147,8 +147,9 @@ def array_value(var: Variable) -> np.ndarray:
 
 
 def array_shape(var: Variable) -> tuple[int, ...]:
-    """Return the shape of a constant or shared array."""
-    return array_value(var).shape
+    """Return the shape of a constant or shared array, dense or sparse."""
+    value = var.get_value(borrow=True) if isinstance(var, SharedVariable) else var.data  # type: ignore[attr-defined]
+    return tuple(value.shape)
 
 
 def resize_records(

@@ -168,7 +168,7 @@ def check_against_records(
         if depends_on([pot], held, stop=model.free_RVs):
             if pot.type.ndim == 0 or pot.type.shape[0] not in (None, num_records):
                 raise UnsupportedModelError(
-                    f"The Potential '{pot.name}' depends on the records but has shape {pot.type.shape}, so "
+                    f"The Potential '{pot.name}' depends on the records but has no entry for each, so "
                     "one record's share of it is unknown. Leave out the sum: a Potential with one entry per "
                     "record is a likelihood term."
                 )

@@ -38,7 +38,9 @@ from pymc_dpvi.model_checks import (
     check_against_records,
     check_before_records,
     depends_on,
+    global_dims,
 )
+from pymc_dpvi.opaque import is_opaque_value, opaque_part
 from pymc_dpvi.record_axis import (
     describe_public,
     describe_unit,
@@ -109,19 +111,23 @@ class RecordModel:
         """Whether a function of the free variables has no private number in it.
 
         Behind it may stand free variables, single numbers (and zeros, ones, identities) and arrays that
-        were declared public, and nothing else: any other array may be data, in whatever form.
+        were declared public, and nothing else: any other array may be data, in whatever form. Nor may it
+        be as long as the records, or have a dim that is, whose coords may be their names.
         """
         model = self.model
         dims = model.named_vars_to_dims.get(var.name) or (None,) * var.type.ndim  # type: ignore[attr-defined]
-        if any(d in self.record_dims for d in dims if d is not None):
-            return False
+        for dim, length in zip(dims, var.type.shape, strict=False):  # type: ignore[attr-defined]
+            if dim is not None and dim in global_dims(model) - self.record_dims:
+                continue
+            if dim in self.record_dims or self.num_records in (length, _dim_length(model, dim)):
+                return False
         behind = walk([var], stop=model.free_RVs, into_size=True, through_shape=False)
         if not set(behind) & set(model.free_RVs):
             return False  # a number of its own, wherever it came from
         return not any(self.is_private(v) for v in behind)
 
     def is_private(self, var: Variable) -> bool:
-        """Whether `var` is an array (not a function of arrays) that nobody declared public.
+        """Whether `var` is an array that nobody declared public, or an operation may have put one into it.
 
         Single numbers are public, and arrays that say no more than their shape does. But an array as long
         as the records is none of these, whatever it holds: all zeros may be the answer of every record.
@@ -129,6 +135,10 @@ class RecordModel:
         held = {*self.arrays, *self.model.observed_RVs}
         held |= {self.model.dim_lengths[d] for d in self.record_dims}
         if var in held:
+            return True
+        if var.owner is not None:
+            return var not in self.model.free_RVs and opaque_part(var.owner.op) is not None
+        if is_opaque_value(var):
             return True
         if not is_array(var) or var in self.public:
             return False
@@ -320,8 +330,8 @@ def rebuild_likelihood(
         static = term.type.shape
         if not static or static[0] not in (rows, None):
             raise NotSeparableError(
-                f"The log-density of '{name}' for {rows} record(s) has shape {static} instead of one "
-                "entry per record. An array whose leading length is the number of records did not follow "
+                f"The log-density of '{name}' for {rows} record(s) does not have one entry per record. An "
+                "array whose leading length is the number of records did not follow "
                 "the records: give it to the model as data (pm.Data(name, array, dims=...)), or drop the "
                 "fixed length from pt.zeros, pt.ones, reshape or shape=."
             )
@@ -364,6 +374,16 @@ def assert_no_record_array(record: RecordModel, generative: Sequence[Variable] =
         prior=record.prior_logp,
         data_free=[p for p in model.potentials if p not in likelihood],
     )
+
+
+def _dim_length(model: pm.Model, dim: str | None) -> int | None:
+    """Return the length of a dim, if it is known without computing anything."""
+    if dim is None:
+        return None
+    if (values := model.coords.get(dim)) is not None:
+        return len(values)
+    length = model.dim_lengths.get(dim)
+    return int(array_value(length)) if length is not None and is_array(length) else None
 
 
 def _record_potentials(model: pm.Model, arrays: Sequence[Variable]) -> list[TensorVariable]:

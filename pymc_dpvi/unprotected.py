@@ -7,8 +7,8 @@ in the log-density of one record, or in the prior, enters every step whole, with
 * an array with an axis as long as the records may be records, whatever it holds;
 * a shared array (``pm.Data``) has to be declared public, and so has a constant array in the likelihood,
   unless it says next to nothing (`guards.is_structural`, `guards.is_grid`);
-* an operation that is not PyTensor's or PyMC's may hold data where no graph shows them (a black-box
-  likelihood, ``pytensor.wrap_py``).
+* an operation or a constant may hold data where no graph shows them (`opaque`: a black-box likelihood,
+  ``pytensor.wrap_py``, a fitted spline).
 
 Constants in a prior are numbers that the user wrote there. They count as public, and the report lists them.
 """
@@ -19,10 +19,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import pymc as pm
-from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.op import Op
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
@@ -31,6 +29,7 @@ from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
 from pymc_dpvi.guards import is_grid, is_structural
 from pymc_dpvi.model_checks import array_name, global_dims
+from pymc_dpvi.opaque import is_opaque_value, opaque_part
 
 __all__ = ["refuse_unprotected", "says_nothing"]
 
@@ -41,10 +40,6 @@ _AXIS_ADVICE = (
 )
 
 
-#: Packages whose operations compute what they say, from their inputs alone.
-_KNOWN_PACKAGES = frozenset({"pymc", "pymc_extras", "pytensor"})
-#: Operations of these packages that call a function of the user's.
-_CALLS_OUT = frozenset({"FromFunctionOp", "JAXOp"})
 #: Axes that an array has at most, and so entries of a vector of lengths.
 _MOST_AXES = 8
 
@@ -96,8 +91,7 @@ def refuse_unprotected(
         found = walk(graphs, into_size=into_size, through_shape=False)
         lengths = _lengths(found)
         for var in found:
-            if var.owner is not None:
-                _refuse_foreign(var.owner.op, where)
+            _refuse_opaque(var, where)
             if var in held and where == "likelihood":
                 raise NotSeparableError(
                     f"{array_name(model, var)} enters the likelihood in a way that does not follow the "
@@ -174,19 +168,19 @@ def _lengths(found: Sequence[Variable]) -> set[Variable]:
     return {v for v, only in readers.items() if only == {True} and array_value(v).size <= _MOST_AXES}
 
 
-def _refuse_foreign(op: Op, where: str) -> None:
-    """Raise if an operation, or one inside it, may hold data of its own."""
-    if isinstance(op, RandomVariable):
-        return  # its density is a graph of its own
-    for part in (op, getattr(op, "core_op", None), getattr(op, "scalar_op", None)):
-        kind = type(part)
-        if not isinstance(part, OpFromGraph | None) and (
-            kind.__module__.partition(".")[0] not in _KNOWN_PACKAGES or kind.__name__ in _CALLS_OUT
-        ):
-            raise UnsupportedModelError(
-                f"The operation {kind.__name__} in the {where} is not one of PyTensor's or PyMC's, so it "
-                "cannot be seen which numbers it holds: data inside it would enter unprotected. Write it "
-                "with PyTensor's operations."
-            )
-        for node in getattr(getattr(part, "fgraph", None), "apply_nodes", ()):
-            _refuse_foreign(node.op, where)
+def _refuse_opaque(var: Variable, where: str) -> None:
+    """Raise if numbers may be hidden in a constant, or in the operation that makes `var`."""
+    if is_opaque_value(var):
+        raise UnsupportedModelError(
+            f"The {where} holds a {type(var.type).__name__}, which is no dense array: what is in it would enter "
+            "unprotected. Use dense arrays."
+        )
+    # The density of a random variable is a graph of its own.
+    if var.owner is None or isinstance(var.owner.op, RandomVariable):
+        return
+    if (name := opaque_part(var.owner.op)) is not None:
+        raise UnsupportedModelError(
+            f"The operation {name} in the {where} is not one of PyTensor's or PyMC's that computes from its "
+            "inputs alone, so it cannot be seen which numbers it holds: data inside it would enter "
+            "unprotected. Write it with PyTensor's operations."
+        )

@@ -48,6 +48,7 @@ LAYERS = (
     ("guards",),
     ("model_checks",),
     ("graphs",),
+    ("opaque",),
     ("plots",),
     ("interpretation",),
     ("report",),
