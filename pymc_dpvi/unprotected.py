@@ -172,8 +172,8 @@ def _refuse_opaque(var: Variable, where: str) -> None:
     """Raise if numbers may be hidden in a constant, or in the operation that makes `var`."""
     if is_opaque_value(var):
         raise UnsupportedModelError(
-            f"The {where} holds a {type(var.type).__name__}, which is no dense array: what is in it would enter "
-            "unprotected. Use dense arrays."
+            f"The {where} holds a {type(var.type).__name__}, which is no dense array: what is in it would "
+            "enter unprotected. Use dense arrays."
         )
     # The density of a random variable is a graph of its own.
     if var.owner is None or isinstance(var.owner.op, RandomVariable):
