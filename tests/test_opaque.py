@@ -32,7 +32,10 @@ from pymc_dpvi.opaque import is_opaque_value, opaque_part
 from pymc_dpvi.records import RecordModel, build_record_model
 
 # PyTensor 3, of random variables that are called as these are.
-pytestmark = pytest.mark.filterwarnings("ignore:RandomVariable Ops will stop hiding:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:RandomVariable Ops will stop hiding:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Calling a RandomVariable without:DeprecationWarning"),
+]
 
 N = 13
 X = np.linspace(-1.0, 1.0, N)
