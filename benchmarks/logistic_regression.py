@@ -173,6 +173,19 @@ def load(name: str) -> Dataset:
     return LOADERS[name]()
 
 
+def logistic_model(data: Dataset) -> Any:
+    """Return the PyMC model of the papers: no intercept, standard normal priors."""
+    import pymc as pm
+
+    with pm.Model(coords={"feature": list(data.features)}) as model:
+        beta = pm.Normal("beta", 0, 1, dims="feature")
+        # In PyMC 5 the gradient of `logit_p` is NaN where the probability rounds to 1, beyond 37,
+        # which outliers reach (a height 24 standard deviations out): ADVI would stop with an error.
+        logit = pm.math.clip(data.x_train @ beta, -30, 30)
+        pm.Bernoulli("label", logit_p=logit, observed=data.y_train)
+    return model
+
+
 def fit_once(task: Task) -> Fit:
     """Fit one model, and measure it on the test rows."""
     # Imported here because the parent process only plans and plots.
@@ -183,12 +196,7 @@ def fit_once(task: Task) -> Fit:
     data = load(task.dataset)
     shorten = 10 if task.quick else 1
     start = time.perf_counter()
-    with pm.Model(coords={"feature": list(data.features)}):
-        beta = pm.Normal("beta", 0, 1, dims="feature")
-        # In PyMC 5 the gradient of `logit_p` is NaN where the probability rounds to 1, beyond 37,
-        # which outliers reach (a height 24 standard deviations out): ADVI would stop with an error.
-        logit = pm.math.clip(data.x_train @ beta, -30, 30)
-        pm.Bernoulli("label", logit_p=logit, observed=data.y_train)
+    with logistic_model(data):
         if task.epsilon is None:
             approx = pm.fit(
                 ORDINARY_STEPS[task.dataset] // shorten,

@@ -1,0 +1,147 @@
+"""Fits that are written down one by one, so that a run that was ended goes on where it was.
+
+A task is a frozen dataclass of plain values that says what to fit; what comes of it is a dict of numbers.
+Each line of the journal holds both, with the settings under which the fit was done: a journal of other
+settings, or of other sources of the library, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from workers import in_processes
+
+from pymc_dpvi.graph_keys import source_hash
+
+__all__ = ["Fit", "differences", "fits_of", "groups", "mean_and_error", "write"]
+
+#: What is to be done (a task's fields) and what came of it, in one dict.
+Fit = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A function that hands back its argument with the result, and can be sent to another process."""
+
+    function: Callable[[Any], dict[str, Any]]
+
+    def __call__(self, task: Any) -> tuple[Any, dict[str, Any]]:
+        return task, self.function(task)
+
+
+def fits_of(
+    tasks: Sequence[Any],
+    fit_once: Callable[[Any], dict[str, Any]],
+    journal: Path,
+    settings: Mapping[str, Any],
+    jobs: int,
+    console: Console,
+) -> list[Fit]:
+    """Do what the journal does not hold yet, and return the fits in the order of the tasks.
+
+    Parameters
+    ----------
+    tasks : sequence of dataclass instances
+        Frozen, of values that JSON knows; a ``str(task)`` is shown as the last one done.
+    fit_once : callable
+        Takes a task, returns numbers by name. Defined in a module, as it runs in other processes.
+    journal : Path
+        One JSON object a line; made if it is not there.
+    settings : mapping
+        What tells this run from one with other constants.
+    jobs : int
+        Processes.
+    console : Console
+        For the progress bar.
+
+    Returns
+    -------
+    list of dict
+        For each task its fields and its numbers.
+
+    Raises
+    ------
+    SystemExit
+        If the journal is of other settings.
+    """
+    own = json.loads(json.dumps({**settings, "sources": source_hash()[:12]}))
+    found = _read(journal, own)
+    left = [task for task in tasks if _key(task) not in found]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress, journal.open("a", encoding="utf-8") as log:
+        log.write("\n" * (journal.stat().st_size > 0))  # the last line may be half a line
+        bar = progress.add_task("Fitting", total=len(tasks), completed=len(tasks) - len(left))
+        for task, numbers in in_processes(_Named(fit_once), left, jobs):
+            found[_key(task)] = numbers
+            log.write(json.dumps({"settings": own, "task": asdict(task), "found": numbers}) + "\n")
+            log.flush()
+            progress.update(bar, advance=1, description=str(task))
+        progress.update(bar, description="Fitted")
+    return [{**asdict(task), **found[_key(task)]} for task in tasks]
+
+
+def _key(task: Any) -> str:
+    return json.dumps(task if isinstance(task, dict) else asdict(task), sort_keys=True)
+
+
+def _read(journal: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    if not journal.exists():
+        return {}
+    found = {}
+    for line in journal.read_text(encoding="utf-8").splitlines():
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            continue  # an empty line, or the last one of a run that was ended
+        if fields["settings"] != settings:
+            raise SystemExit(
+                f"{journal} holds fits of other settings or sources; move it, or give another --output."
+            )
+        found[_key(fields["task"])] = fields["found"]
+    return found
+
+
+def groups(fits: Iterable[Fit], names: Sequence[str]) -> dict[tuple[Any, ...], list[Fit]]:
+    """Put together the fits that agree in the fields `names`."""
+    found: dict[tuple[Any, ...], list[Fit]] = {}
+    for fit in fits:
+        found.setdefault(tuple(fit[name] for name in names), []).append(fit)
+    return found
+
+
+def mean_and_error(values: Iterable[float]) -> tuple[float, float | None]:
+    """Return the mean and its standard error, which is None for a single value."""
+    known = list(values)
+    error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
+    return statistics.fmean(known), error
+
+
+def differences(doc: str | None) -> str:
+    """Return the part of a script's docstring that says what differs from the paper."""
+    _, heading, text = (doc or "").partition("What differs from the paper")
+    return heading + text.rstrip()
+
+
+def write(path: Path, command: str, settings: Mapping[str, Any], **content: Any) -> None:
+    """Write tables and fits as JSON, with what made them."""
+    packages = ("pymc_dpvi", "pymc", "pytensor", "numpy", "numba", "dp-accounting")
+    document = {
+        "command": command,
+        "settings": settings,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": {name: version(name) for name in packages},
+        **content,
+    }
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

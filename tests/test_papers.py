@@ -1,0 +1,262 @@
+"""The papers' experiments in `benchmarks/papers`, but for their full size, and what they are made of."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import stats
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import dp_sgld  # noqa: E402
+import published_dpvi  # noqa: E402
+from journal import differences  # noqa: E402
+
+from pymc_dpvi import DPADVI  # noqa: E402
+from pymc_dpvi.mechanism import Mechanism  # noqa: E402
+from pymc_dpvi.sampling import FullBatchSampler, PoissonSampler  # noqa: E402
+
+
+def load(name: str) -> Any:
+    path = ROOT / "benchmarks" / "papers" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmark_papers_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look for themselves
+    spec.loader.exec_module(module)
+    return module
+
+
+dpvi, mixture, hierarchical = load("dpvi"), load("mixture"), load("hierarchical")
+
+#: What a fit of each script reports, as a function of the task's seed.
+FAKES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "dpvi": lambda seed: {"accuracy": 0.7 + 0.01 * seed},
+    "mixture": lambda seed: {
+        "log_density": -3.5 + 0.01 * seed,
+        "weights": [0.2] * 5,
+        "means": mixture.CENTRES.tolist(),
+        "variances": [0.5] * 5,
+    },
+    "hierarchical": lambda seed: {"auc": 0.7 + 0.01 * seed},
+}
+
+
+@pytest.mark.parametrize("script", [dpvi, mixture, hierarchical], ids=list(FAKES))
+def test_a_run_goes_on_where_it_was(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    name = Path(script.__file__).stem
+    done: list[Any] = []
+
+    def fake(task: Any) -> dict[str, Any]:
+        done.append(task)
+        return {**FAKES[name](task.seed), "noise_multiplier": 1.0, "seconds": 0.1}
+
+    monkeypatch.setattr(script, "fit_once", fake)
+    journal = tmp_path / f"{name}.jsonl"
+    monkeypatch.setattr(script, "plot", lambda *given: None)
+    script.main(["--seeds", "1", "--jobs", "1", "--output", str(tmp_path)])
+    assert len(done) == len(set(done)) == len(script.tasks(1, quick=False))
+    journal.write_text(journal.read_text() + '{"settings": {"del', encoding="utf-8")  # ended in a line
+    monkeypatch.undo()
+    monkeypatch.setattr(script, "fit_once", fake)
+    script.main(["--seeds", "2", "--jobs", "1", "--output", str(tmp_path)])
+    assert set(done) == set(script.tasks(2, quick=False)) and len(done) == len(set(done))
+    found = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+    assert len(found["fits"]) == len(done)
+    assert found["command"].endswith("--seeds 2")
+    measure = {"dpvi": "accuracy", "mixture": "log_density", "hierarchical": "auc"}[name]
+    (two, *_) = (row for row in found["table"] if row.get("fits") == 2)
+    assert two[f"{measure}_se"] == pytest.approx(0.005)
+    assert (tmp_path / f"{name}.png").stat().st_size > 30_000
+    assert "differs from the paper" in differences(script.__doc__)
+    assert "What differs from the paper" in capsys.readouterr().out
+    monkeypatch.setattr(script, "ADAGRAD" if name != "hierarchical" else "ADAM", {"learning_rate": 1.0})
+    with pytest.raises(SystemExit, match="other settings"):
+        script.main(["--seeds", "2", "--jobs", "1", "--output", str(tmp_path)])
+
+
+@pytest.mark.parametrize("script", [dpvi, mixture, hierarchical], ids=list(FAKES))
+def test_the_quick_run_has_every_method(script: Any):
+    tasks = script.tasks(1, quick=True)
+    methods = script.METHODS
+    expected = set(sum(methods.values(), ())) if isinstance(methods, dict) else set(methods)
+    assert {task.method for task in tasks} == expected
+    assert max(task.n_steps for task in tasks) <= 1000
+
+
+# ------------------------------------------------------------------------- single fits
+
+
+@pytest.fixture
+def in_python(without_compiling: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Private steps and Langevin dynamics without the compiler."""
+    monkeypatch.setattr(dp_sgld, "compile_mode", lambda backend, given: {"mode": "PYTHON"})
+
+
+def test_a_logistic_fit(in_python: None):
+    task = dpvi.Task("epsilon", "abalone", "dp-sgld", 1.0, 1.0, 0.05, 10, 5.0, 0)
+    found = dpvi.fit_once(task)
+    assert 0.0 < found["accuracy"] < 1.0 and found["noise_multiplier"] > 0.2
+    assert dpvi.clip_norm(task) == pytest.approx(0.25)
+    assert dpvi.clip_norm(replace(task, method="dpvi-ma-text")) == 5.0
+
+
+@pytest.mark.parametrize("method", ["d3p", "dp-sgld"])
+def test_a_mixture_fit(method: str, in_python: None):
+    found = mixture.fit_once(mixture.Task("uai", method, 1.0, 4, 0))
+    truth = mixture.true_score(mixture.records(1000)[1])
+    assert -20.0 < found["log_density"] < truth
+    assert sum(found["weights"]) == pytest.approx(1.0)
+    assert np.shape(found["means"]) == (5, 2) and min(found["variances"]) > 0.0
+
+
+def test_a_hierarchical_fit(in_python: None):
+    found = hierarchical.fit_once(hierarchical.Task("d3p", 100, 8.0, 5, 0))
+    assert 0.0 < found["auc"] < 1.0
+
+
+# ------------------------------------------------------------------------- scores
+
+
+def test_density_of_the_mixture():
+    rng = np.random.default_rng(0)
+    draws = {
+        "weights": rng.dirichlet(np.ones(5), size=2),
+        "means": rng.normal(size=(2, 5, 2)),
+        "variances": rng.uniform(0.3, 2.0, size=(2, 5)),
+    }
+    points = rng.normal(size=(3, 2))
+    each = mixture.log_densities(draws, points)
+    for s in range(2):
+        parts = [
+            w * stats.multivariate_normal(m, v * np.eye(2)).pdf(points)
+            for w, m, v in zip(*(draws[name][s] for name in draws), strict=True)
+        ]
+        assert each[s] == pytest.approx(np.log(np.sum(parts, axis=0)))
+    assert mixture.score(draws, points) == pytest.approx(np.log(np.exp(each).mean(axis=0)).mean())
+    # The model has the density that is scored.
+    model = mixture.mixture(1000)
+    value = {v.name: v for v in model.value_vars}
+    logp = model.compile_fn(
+        model.logp(vars=model.observed_RVs, sum=False), inputs=list(value.values()), mode="FAST_COMPILE"
+    )
+    log = np.log(draws["weights"][0])
+    at = {
+        "weights_simplex__": log[:-1] - log.mean(),
+        "means": draws["means"][0],
+        "variances_log__": np.log(draws["variances"][0]),
+    }
+    assert logp({name: at[name] for name in value})[0] == pytest.approx(
+        mixture.log_densities({name: draw[:1] for name, draw in draws.items()}, mixture.records(1000)[0])[0]
+    )
+
+
+def test_area_under_the_curve():
+    test = hierarchical.simulated(hierarchical.TEST, 0)
+    weights = np.random.default_rng(1).normal(size=(3, 5)).round()  # with ties
+    scores = np.sum(test.x * weights[test.group], axis=1).round(1)
+    rounded = np.sort(scores[test.y == 0])
+    below = np.searchsorted(rounded, scores[test.y == 1], "left")
+    equal = np.searchsorted(rounded, scores[test.y == 1], "right") - below
+    expected = np.mean(below + 0.5 * equal) / len(rounded)
+    assert hierarchical.area(scores, test.y) == pytest.approx(expected)
+    truth = hierarchical.auc(hierarchical.coefficients())
+    assert 0.7 < truth < 1.0 and truth > hierarchical.auc(weights)
+    assert hierarchical.auc(-hierarchical.coefficients()) == pytest.approx(1.0 - truth)
+
+
+# ------------------------------------------------------------------------- what they are made of
+
+
+def normal_mean(num_records: int = 50) -> pm.Model:
+    """Records from N(mu, 1) with a N(0, 1) prior: a posterior that is known."""
+    y = np.random.default_rng(3).normal(0.7, 1.0, size=num_records)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=y)
+    return model
+
+
+def test_langevin_dynamics_samples_from_the_posterior(in_python: None):
+    model = normal_mean()
+    y = model.rvs_to_values[model.observed_RVs[0]].data
+    mechanism = Mechanism(FullBatchSampler(), 100.0, 1e-6, "add_or_remove_one", "aligned")
+    sizes = dp_sgld.StepSizes(0.8 / 51, decay=0.0)
+    draws = dp_sgld.dp_sgld(model, mechanism, 600, sizes, random_seed=0, insecure_noise_seed=0)["mu"]
+    assert draws.shape == (300,)
+    # As many as 75 independent draws for the mean, 140 for the variance, which steps of this size make a
+    # quarter larger than that of the posterior. A drift twice as strong would make it a third smaller.
+    assert draws.mean() == pytest.approx(y.sum() / 51, abs=4 * (1.25 / 51 / 75) ** 0.5)
+    assert draws.var() == pytest.approx(1.25 / 51, rel=0.25)
+
+
+def test_the_larger_noise_of_the_two_is_in_a_langevin_step(in_python: None):
+    """With private noise that is larger than the dynamics asks for, nothing is added to it."""
+    clip, multiplier, first = 1.0, 40.0, 0.01
+    mechanism = Mechanism(PoissonSampler(0.5), clip, multiplier, "add_or_remove_one", "aligned")
+    sizes = dp_sgld.StepSizes(first, decay=0.0)
+    private = 0.5 * first * multiplier * clip / 0.5
+    assert private**2 > first
+    runs = [
+        dp_sgld.dp_sgld(normal_mean(), mechanism, 2, sizes, random_seed=seed, insecure_noise_seed=1)["mu"]
+        for seed in (1, 2)
+    ]
+    assert runs[0] == pytest.approx(runs[1])  # the noise of the dynamics, by `random_seed`, is not there
+    quiet = Mechanism(PoissonSampler(0.5), clip, 0.1, "add_or_remove_one", "aligned")
+    runs = [
+        dp_sgld.dp_sgld(normal_mean(), quiet, 2, sizes, random_seed=seed, insecure_noise_seed=1)["mu"]
+        for seed in (1, 2)
+    ]
+    assert abs(runs[0] - runs[1]).max() > 0.01
+
+
+def test_langevin_dynamics_says_that_it_diverges(in_python: None):
+    mechanism = Mechanism(FullBatchSampler(), 100.0, 1e-6, "add_or_remove_one", "aligned")
+    sizes = dp_sgld.StepSizes(1e100, decay=0.0)
+    with pytest.raises(FloatingPointError, match="smaller first step"), np.errstate(all="ignore"):
+        dp_sgld.dp_sgld(normal_mean(), mechanism, 20, sizes, random_seed=0)
+
+
+def test_the_last_iterate_takes_the_place_of_the_average(without_compiling: None):
+    last, seen = published_dpvi.LastIterate(12), []
+
+    def see(approx: Any, losses: Any, i: int) -> None:
+        seen.append([param.get_value() for param in approx.params])
+
+    with normal_mean():
+        method = DPADVI(epsilon=1.0, delta=1e-3, gradient="vanilla")
+        approx = method.fit(12, callbacks=[last, see], progressbar=False)
+    average = [param.get_value() for param in approx.params]
+    last.put_back(approx)
+    for param, value, mean in zip(approx.params, seen[-1], average, strict=True):
+        assert np.array_equal(param.get_value(), value)
+        assert not np.array_equal(param.get_value(), mean)
+    assert len(seen) == 12
+
+
+def test_a_published_fit_starts_wide(without_compiling: None):
+    with normal_mean():
+        approx = published_dpvi.fit_as_published(
+            1, epsilon=1.0, delta=0.02, sampling_prob=0.2, l2_clip_norm=1.0
+        )
+    # One step of AdaGrad moves a parameter by at most its rate.
+    assert float(approx.std.eval()[0]) == pytest.approx(1.0, abs=0.1)
+    assert abs(float(approx.mean.eval()[0])) <= 0.1
+
+
+def test_differences_are_those_of_the_docstring():
+    assert differences("Title.\n\nWhat differs from the paper\n---\n- all\n") == (
+        "What differs from the paper\n---\n- all"
+    )
