@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
-__all__ = ["in_processes", "one_thread_each"]
+__all__ = ["in_processes", "not_compiled", "one_thread_each"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -18,6 +18,12 @@ def one_thread_each() -> None:
     """Let every process that is started from now on use one thread: they share the cores between them."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+
+
+def not_compiled() -> None:
+    """Let what is imported from now on evaluate graphs in Python: for few steps, compiling takes longer."""
+    flags = [os.environ["PYTENSOR_FLAGS"]] if os.environ.get("PYTENSOR_FLAGS") else []
+    os.environ["PYTENSOR_FLAGS"] = ",".join([*flags, "linker=py", "optimizer=fast_compile"])
 
 
 def in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:

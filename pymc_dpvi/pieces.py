@@ -4,7 +4,7 @@
 goes into the operation, which fetches some records, computes their rows, clips and adds them up, and goes on
 to the next::
 
-    for piece in batch:
+    for piece in batch:                            # all of one length
         rows = records[piece]                      # fetched ahead of their use
         factors = per_record(rows, shared)
         high, low += clipped sum of the factors
@@ -13,8 +13,17 @@ to the next::
 What a piece needs stays in the processor's cache, where a batch of large records does not, and memory does
 not grow with the batch: the wider the gradients, the fewer records make a piece. Only where a parameter is
 large and its gradient factored, so that each piece costs a pass over all its entries, are pieces longer. A
-piece is a block that `PrivateSum` adds up plainly, or some of them, so that the proof of its rounding errors
+piece is no longer than a block that `PrivateSum` adds up plainly, so that the proof of its rounding errors
 holds as it stands.
+
+**A record's row is the same in every batch.** In exact arithmetic it is. But a matrix product adds up in an
+order that hangs on its shape, and its last rows in another order than the others: one more record in a batch
+would change the last digits of others' gradients, and where a row of data was made to cancel, all digits.
+So every piece has the same length, whatever the batch: the last one is filled up with copies of its last
+record, which are not added up. Then all shapes, and with them the order of all sums, are always the same.
+The length is a multiple of 8, of 24 if memory allows, and of 96 as a rule, so that no loop over its rows has
+a remainder that is treated differently: the blocks of matrix products are of 4, 8 or 24 rows, loops are
+vectorised by up to 32 (`tests/test_batch_position.py`).
 
 **Fetching.** Records of a batch lie anywhere in memory, and a processor that waits for each in turn is idle
 for most of a step. So the records some kilobytes ahead are asked for (LLVM's ``prefetch``) while the present
@@ -65,9 +74,8 @@ __all__ = ["PiecewiseSum", "in_pieces"]
 
 #: Numbers of a piece's gradients: some megabytes.
 _PIECE_NUMBERS = 1 << 20
-#: Records of a piece at the least, and in compiled code as a rule: enough for the vector units, few enough
-#: for the cache.
-_FEWEST, _USUAL = 8, 128
+#: Lengths of pieces: multiples of one of these, the largest that memory allows.
+_LENGTHS = (96, 24, 8)
 #: Entries of a factored parameter from which on a piece is as long as a block of the sum.
 _LARGE = 1 << 15
 #: Bytes to fetch ahead.
@@ -117,23 +125,32 @@ def _in_order(array: np.ndarray) -> np.ndarray:  # pragma: no cover
 
 
 @numba.njit
+def _places(indices: np.ndarray, first: int, piece: int) -> np.ndarray:  # pragma: no cover
+    """Return ``indices[first : first + piece]``, filled up with the last index there is."""
+    out = np.empty(piece, np.int64)
+    for i in range(piece):
+        out[i] = indices[min(first + i, indices.size - 1)]
+    return out
+
+
+@numba.njit
 def _take_rows(
-    records: np.ndarray, indices: np.ndarray, first: int, last: int
+    records: np.ndarray, indices: np.ndarray, first: int, piece: int
 ) -> np.ndarray:  # pragma: no cover
-    """Copy the rows ``indices[first:last]`` of a matrix, fetching beyond `last` what comes next."""
+    """Copy the rows at `_places` of a matrix, fetching what comes next."""
     width = records.shape[1]
     length = width * records.itemsize
     together = width > 0 and records.strides[1] == records.itemsize
     ahead = 1 + _AHEAD // max(length, _CACHE_LINE)
-    out = np.empty((last - first, width), records.dtype)
-    for i in range(first, last):
-        if together and i + ahead < indices.size:
-            start = indices[i + ahead] * records.strides[0]
+    out = np.empty((piece, width), records.dtype)
+    for i in range(piece):
+        if together and first + i + ahead < indices.size:
+            start = indices[first + i + ahead] * records.strides[0]
             for byte in range(0, length, _CACHE_LINE):
                 _prefetch(records, start + byte)
-        row = indices[i]
+        row = indices[min(first + i, indices.size - 1)]
         for j in range(width):
-            out[i - first, j] = records[row, j]
+            out[i, j] = records[row, j]
     return out
 
 
@@ -177,8 +194,7 @@ class PiecewiseSum(Op):
         self.per_record = per_record
         self.n_records = n_records
         self.sampled = sampled
-        self.most = max(_FEWEST, _PIECE_NUMBERS // max(1, width))
-        self.piece = min(self.most, BLOCK_RECORDS if large else _USUAL)
+        self.piece = _length_of_pieces(width, large)
         parts = (private_sum._props(), n_records, sampled, self.piece, rows_key)
         #: For `graph_keys`.
         self.graph_key = None if rows_key is None else hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -196,13 +212,15 @@ class PiecewiseSum(Op):
         inputs, pull_back = inputs[:split], inputs[split:]
         indices = inputs.pop() if self.sampled else None
         records, shared = inputs[: self.n_records], inputs[self.n_records :]
+        n = int(count)
 
         def add(*rest: Any) -> None:
-            for first in range(0, int(count), self.most):
-                last = min(first + self.most, int(count))
-                piece = slice(first, last) if indices is None else indices[first:last]
-                arrays = self.per_record(*[r[piece] for r in records], *shared)
-                self._add_clipped(*arrays, last - first, *rest)
+            for first in range(0, n, self.piece):
+                places = np.minimum(np.arange(first, first + self.piece), n - 1)
+                if indices is not None:
+                    places = indices[places]
+                arrays = self.per_record(*[r[places] for r in records], *shared)
+                self._add_clipped(*arrays, min(self.piece, n - first), *rest)
 
         output_storage[0][0] = self._sum(
             add,
@@ -216,6 +234,13 @@ class PiecewiseSum(Op):
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""
         return [tuple(args[-1][-2])]
+
+
+def _length_of_pieces(width: int, large: bool) -> int:
+    """Return how many records are computed at a time. It must not depend on how many there are."""
+    most = min(BLOCK_RECORDS if large else _LENGTHS[0], _PIECE_NUMBERS // max(1, width))
+    unit = next((length for length in _LENGTHS if length <= most), _LENGTHS[-1])
+    return max(unit, most - most % unit)
 
 
 def _scope() -> dict[str, Any]:
@@ -242,15 +267,10 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
     n_shared = len(node.inputs) - op.n_records - 3 - op.sampled - private_sum.num_shared
     shared = [f"s{k}" for k in range(n_shared)]
     rows: list[str] = []
-    fetch: list[str] = []
+    fetch = ["    places = places_of(indices, first, piece)"]
     for name, variable in zip(records, node.inputs, strict=False):
         rows.append(f"r{len(rows)}")
-        if not op.sampled:
-            how = f"{name}[first:last]"
-        elif variable.type.ndim == 2:
-            how = f"take_rows({name}, indices, first, last)"
-        else:
-            how = f"{name}[indices[first:last]]"
+        how = f"take_rows({name}, indices, first, piece)" if variable.type.ndim == 2 else f"{name}[places]"
         fetch.append(f"    {rows[-1]} = {how}")
     arrays = [f"x{k}" for k in range(sum(form.num_arrays for form in private_sum.layout))]
     in_order = [f"{array}_in_order" for array in arrays]
@@ -262,18 +282,20 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
         [
             f"def piecewise_sum({', '.join(names)}):",
             "unit, n = number.item(), count.item()",
+            *([] if op.sampled else ["indices = np.arange(n)"]),
             *start_of_sum(private_sum.pulled),
             "for first in range(0, n, piece):",
-            "    last = min(first + piece, n)",
             *fetch,
             f"    {', '.join(arrays)}, = per_record({', '.join([*rows, *shared])})",
             *(f"    {name} = in_order({array})" for name, array in zip(in_order, arrays, strict=True)),
-            f"    add_clipped({', '.join(in_order)}, last - first, {', '.join(to_sum)})",
+            f"    add_clipped({', '.join(in_order)}, min(piece, n - first), {', '.join(to_sum)})",
             *end_of_sum(private_sum.pulled),
         ]
     )
     scope = {
         **_scope(),
+        "np": np,
+        "places_of": _places,
         "take_rows": _take_rows,
         "in_order": _in_order,
         "add_clipped": numba.njit(fastmath=False)(op._add_clipped),

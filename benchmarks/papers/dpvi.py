@@ -74,7 +74,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from datasets import LOADERS, Dataset  # noqa: E402
 from journal import Fit, differences, fits_of, groups, mean_and_error, write  # noqa: E402
 from published_dpvi import ADAGRAD, fit_as_published  # noqa: E402
-from workers import one_thread_each  # noqa: E402
+from workers import not_compiled, one_thread_each  # noqa: E402
 
 DELTA = 1e-3
 EPSILONS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -333,6 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--seeds and --jobs must be at least 1")
     if chosen.quick:
         chosen.seeds, chosen.output = 1, chosen.output / "quick"
+        not_compiled()
     chosen.output.mkdir(parents=True, exist_ok=True)
     one_thread_each()
     console = Console()

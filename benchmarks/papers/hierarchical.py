@@ -68,7 +68,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 from journal import Fit, differences, fits_of, groups, mean_and_error, write  # noqa: E402
 from published_dpvi import ADAM, fit_as_published, optimizer  # noqa: E402
-from workers import one_thread_each  # noqa: E402
+from workers import not_compiled, one_thread_each  # noqa: E402
 
 Array = NDArray[Any]
 
@@ -370,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--seeds and --jobs must be at least 1")
     if chosen.quick:
         chosen.seeds, chosen.output = 1, chosen.output / "quick"
+        not_compiled()
     chosen.output.mkdir(parents=True, exist_ok=True)
     one_thread_each()
     console = Console()
