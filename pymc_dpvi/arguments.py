@@ -83,7 +83,10 @@ def check_number(
 
 
 def check_integer(name: str, value: Any, *, low: int = 1, high: int | None = None) -> int:
-    """Return `value` as an int between `low` and `high`, or raise; 10.0 is no integer here."""
+    """Return `value` as an int between `low` and `high`, or raise; 10.0 is no integer here.
+
+    None of more than 1000 bits is taken: no float64 holds it.
+    """
     wanted = f"an integer of at least {low}" if high is None else f"an integer between {low} and {high:,}"
     try:
         if isinstance(value, bool | np.bool_):
@@ -91,6 +94,8 @@ def check_integer(name: str, value: Any, *, low: int = 1, high: int | None = Non
         number = operator.index(value)
     except TypeError:
         raise ArgumentError(f"{name} must be {wanted}; found a {type(value).__name__}.") from None
+    if number.bit_length() > 1000:  # no float64 holds it, and Python writes some thousand digits at the most
+        raise ArgumentError(f"{name} must be {wanted}; found one of {number.bit_length()} bits.")
     if number < low or (high is not None and number > high):
         raise ArgumentError(f"{name} must be {wanted}; found {number}.")
     return number

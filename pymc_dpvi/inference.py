@@ -28,6 +28,7 @@ import pymc as pm
 from pymc.variational.inference import Inference
 
 from pymc_dpvi.accounting import PrivacyBudget, require_proven
+from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed, refuse_unknown
@@ -390,7 +391,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         Privacy: costs the (ε, δ) given to the method, once per call. A keyboard interrupt returns the
         approximation so far, at the planned cost.
         """
-        n = check_integer("n", n)
+        n = check_integer("n", n, high=MAX_STEPS)
         if score is not None and score is not False:
             raise ArgumentError(
                 "score=True is refused: the loss is computed on the records, and releasing it would need "
@@ -462,7 +463,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         if self._step is None:
             raise TypeError("Need to call `.fit` first")
         assert self._mechanism is not None
-        n = check_integer("n", n)
+        n = check_integer("n", n, high=MAX_STEPS)
         check_bar(progressbar, progressbar_theme)
         self._record.check_unchanged()
         cost = self._terms.cost(self._mechanism, n)

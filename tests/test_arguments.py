@@ -82,6 +82,14 @@ def test_integer_out_of_range() -> None:
     assert check_integer("n", 1000, high=1000) == 1000
 
 
+@pytest.mark.parametrize("value", [2**1000, -(2**1000), 10**5000], ids=["2^1000", "-2^1000", "10^5000"])
+def test_integer_that_no_float_holds(value: int) -> None:
+    for high in (None, 2**2000):
+        with pytest.raises(ArgumentError, match=r"n must be an integer .*; found one of \d+ bits\."):
+            check_integer("n", value, high=high)
+    assert check_integer("n", 2**1000 - 1) == 2**1000 - 1
+
+
 def test_seed() -> None:
     assert check_seed("seed", 0) == 0
     assert check_seed("seed", 2**63 - 1) == 2**63 - 1

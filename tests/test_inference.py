@@ -547,7 +547,7 @@ def test_refused_by_pm_fit(unspent: DPADVI, case: str, nothing_spent: None) -> N
         _ = unspent.approx.privacy
 
 
-@pytest.mark.parametrize("n", [0, -1, 2.5, "10", True, None])
+@pytest.mark.parametrize("n", [0, -1, 2.5, "10", True, None, 10**7 + 1, 2**1100])
 def test_refused_number_of_steps(unspent: DPADVI, n: Any, nothing_spent: None) -> None:
     with pytest.raises(ArgumentError, match="n must be"):
         unspent.fit(n, progressbar=False)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.arguments import check_integer, check_seed
 from pymc_dpvi.auditing.attack import DELTAS, check_attack, claims, lower_bound, run_attack
 from pymc_dpvi.auditing.batches import check_batches
@@ -98,7 +99,7 @@ def audit(
     >>> report.passed
     True
     """
-    n = check_integer("n", n)
+    n = check_integer("n", n, high=MAX_STEPS)
     runs = check_integer("runs", runs, low=100, high=10_000_000)
     n_mc = check_integer("obj_n_mc", obj_n_mc)
     if random_seed is not None:
