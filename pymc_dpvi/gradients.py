@@ -162,12 +162,14 @@ def aligned_gradients(
         for use in uses
         for by in [[next(grads) for _ in use.by]]
     ]
-    many = iter(_over_batch(record, [a for arrays in one for a in arrays], batch))
+    # Placeholders, as for the draws: what is put in is there itself, and not as a copy.
+    rows = [b.type() for b in batch]
+    many = iter(_over_batch(record, [a for arrays in one for a in arrays], rows))
     blocks = [([next(many) for _ in arrays], use.form) for arrays, use in zip(one, uses, strict=True)]
     out = []
     for m in range(n_mc):
         for arrays, form in blocks:
-            left, *right = put(arrays, draw, latents.split(z[m]))
+            left, *right = put(arrays, [*draw, *rows], [*latents.split(z[m]), *batch])
             block = Block(left, right[0] if right else None, form)
             out.append(block.scaled(1.0 / np.sqrt(n_mc)) if n_mc > 1 else block)
     return out

@@ -35,7 +35,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numba
@@ -68,6 +68,7 @@ from pymc_dpvi.clipping import (
     start_of_sum,
     tally_units,
 )
+from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph_keys import graph_key, source_hash
 
 __all__ = ["PiecewiseSum", "in_pieces"]
@@ -338,6 +339,11 @@ def in_pieces(
     -------
     list of Variable
         The same graphs, with a `PiecewiseSum` for every `PrivateSum`.
+
+    Raises
+    ------
+    PrivacyError
+        If the graphs depend on the data otherwise than through the batch.
     """
     swap: dict[Variable, Variable] = {}
     for variable in ancestors(outputs):
@@ -348,6 +354,7 @@ def in_pieces(
         arrays = node.inputs[: sum(form.num_arrays for form in op.layout)]
         rows = {b: b.type() for b in batch}
         shared = {v: v.type() for v in _shared_by_rows(arrays, batch)}
+        _refuse_records(shared, data, indices)
         inputs = [*rows.values(), *shared.values()]
         outputs_of_rows = graph_replace(arrays, {**rows, **shared}, strict=False)
         per_record = pm_compile(
@@ -381,6 +388,15 @@ def _entries(form: Form, arrays: Sequence[Variable]) -> int:
     if form.kind not in ("outer", "products"):
         return 0
     return math.prod(a.type.shape[-1] or 1 for a in arrays)
+
+
+def _refuse_records(shared: Iterable[Variable], data: Sequence[Variable], indices: Variable | None) -> None:
+    """Raise if what all records share depends on them: a piece would be given rows of others."""
+    if not {*data, *([] if indices is None else [indices])}.isdisjoint(ancestors(list(shared))):
+        raise PrivacyError(
+            "The graph of the private step reads the records around the batch, so that it cannot be taken "
+            "apart into pieces. Please report the model to pymc_dpvi. Nothing is spent."
+        )
 
 
 def _shared_by_rows(arrays: Sequence[Variable], batch: Sequence[Variable]) -> list[Variable]:

@@ -12,11 +12,16 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.traversal import ancestors
+from zoo import ZOO
 
 from pymc_dpvi import pieces
+from pymc_dpvi.approximation import DPMeanField
 from pymc_dpvi.blocks import Block
 from pymc_dpvi.clipping import PrivateSum, private_sum
+from pymc_dpvi.errors import PrivacyError
+from pymc_dpvi.gradients import aligned_gradients
 from pymc_dpvi.pieces import PiecewiseSum, in_pieces
+from pymc_dpvi.records import build_record_model
 
 N, D = 400, 3
 UNIT = 2.0**-36
@@ -159,6 +164,32 @@ def test_constants_and_shapes_that_are_known_stay_inside():
     np.testing.assert_allclose(
         out.eval({indices: [0, 3], noise: [0, 0], count: 2}), np.full(2, 2**0.5), rtol=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    "around", [lambda x, indices: x[indices], lambda x, indices: x.sum(), lambda x, i: i.size]
+)
+def test_records_that_do_not_come_with_the_batch_are_refused(around: Callable[[Any, Any], Any]):
+    """They would be the same for every piece: the first rows again in each, or all rows for each."""
+    x, indices, noise = pytensor.shared(np.ones((7, 2)), shape=(None, 2)), pt.lvector(), pt.lvector()
+    batch = x[indices]
+    release = private_sum([Block(batch * around(x, indices))], noise, 1.0, np.asarray(UNIT), indices.size)
+    with pytest.raises(PrivacyError, match="around the batch"):
+        in_pieces([release], [batch], [x], indices, {"mode": "PYTHON"})
+
+
+def test_a_copy_of_the_rows_graph_holds_the_batch_itself():
+    """Of the two gradients, the second was of a copy of the batch, which pieces took for what all share."""
+    record = build_record_model(ZOO["panel_random_walk"].build())
+    latents = DPMeanField(record, random_seed=1).latents
+    indices, z = pt.lvector(), pt.matrix("z", dtype="float64", shape=(1, latents.size))
+    batch = [
+        pt.specify_shape(d[indices], (None, *row.type.shape[1:]))
+        for d, row in zip(record.data(), record.rows, strict=True)
+    ]
+    for block in aligned_gradients(record, batch, latents, z, 1):
+        assert indices in ancestors(block.arrays)
+        assert indices not in ancestors(block.arrays, blockers=batch)
 
 
 def test_other_graphs_are_left_alone():
