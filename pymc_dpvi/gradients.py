@@ -164,13 +164,13 @@ def aligned_gradients(
     ]
     # Placeholders, as for the draws: what is put in is there itself, and not as a copy.
     rows = [b.type() for b in batch]
-    many = iter(_over_batch(record, [a for arrays in one for a in arrays], rows))
-    blocks = [([next(many) for _ in arrays], use.form) for arrays, use in zip(one, uses, strict=True)]
+    many = _over_batch(record, [a for arrays in one for a in arrays], rows)
     out = []
     for m in range(n_mc):
-        for arrays, form in blocks:
-            left, *right = put(arrays, [*draw, *rows], [*latents.split(z[m]), *batch])
-            block = Block(left, right[0] if right else None, form)
+        found = iter(put(many, [*draw, *rows], [*latents.split(z[m]), *batch]))
+        for arrays, use in zip(one, uses, strict=True):
+            left, *right = [next(found) for _ in arrays]
+            block = Block(left, right[0] if right else None, use.form)
             out.append(block.scaled(1.0 / np.sqrt(n_mc)) if n_mc > 1 else block)
     return out
 

@@ -7,7 +7,11 @@ show it: where their rows are added up in different orders, the last digits diff
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -92,8 +96,15 @@ def compiled_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:  # pragma: no 
     return np.dot(a, b)
 
 
-@pytest.mark.parametrize("length", [*_LENGTHS, 960])
-def test_products_treat_all_rows_of_a_piece_alike(length: int) -> None:
+def test_products_treat_all_rows_of_a_piece_alike() -> None:
+    """In a process of its own, as the number of threads is read at its start."""
+    one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    lengths = f"import test_batch_position as t; [t.check_products(n) for n in {(*_LENGTHS, 960)}]"
+    here = str(Path(__file__).parent)
+    subprocess.run([sys.executable, "-c", lengths], check=True, env={**os.environ, **one_thread}, cwd=here)
+
+
+def check_products(length: int) -> None:
     rng = np.random.default_rng(length)
     for columns in (1, 2, 3, 5, 8, 15, 16, 31, 64, 100, 257):
         row = rng.standard_normal(columns)
