@@ -23,7 +23,7 @@ So every piece has the same length, whatever the batch: the last one is filled u
 record, which are not added up. Then all shapes, and with them the order of all sums, are always the same.
 The length is a multiple of 8, of 24 if memory allows, and of 96 as a rule, so that no loop over its rows has
 a remainder that is treated differently: the blocks of matrix products are of 4, 8 or 24 rows, loops are
-vectorised by up to 32 (`tests/test_batch_position.py`).
+vectorised by up to 32 (`tests/test_batch_position.py`). BLAS has one thread meanwhile (`step`).
 
 **Fetching.** Records of a batch lie anywhere in memory, and a processor that waits for each in turn is idle
 for most of a step. So the records some kilobytes ahead are asked for (LLVM's ``prefetch``) while the present
@@ -354,7 +354,8 @@ def in_pieces(
         arrays = node.inputs[: sum(form.num_arrays for form in op.layout)]
         rows = {b: b.type() for b in batch}
         shared = {v: v.type() for v in _shared_by_rows(arrays, batch)}
-        _refuse_records(shared, data, indices)
+        count, noise, _ = node.inputs[-3:]
+        _refuse_records(shared, [*data, *([] if indices is None else [indices]), count, noise])
         inputs = [*rows.values(), *shared.values()]
         outputs_of_rows = graph_replace(arrays, {**rows, **shared}, strict=False)
         per_record = pm_compile(
@@ -390,9 +391,9 @@ def _entries(form: Form, arrays: Sequence[Variable]) -> int:
     return math.prod(a.type.shape[-1] or 1 for a in arrays)
 
 
-def _refuse_records(shared: Iterable[Variable], data: Sequence[Variable], indices: Variable | None) -> None:
+def _refuse_records(shared: Iterable[Variable], kept: Sequence[Variable]) -> None:
     """Raise if what all records share depends on them: a piece would be given rows of others."""
-    if not {*data, *([] if indices is None else [indices])}.isdisjoint(ancestors(list(shared))):
+    if not set(kept).isdisjoint(ancestors(list(shared))):
         raise PrivacyError(
             "The graph of the private step reads the records around the batch, so that it cannot be taken "
             "apart into pieces. Please report the model to pymc_dpvi. Nothing is spent."

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -37,6 +38,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
+from threadpoolctl import ThreadpoolController
 
 from pymc_dpvi.adaptive_clipping import RunningClip
 from pymc_dpvi.blocks import Block, PullBack
@@ -187,6 +189,9 @@ class PrivateStep:
         self.calls = 0
         self.dtype = np.dtype(floatx)
         self._rehearse(list(updates))
+        # Now that all is loaded which the step calls. One thread: several share out a matrix product by rows,
+        # and add up differently in each (docs/noise.md, section 4).
+        self._one_thread = partial(ThreadpoolController().limit, limits=1, user_api="blas")
 
     def _released(
         self,
@@ -391,7 +396,7 @@ class PrivateStep:
         failure = ""
         weights = np.asarray(weights, dtype=self.dtype)
         try:
-            with _uninterrupted():
+            with _uninterrupted(), self._one_thread():
                 rows = self._call(indices, offsets, noise, epsilon, weights)
                 self.calls += len(weights)
                 self.trace.take(rows)

@@ -8,6 +8,7 @@ show it: where their rows are added up in different orders, the last digits diff
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -96,12 +97,19 @@ def compiled_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:  # pragma: no 
     return np.dot(a, b)
 
 
-def test_products_treat_all_rows_of_a_piece_alike() -> None:
-    """In a process of its own, as the number of threads is read at its start."""
-    one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-    lengths = f"import test_batch_position as t; [t.check_products(n) for n in {(*_LENGTHS, 960)}]"
+@pytest.mark.parametrize(
+    "kernels",
+    ["", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Prescott", "Sandybridge", "Haswell", "Zen"))],
+)
+def test_products_treat_all_rows_of_a_piece_alike(kernels: str) -> None:
+    """On one thread, as in a step; OpenBLAS reads at its start how many, and which kernels it is to take."""
+    if kernels and platform.machine() != "x86_64":
+        pytest.skip("kernels of another processor")
+    own = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    own |= {"OPENBLAS_CORETYPE": kernels} if kernels else {}
+    check = f"import test_batch_position as t; [t.check_products(n) for n in {(*_LENGTHS, 960)}]"
     here = str(Path(__file__).parent)
-    subprocess.run([sys.executable, "-c", lengths], check=True, env={**os.environ, **one_thread}, cwd=here)
+    subprocess.run([sys.executable, "-c", check], check=True, env={**os.environ, **own}, cwd=here)
 
 
 def check_products(length: int) -> None:

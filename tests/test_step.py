@@ -16,6 +16,7 @@ import pymc as pm
 import pytensor
 import pytest
 from scipy import stats
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_dpvi import DPADVI, DPFullRankADVI
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
@@ -513,6 +514,29 @@ def test_an_interrupt_waits_for_the_end_of_the_call():
     assert ended == [True] and harness.step.calls == 2
     assert sum(b.n for b in harness.step.trace.blocks) == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def blas_threads() -> list[int]:
+    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
+def test_blas_has_one_thread_while_a_step_runs():
+    """Else a matrix product is shared out by rows, and two threads add up differently."""
+    harness = Harness(silent())
+    function, seen = harness.step._function, []
+
+    def watched(*args: Any) -> Any:
+        seen.append(blas_threads())
+        rows = function(*args)
+        seen.append(blas_threads())  # with what the call has loaded
+        return rows
+
+    harness.step._function = watched
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = blas_threads()
+        harness([0])
+        assert blas_threads() == before != []
+    assert len(seen) == 2 and set(seen[0]) == set(seen[1]) == {1}
 
 
 def test_an_index_out_of_range_tells_nothing():
