@@ -21,25 +21,20 @@ import argparse
 import json
 import logging
 import math
-import os
-import platform
-import statistics
 import time
 import warnings
-from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from experiment import command_line, understood
+from journal import Fit, fits_of, groups, mean_and_error, write
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from utility_problems import PROBLEMS, Problem
-from workers import in_processes, one_thread_each
-
-from pymc_dpvi.graph_keys import source_hash
 
 DELTA = 1e-5
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -56,135 +51,54 @@ class Task:
     epsilon: float | None
     seed: int
 
-
-@dataclass(frozen=True)
-class Fit:
-    """One fit that was done.
-
-    ``mean`` and ``std`` are those of the unconstrained values, kept for ordinary fits only. ``seconds`` is
-    all of it: checks, calibration, compilation, steps.
-    """
-
-    problem: str
-    epsilon: float | None
-    seed: int
-    log_density: float
-    accuracy: float | None
-    mean_error: float | None
-    std_ratio: float | None
-    l2_clip_norm: float | None
-    noise_multiplier: float | None
-    sampling_prob: float | None
-    spent_epsilon: float | None
-    seconds: float
-    mean: list[float] | None = None
-    std: list[float] | None = None
-
-    @property
-    def task(self) -> Task:
-        """What was to be done."""
-        return Task(self.problem, self.epsilon, self.seed)
+    def __str__(self) -> str:
+        """Say what the progress bar shows."""
+        return f"{self.problem}, {label(self.epsilon)}"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
-    arguments = parse_arguments()
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    one_thread_each()
-    console = Console()
-    journal = arguments.output / "utility.jsonl"
-    settings = settings_of(arguments)
-    fits = read_journal(journal, settings)
-    ordinary = [Task(problem, None, 0) for problem in arguments.problems]
-    private = [
+    chosen = understood(parser(), arguments)
+    if chosen.quick:
+        chosen.problems, chosen.epsilons, chosen.steps = list(QUICK), [1.0], chosen.steps or 500
+    settings = {
+        "delta": DELTA,
+        "ordinary_steps": ORDINARY_STEPS,
+        "steps": chosen.steps,
+        "method": chosen.method,
+        "optimizer": chosen.optimizer,
+    }
+    journal, console = chosen.output / "utility.jsonl", Console()
+    tasks = [Task(problem, None, 0) for problem in chosen.problems]
+    ordinary = fits_of(tasks, fit_once, journal, settings, chosen.jobs, console)
+    references = {fit["problem"]: fit for fit in ordinary}  # private fits are compared with these
+    tasks = [
         Task(problem, epsilon, seed)
-        for seed in range(arguments.seeds)  # seed by seed, so that an unfinished run has all models
-        for problem in arguments.problems
-        for epsilon in arguments.epsilons
+        for seed in range(chosen.seeds)  # seed by seed, so that an unfinished run has all models
+        for problem in chosen.problems
+        for epsilon in chosen.epsilons
     ]
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
-    with bar, journal.open("a", encoding="utf-8") as log:
-        log.write("\n" * (journal.stat().st_size > 0))  # the last line may be half a line
-        shown = bar.add_task("Fitting", total=len(ordinary) + len(private))
-        for stage in (ordinary, private):  # private fits are compared with ordinary ones
-            done = {fit.task: fit for fit in fits}
-            left = [task for task in stage if task not in done]
-            bar.advance(shown, len(stage) - len(left))
-            references = {fit.problem: fit for fit in fits if fit.epsilon is None}
-            given = [(task, references.get(task.problem), settings) for task in left]
-            for fit in in_processes(fit_once, given, arguments.jobs):
-                fits.append(fit)
-                log.write(json.dumps({"settings": settings, **asdict(fit)}) + "\n")
-                log.flush()
-                bar.update(shown, advance=1, description=f"{fit.problem}, {label(fit.epsilon)}")
-    wanted = {*ordinary, *private}
-    fits = sorted(
-        (fit for fit in fits if fit.task in wanted),
-        key=lambda fit: (list(PROBLEMS).index(fit.problem), fit.epsilon or math.inf, fit.seed),
-    )
+    fit = partial(fit_once, references=references, settings=settings)
+    fits = ordinary + fits_of(tasks, fit, journal, settings, chosen.jobs, console)
     rows = summarise(fits)
     show(rows, console)
-    write(rows, fits, settings, arguments.output / "utility.json")
-    plot(rows, arguments.output / "utility.png")
-    console.print(f"written to {arguments.output}")
+    size = "--quick" if chosen.quick else f"--seeds {chosen.seeds}"
+    command = f"python benchmarks/utility.py {size}"
+    write(chosen.output / "utility.json", command, settings, table=rows, fits=fits)
+    plot(rows, chosen.output / "utility.png")
+    console.print(f"{len(fits)} fits; written to {chosen.output}")
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description="Private fits with the defaults alone, on ten models.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = command_line(
+        __doc__, "three models, ε = 1, one short fit each", Path(__file__).parent / "output" / "utility"
     )
-    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
-    parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
-    parser.add_argument("--seeds", type=int, default=10, help="fits of each kind")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--quick", action="store_true", help="three models, ε = 1, one short fit each")
-    parser.add_argument("--steps", type=int, default=None, help="steps of a fit, in place of the default")
-    parser.add_argument("--method", type=json.loads, default={}, help="arguments of DPADVI, as JSON")
-    parser.add_argument("--optimizer", type=json.loads, default=None, help="of falling_adam, as JSON")
-    parser.add_argument("--output", type=Path, default=Path(__file__).resolve().parent / "output" / "utility")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.problems, arguments.epsilons, arguments.seeds = list(QUICK), [1.0], 1
-        arguments.steps = arguments.steps or 500
-        arguments.output = arguments.output / "quick"
-    if arguments.seeds < 1 or arguments.jobs < 1:
-        parser.error("--seeds and --jobs must be at least 1")
-    return arguments
-
-
-def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what distinguishes this run from one with other defaults or another library."""
-    return {
-        "steps": arguments.steps,
-        "method": arguments.method,
-        "optimizer": arguments.optimizer,
-        "sources": source_hash()[:12],
-    }
-
-
-def read_journal(path: Path, settings: dict[str, Any]) -> list[Fit]:
-    """Return the fits that were done before, with the same settings."""
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            fields = json.loads(line)
-        except ValueError:
-            continue  # the last line of a run that was ended
-        if fields.pop("settings") != settings:
-            raise SystemExit(
-                f"{path} holds fits of other settings or sources; move it, or give another --output."
-            )
-        found.append(Fit(**fields))
+    found.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
+    found.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
+    found.add_argument("--steps", type=int, default=None, help="steps of a fit, in place of the default")
+    found.add_argument("--method", type=json.loads, default={}, help="arguments of DPADVI, as JSON")
+    found.add_argument("--optimizer", type=json.loads, default=None, help="of falling_adam, as JSON")
     return found
 
 
@@ -195,45 +109,47 @@ def built(name: str) -> tuple[Problem, Any]:
     return problem, problem.model()
 
 
-def fit_once(given: tuple[Task, Fit | None, dict[str, Any]]) -> Fit:
-    """Fit one model, and measure it on the test records."""
+def fit_once(
+    task: Task, references: Mapping[str, Fit] | None = None, settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Fit one model, and measure it on the test records.
+
+    ``mean`` and ``std`` are those of the unconstrained values, kept for ordinary fits only. ``seconds`` is
+    all of it: checks, calibration, compilation, steps.
+    """
     # Imported here because the parent process only plans and plots.
     import pymc as pm
 
-    task, ordinary, settings = given
     logging.getLogger("pymc").setLevel(logging.WARNING)  # no line a fit: there is a progress bar
     problem, model = built(task.problem)
     start = time.perf_counter()
     with model:
         approx, clip_norm = (
-            (fit_ordinary(pm, task), None) if task.epsilon is None else fit_privately(pm, task, settings)
+            (fit_ordinary(pm, task), None)
+            if task.epsilon is None
+            else fit_privately(pm, task, settings or {})
         )
-    seconds = time.perf_counter() - start
+    found: dict[str, Any] = {"seconds": time.perf_counter() - start, "l2_clip_norm": clip_norm}
     idata = approx.sample(DRAWS, random_seed=task.seed)
     draws = {str(k): np.asarray(v)[0] for k, v in idata.posterior.items()}
+    found["log_density"] = problem.predictive_log_density(draws)
+    found["accuracy"] = None if problem.accuracy is None else problem.accuracy(draws)
     mean, std = np.asarray(approx.mean.eval()), np.asarray(approx.std.eval())
+    if task.epsilon is None:
+        return found | {"mean": mean.tolist(), "std": std.tolist(), "mean_error": None, "std_ratio": None}
     error = ratio = None
-    if ordinary is not None and problem.identified:
-        at, spread = np.array(ordinary.mean), np.array(ordinary.std)
+    if references is not None and problem.identified:
+        at, spread = (np.array(references[task.problem][name]) for name in ("mean", "std"))
         error = float(np.sqrt(np.mean(((mean - at) / spread) ** 2)))
         ratio = float(np.exp(np.mean(np.log(std / spread))))
-    report = None if task.epsilon is None else approx.privacy
-    return Fit(
-        problem=task.problem,
-        epsilon=task.epsilon,
-        seed=task.seed,
-        log_density=problem.predictive_log_density(draws),
-        accuracy=None if problem.accuracy is None else problem.accuracy(draws),
-        mean_error=error,
-        std_ratio=ratio,
-        l2_clip_norm=clip_norm,
-        noise_multiplier=None if report is None else report.noise_multiplier,
-        sampling_prob=None if report is None else report.sampling_prob,
-        spent_epsilon=None if report is None else report.epsilon,
-        seconds=seconds,
-        mean=mean.tolist() if task.epsilon is None else None,
-        std=std.tolist() if task.epsilon is None else None,
-    )
+    report = approx.privacy
+    return found | {
+        "mean_error": error,
+        "std_ratio": ratio,
+        "noise_multiplier": report.noise_multiplier,
+        "sampling_prob": report.sampling_prob,
+        "spent_epsilon": report.epsilon,
+    }
 
 
 def fit_ordinary(pm: Any, task: Task) -> Any:
@@ -254,7 +170,7 @@ def fit_ordinary(pm: Any, task: Task) -> Any:
     )
 
 
-def fit_privately(pm: Any, task: Task, settings: dict[str, Any]) -> tuple[Any, float]:
+def fit_privately(pm: Any, task: Task, settings: Mapping[str, Any]) -> tuple[Any, float]:
     """Run `DPADVI` with its defaults on the model in context; return approximation and last clip norm."""
     from pymc_dpvi import DPADVI
     from pymc_dpvi.optimizers import falling_adam
@@ -275,27 +191,17 @@ def label(epsilon: float | None) -> str:
     return "not private" if epsilon is None else f"ε = {epsilon:g}"
 
 
-def _mean(values: list[float | None]) -> tuple[float | None, float | None]:
-    known = [v for v in values if v is not None]
-    if not known:
-        return None, None
-    return statistics.fmean(known), statistics.stdev(known) / math.sqrt(len(known)) if len(
-        known
-    ) > 1 else None
-
-
-def summarise(fits: list[Fit]) -> list[dict[str, Any]]:
+def summarise(fits: Sequence[Fit]) -> list[dict[str, Any]]:
     """Return one row per problem and ε: means, and their standard errors where there are several fits."""
-    groups: dict[tuple[str, float | None], list[Fit]] = {}
-    for fit in fits:
-        groups.setdefault((fit.problem, fit.epsilon), []).append(fit)
     rows = []
-    for (problem, epsilon), group in groups.items():
+    for (problem, epsilon), group in groups(fits, ("problem", "epsilon")).items():
         row: dict[str, Any] = {"problem": problem, "epsilon": epsilon, "fits": len(group)}
         for name in ("log_density", "accuracy", "mean_error", "std_ratio", "l2_clip_norm", "seconds"):
-            row[name], row[f"{name}_se"] = _mean([getattr(fit, name) for fit in group])
+            known = [fit[name] for fit in group if fit[name] is not None]
+            row[name], row[f"{name}_se"] = mean_and_error(known) if known else (None, None)
         rows.append(row)
-    return rows
+    order = list(PROBLEMS)
+    return sorted(rows, key=lambda row: (order.index(row["problem"]), row["epsilon"] or math.inf))
 
 
 def _shown(value: float | None, error: float | None, digits: int) -> str:
@@ -304,7 +210,7 @@ def _shown(value: float | None, error: float | None, digits: int) -> str:
     return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
-def show(rows: list[dict[str, Any]], console: Console) -> None:
+def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print the table."""
     table = Table(title=f"Defaults alone (mean ± s.e.), δ = {DELTA:g}")
     for heading in ("problem", "", "log-density", "accuracy", "mean error, sd", "sd ratio", "clip norm", "s"):
@@ -323,22 +229,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
-def write(rows: list[dict[str, Any]], fits: list[Fit], settings: dict[str, Any], path: Path) -> None:
-    """Write the table and every fit as JSON."""
-    packages = ("pymc_dpvi", "pymc", "pytensor", "numpy", "numba", "dp-accounting")
-    content = {
-        "delta": DELTA,
-        "settings": settings,
-        "ordinary_steps": ORDINARY_STEPS,
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
-        "table": rows,
-        "fits": [asdict(fit) for fit in fits],
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Plot predictive log-density against ε, one panel a problem, ordinary ADVI as a line."""
     import matplotlib
 

@@ -68,37 +68,40 @@ def test_models_have_the_variables_that_are_scored(name: str):
     assert len(model.rvs_to_values[observed].eval()) == problem.num_records
 
 
-def fake(given: Any) -> utility.Fit:
-    task, ordinary, _ = given
-    assert task.epsilon is None or ordinary is not None
-    number = 1.0 if task.epsilon is None else task.seed + task.epsilon
-    return utility.Fit(
-        **{"problem": task.problem, "epsilon": task.epsilon, "seed": task.seed},
-        **{"log_density": -number, "accuracy": None, "mean_error": number, "std_ratio": 1.0},
-        **{"l2_clip_norm": 1.0, "noise_multiplier": 1.0, "sampling_prob": 0.1, "spent_epsilon": 1.0},
-        **{"seconds": 0.1, "mean": [0.0], "std": [1.0]},
-    )
-
-
 def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     done = []
-    monkeypatch.setattr(utility, "fit_once", lambda given: done.append(given[0]) or fake(given))
-    command = ["utility.py", "--problems", "linear", "--epsilons", "1", "3", "--jobs", "1"]
-    command += ["--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "2"])
-    utility.main()
+
+    def fake(task: utility.Task, references: Any = None, settings: Any = None) -> dict[str, Any]:
+        done.append(task)
+        assert task.epsilon is None or references["linear"]["mean"] == [0.0]
+        number = 1.0 if task.epsilon is None else task.seed + task.epsilon
+        names = ("mean_error", "std_ratio", "l2_clip_norm", "seconds")
+        return {**dict.fromkeys(names, number), "log_density": -number, "accuracy": None, "mean": [0.0]}
+
+    monkeypatch.setattr(utility, "fit_once", fake)
+    command = ["--problems", "linear", "--epsilons", "1", "3", "--jobs", "1", "--output", str(tmp_path)]
+    utility.main([*command, "--seeds", "2"])
     assert len(done) == 5
     journal = tmp_path / "utility.jsonl"
     journal.write_text(journal.read_text() + '{"settings": {"ste', encoding="utf-8")  # ended in a line
-    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "3"])
-    utility.main()
+    utility.main([*command, "--seeds", "3"])
     assert len(done) == 7 and len(set(done)) == 7
     found = json.loads((tmp_path / "utility.json").read_text())
     rows = {row["epsilon"]: row for row in found["table"]}
     assert rows[1.0]["fits"] == 3 and rows[None]["fits"] == 1
     assert rows[1.0]["log_density"] == pytest.approx(-2.0)
     assert rows[1.0]["log_density_se"] == pytest.approx(1 / np.sqrt(3))
+    assert rows[1.0]["accuracy"] is None
     assert (tmp_path / "utility.png").stat().st_size > 10_000
-    monkeypatch.setattr(sys, "argv", [*command, "--steps", "7"])
     with pytest.raises(SystemExit, match="other settings"):
-        utility.main()
+        utility.main([*command, "--steps", "7"])
+
+
+def test_a_private_fit_is_compared_with_the_ordinary_one(without_compiling: None):
+    settings = {"steps": 5, "method": {}, "optimizer": None}
+    ordinary = {"linear": {"mean": [0.0] * 6, "std": [0.01] * 6}}
+    found = utility.fit_once(utility.Task("linear", 1.0, 0), references=ordinary, settings=settings)
+    assert found["spent_epsilon"] <= 1.0 and found["noise_multiplier"] > 0.1
+    # Five steps from means of 0 and standard deviations of 0.1.
+    assert 0.0 < found["mean_error"] < 100.0 and found["std_ratio"] == pytest.approx(10.0, rel=0.3)
+    assert np.isfinite(found["log_density"]) and found["l2_clip_norm"] > 0.0

@@ -53,9 +53,7 @@ What differs from the paper
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
 import sys
 import time
 import warnings
@@ -72,9 +70,9 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(BENCHMARKS))
 
 from datasets import LOADERS, Dataset  # noqa: E402
-from journal import Fit, differences, fits_of, groups, mean_and_error, write  # noqa: E402
+from experiment import reproduce  # noqa: E402
+from journal import Fit, groups, mean_and_error  # noqa: E402
 from published_dpvi import ADAGRAD, fit_as_published  # noqa: E402
-from workers import not_compiled, one_thread_each  # noqa: E402
 
 DELTA = 1e-3
 EPSILONS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -318,25 +316,16 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
+def report(fits: Sequence[Fit], folder: Path, console: Console) -> dict[str, Any]:
+    """Print the table and draw the figure."""
+    rows = summarise(fits)
+    show(rows, console)
+    plot(rows, folder / "dpvi.png")
+    return {"table": rows}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--seeds", type=int, default=10, help="fits of each kind")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--quick", action="store_true", help="one short fit of each method, Abalone, ε = 1")
-    parser.add_argument("--output", type=Path, default=BENCHMARKS / "output")
-    chosen = parser.parse_args(arguments)
-    if chosen.seeds < 1 or chosen.jobs < 1:
-        parser.error("--seeds and --jobs must be at least 1")
-    if chosen.quick:
-        chosen.seeds, chosen.output = 1, chosen.output / "quick"
-        not_compiled()
-    chosen.output.mkdir(parents=True, exist_ok=True)
-    one_thread_each()
-    console = Console()
     settings = {
         "delta": DELTA,
         "paper": {name: asdict(setting) for name, setting in PAPER.items()},
@@ -345,16 +334,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "default_steps": DEFAULT_STEPS,
         "advi_steps": ADVI_STEPS,
     }
-    todo = tasks(chosen.seeds, chosen.quick)
-    fits = fits_of(todo, fit_once, chosen.output / "dpvi.jsonl", settings, chosen.jobs, console)
-    rows = summarise(fits)
-    show(rows, console)
-    size = "--quick" if chosen.quick else f"--seeds {chosen.seeds}"
-    command = f"python benchmarks/papers/dpvi.py {size}"
-    write(chosen.output / "dpvi.json", command, settings, table=rows, fits=fits)
-    plot(rows, chosen.output / "dpvi.png")
-    console.print(differences(__doc__), highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{len(fits)} fits; written to {chosen.output}")
+    reproduce(
+        "dpvi",
+        __doc__,
+        "one short fit of each method, Abalone, ε = 1",
+        tasks,
+        fit_once,
+        settings,
+        report,
+        arguments,
+    )
 
 
 if __name__ == "__main__":

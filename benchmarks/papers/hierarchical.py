@@ -44,9 +44,7 @@ What differs from the paper
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
 import statistics
 import sys
 import time
@@ -66,9 +64,9 @@ from scipy import special, stats
 BENCHMARKS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(BENCHMARKS))
 
-from journal import Fit, differences, fits_of, groups, mean_and_error, write  # noqa: E402
+from experiment import reproduce  # noqa: E402
+from journal import Fit, groups, mean_and_error  # noqa: E402
 from published_dpvi import ADAM, fit_as_published, optimizer  # noqa: E402
-from workers import not_compiled, one_thread_each  # noqa: E402
 
 Array = NDArray[Any]
 
@@ -355,25 +353,16 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
+def report(fits: Sequence[Fit], folder: Path, console: Console) -> dict[str, Any]:
+    """Print the table and draw the figure."""
+    rows = summarise(fits)
+    show(rows, console)
+    plot(rows, folder / "hierarchical.png")
+    return {"table": rows, "auc_of_simulated_coefficients": auc(coefficients())}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--seeds", type=int, default=10, help="fits of each kind")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--quick", action="store_true", help="one short fit of each method, N = 200, ε = 4")
-    parser.add_argument("--output", type=Path, default=BENCHMARKS / "output")
-    chosen = parser.parse_args(arguments)
-    if chosen.seeds < 1 or chosen.jobs < 1:
-        parser.error("--seeds and --jobs must be at least 1")
-    if chosen.quick:
-        chosen.seeds, chosen.output = 1, chosen.output / "quick"
-        not_compiled()
-    chosen.output.mkdir(parents=True, exist_ok=True)
-    one_thread_each()
-    console = Console()
     settings = {
         "covariates": COVARIATES,
         "groups": GROUPS,
@@ -383,23 +372,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "adam": ADAM,
         "test_records": TEST,
     }
-    todo = tasks(chosen.seeds, chosen.quick)
-    fits = fits_of(todo, fit_once, chosen.output / "hierarchical.jsonl", settings, chosen.jobs, console)
-    rows = summarise(fits)
-    show(rows, console)
-    size = "--quick" if chosen.quick else f"--seeds {chosen.seeds}"
-    command = f"python benchmarks/papers/hierarchical.py {size}"
-    write(
-        chosen.output / "hierarchical.json",
-        command,
+    reproduce(
+        "hierarchical",
+        __doc__,
+        "one short fit of each method, N = 200, ε = 4",
+        tasks,
+        fit_once,
         settings,
-        table=rows,
-        fits=fits,
-        auc_of_simulated_coefficients=auc(coefficients()),
+        report,
+        arguments,
     )
-    plot(rows, chosen.output / "hierarchical.png")
-    console.print(differences(__doc__), highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{len(fits)} fits; written to {chosen.output}")
 
 
 if __name__ == "__main__":

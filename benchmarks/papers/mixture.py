@@ -54,9 +54,7 @@ What differs from the papers
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
 import sys
 import time
 import warnings
@@ -75,9 +73,9 @@ from scipy import special
 BENCHMARKS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(BENCHMARKS))
 
-from journal import Fit, differences, fits_of, groups, mean_and_error, write  # noqa: E402
+from experiment import reproduce  # noqa: E402
+from journal import Fit, groups, mean_and_error  # noqa: E402
 from published_dpvi import ADAGRAD, ADAM, fit_as_published  # noqa: E402
-from workers import not_compiled, one_thread_each  # noqa: E402
 
 Array = NDArray[np.float64]
 
@@ -404,25 +402,16 @@ def plot(rows: Sequence[dict[str, Any]], fits: Sequence[Fit], path: Path) -> Non
     plt.close(figure)
 
 
+def report(fits: Sequence[Fit], folder: Path, console: Console) -> dict[str, Any]:
+    """Print the table and draw the figure."""
+    rows = summarise(fits)
+    show(rows, console)
+    plot(rows, fits, folder / "mixture.png")
+    return {"table": rows}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--seeds", type=int, default=10, help="fits of each kind")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--quick", action="store_true", help="one short fit of each method, ε = 1")
-    parser.add_argument("--output", type=Path, default=BENCHMARKS / "output")
-    chosen = parser.parse_args(arguments)
-    if chosen.seeds < 1 or chosen.jobs < 1:
-        parser.error("--seeds and --jobs must be at least 1")
-    if chosen.quick:
-        chosen.seeds, chosen.output = 1, chosen.output / "quick"
-        not_compiled()
-    chosen.output.mkdir(parents=True, exist_ok=True)
-    one_thread_each()
-    console = Console()
     settings = {
         "delta": DELTA,
         "papers": {name: asdict(setting) for name, setting in PAPERS.items()},
@@ -431,16 +420,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "sgld_size": SGLD_SIZE,
         "test_records": TEST,
     }
-    todo = tasks(chosen.seeds, chosen.quick)
-    fits = fits_of(todo, fit_once, chosen.output / "mixture.jsonl", settings, chosen.jobs, console)
-    rows = summarise(fits)
-    show(rows, console)
-    size = "--quick" if chosen.quick else f"--seeds {chosen.seeds}"
-    command = f"python benchmarks/papers/mixture.py {size}"
-    write(chosen.output / "mixture.json", command, settings, table=rows, fits=fits)
-    plot(rows, fits, chosen.output / "mixture.png")
-    console.print(differences(__doc__), highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{len(fits)} fits; written to {chosen.output}")
+    reproduce(
+        "mixture",
+        __doc__,
+        "one short fit of each method, ε = 1",
+        tasks,
+        fit_once,
+        settings,
+        report,
+        arguments,
+    )
 
 
 if __name__ == "__main__":
