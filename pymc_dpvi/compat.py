@@ -9,7 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import metadata
+from importlib import metadata, util
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,14 @@ with warnings.catch_warnings():  # ArviZ 0.23 announces its next version on impo
     warnings.simplefilter("ignore", FutureWarning)
     import arviz as az
 
-__all__ = ["PosteriorData", "compile_mode", "posterior_data", "quiet_pytensor", "versions"]
+__all__ = ["PosteriorData", "compile_mode", "posterior_data", "quiet_pytensor", "rows_mode", "versions"]
 
 #: ``arviz.InferenceData`` (PyMC 5) or ``xarray.DataTree`` (PyMC 6).
 PosteriorData = Any
 
 _TAKEN = {"allow_input_downcast", "givens", "inputs", "on_unused_input", "outputs", "updates"}
-_BACKENDS = {"numba": "NUMBA", "c": "CVM", "cvm": "CVM"}
+#: The mode of a step, and that of the rows of its batch if it is another one.
+_BACKENDS = {"numba": ("NUMBA", None), "c": ("CVM", None), "cvm": ("CVM", None), "jax": ("CVM", "JAX")}
 
 
 def posterior_data(
@@ -77,18 +78,19 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
 
     Parameters
     ----------
-    backend : {"numba", "c"}, optional
+    backend : {"numba", "c", "jax"}, optional
     compile_kwargs : mapping, optional
         Passed to PyTensor's ``function``; may hold ``mode`` instead.
 
     Returns
     -------
     dict
+        For the step; `rows_mode` has what is different for the rows of its batch.
 
     Raises
     ------
     ArgumentError
-        Unknown backend, or both given.
+        Unknown backend, one that is not installed, or both given.
     """
     if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
         raise ArgumentError("compile_kwargs must be a dict, such as {'profile': True}.")
@@ -103,12 +105,14 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
     if backend is not None and (not isinstance(backend, str) or backend not in _BACKENDS):
         found = repr(backend) if type(backend) is str else f"a {type(backend).__name__}"
         raise ArgumentError(
-            f"backend={found} is not available: a private step needs the noise kernel, which exists "
-            "for backend='numba' (default) and backend='c'."
+            f"backend={found} is not available: choose backend='numba' (default), backend='c', or "
+            "backend='jax'."
         )
+    if backend == "jax" and util.find_spec("jax") is None:
+        raise ArgumentError("backend='jax' needs JAX, which is not installed: pip install 'pymc_dpvi[jax]'.")
     mode: Any = None
     with suppress(Exception):
-        mode = get_mode(kwargs.get("mode", _BACKENDS[backend or "numba"]))
+        mode = get_mode(kwargs.get("mode", _BACKENDS[backend or "numba"][0]))
     if type(mode) is not Mode or type(mode.linker).__name__ in {
         "JAXLinker",
         "PytorchLinker",
@@ -116,10 +120,20 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
     }:
         raise ArgumentError(
             "compile_kwargs['mode'] is not available: a private step needs the noise kernel, which exists "
-            "for the modes 'NUMBA' (default) and 'CVM'."
+            "for the modes 'NUMBA' (default) and 'CVM'. For JAX, give backend='jax'."
         )
     kwargs["mode"] = mode
     return kwargs
+
+
+def rows_mode(backend: str | None) -> dict[str, Any]:
+    """Return the ``mode`` of the rows of a batch, if it is not that of the step.
+
+    JAX computes the rows of records, where all work is. It has no kernel that adds them up, clipped and on a
+    lattice; the step around them is PyTensor's.
+    """
+    mode = _BACKENDS[backend or "numba"][1]
+    return {} if mode is None else {"mode": get_mode(mode)}
 
 
 @contextmanager

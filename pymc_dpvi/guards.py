@@ -7,6 +7,8 @@ vectorised:
 
 * every index that depends on the record is put into range, and a record for which that changed
   anything has log-density :math:`-\infty` and gradient zero;
+* so is every other index that is not a constant within range, in the prior too: one that latent values or
+  a public array lead out of a table reads what lies beside it in memory, and that may be records;
 * so is every float that becomes an integer: what a NaN or 1e300 turns into is undefined in C, and
   raises in Python;
 * every other operation that sees the record must be known to be harmless for all values (`_TOTAL`);
@@ -38,14 +40,12 @@ _TOTAL = {
     "AllocDiag",
     "Any",
     "Argmax",
-    "ArgSortOp",
     "CAReduce",
     "CumOp",
     "DimShuffle",
     "Dot",
     "Elemwise",
     "ExtractDiag",
-    "Join",
     "KroneckerProduct",
     "LogAddExp",
     "LogSoftmax",
@@ -58,7 +58,6 @@ _TOTAL = {
     "ScalarFromTensor",
     "Softmax",
     "SoftmaxGrad",
-    "SortOp",
     "Sum",
     "TensorFromScalar",
     "XLog1PY",
@@ -71,10 +70,11 @@ _TOTAL_MATRIX = {
     "Dot",
     "ExtractDiag",
     "SolveTriangular",
-    "SortOp",
 }
-#: Operations in which only the first input may depend on a record: the others are shapes.
-_SHAPED = {"Alloc", "BroadcastTo", "Reshape", "SpecifyShape", "Split", "Unbroadcast"}
+#: Operations in which only the first input may depend on a record: the others are shapes and axes.
+_SHAPED = {"Alloc", "ArgSortOp", "BroadcastTo", "Reshape", "SortOp", "SpecifyShape", "Split", "Unbroadcast"}
+#: Operations in which all but the first may: it is an axis.
+_AXIS_FIRST = {"Join"}
 _INDEXING = {
     "AdvancedIncSubtensor",
     "AdvancedIncSubtensor1",
@@ -99,7 +99,7 @@ def guard_records(
     terms : sequence of TensorVariable
         Log-densities as functions of `rows` and `latent`.
     rows : sequence of Variable
-        The record's placeholders.
+        The record's placeholders; none for the prior.
     latent : iterable of Variable
         The model's unconstrained values.
     public : iterable of Variable
@@ -116,7 +116,8 @@ def guard_records(
     NotSeparableError
         If an operation that sees the record is not known to be harmless.
     UnsupportedModelError
-        If a record looks up a constant table that was not declared public.
+        If a record looks up a constant table that was not declared public, or an array is indexed where
+        the index cannot be put into range.
     """
     seen = set(rows)
     free = set(latent)
@@ -139,17 +140,19 @@ def guard_records(
 
             if type(node.op).__name__ in _INDEXING:
                 table = node.inputs[0]
-                indices = _checked_indices(node, marked, where)
-                if indices and table not in seen | free:
+                if _checked_indices(node, marked, where) and table not in seen | free:
                     _refuse_table(table, declared, where)
-                for position, axis in indices:
-                    inputs[position], ok = _in_range(inputs[position], inputs[0].shape[axis])
-                    valid.append(ok)
             elif _truncates(node):
                 inputs[0], ok = _representable(inputs[0], node.outputs[0].type.dtype)
                 valid.append(ok)
             else:
                 _check_total(node, marked, where)
+        if type(node.op).__name__ in _INDEXING:
+            for position, axis in _loose_indices(node):
+                inputs[position], ok = _in_range(inputs[position], inputs[0].shape[axis])
+                valid.append(ok)
+        else:
+            _refuse_hidden_index(node, name)
         if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
             memo.update(zip(node.outputs, node.op.make_node(*inputs).outputs, strict=True))
     new = [memo.get(t, t) for t in terms]
@@ -232,8 +235,8 @@ def _representable(value: Variable, dtype: str) -> tuple[Variable, Variable]:
     return pt.switch(ok, value, pt.zeros_like(value)), ok
 
 
-def _checked_indices(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> list[tuple[int, int]]:
-    """Positions of the record's own indices among the node's inputs, each with its axis."""
+def _checked_indices(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> list[int]:
+    """Positions of the record's own indices among the node's inputs; raise where one decides on a size."""
     axes = dict(_index_axes(node))
     first = 2 if "Inc" in type(node.op).__name__ else 1
     found = []
@@ -245,8 +248,43 @@ def _checked_indices(node: Apply, marked: Sequence[int], where: Callable[[], str
                 f"{where()} takes a part whose size depends on the record's values (a mask, or a slice with "
                 "a bound from the data). Use pt.switch with a condition instead."
             )
-        found.append((position, axes[position]))
+        found.append(position)
     return found
+
+
+def _loose_indices(node: Apply) -> list[tuple[int, int]]:
+    """Positions and axes of the indices of which it is not known that they are within range.
+
+    A mask is not among them: in all backends, one of another length than its axis raises, and its length
+    hangs on no value. Nor is a number that is written into the model, of which the same holds.
+    """
+    loose = []
+    for position, axis in _index_axes(node):
+        index, length = node.inputs[position], node.inputs[0].type.shape[axis]
+        if index.type.dtype == "bool":
+            continue
+        if isinstance(index, Constant):
+            values = np.asarray(index.data)
+            if values.ndim == 0 or not values.size:
+                continue
+            if length is not None and -length <= values.min() and values.max() < length:
+                continue
+        loose.append((position, axis))
+    return loose
+
+
+def _refuse_hidden_index(node: Apply, name: Callable[[Variable], str]) -> None:
+    """Raise if an array is indexed by another one within an operation that has a graph of its own."""
+    core = getattr(node.op, "core_op", None)
+    inner = getattr(node.op, "fgraph", None)
+    inside = [] if inner is None else list(inner.apply_nodes)
+    hidden = [n for n in inside if type(n.op).__name__.startswith("Advanced") and _loose_indices(n)]
+    if hidden or type(core).__name__.startswith("Advanced"):
+        raise UnsupportedModelError(
+            f"{name(node.outputs[0])} indexes an array by another one within {type(node.op).__name__}, "
+            "where it is not known that the index stays in range. Index it outside of that, or write the "
+            "log-density without a loop."
+        )
 
 
 def _index_axes(node: Apply) -> list[tuple[int, int]]:
@@ -278,12 +316,11 @@ def _check_total(node: Apply, marked: Sequence[int], where: Callable[[], str]) -
     op = node.op
     kind = type(op).__name__
     core = getattr(op, "core_op", None)
-    allowed = kind in _TOTAL or (kind in _SHAPED and marked == [0])
+    known, shaped = _TOTAL | _TOTAL_MATRIX, _SHAPED
     if core is not None:
-        kind = type(core).__name__
-        allowed = kind in _TOTAL_MATRIX
-    elif kind in _TOTAL_MATRIX:
-        allowed = True
+        kind, known, shaped = type(core).__name__, _TOTAL_MATRIX, {"SortOp"}
+    allowed = kind in known or (kind in shaped and marked == [0])
+    allowed = allowed or (kind in _AXIS_FIRST and core is None and 0 not in marked)
     scalar_op = getattr(op, "scalar_op", None)
     if isinstance(scalar_op, IntDiv | Mod | Pow) and node.outputs[0].type.dtype[:3] in ("int", "uin"):
         allowed = allowed and 1 not in marked  # a zero divisor, a negative power

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed, refuse_unknown
-from pymc_dpvi.compat import PosteriorData, compile_mode, quiet_pytensor, versions
+from pymc_dpvi.compat import PosteriorData, compile_mode, quiet_pytensor, rows_mode, versions
 from pymc_dpvi.errors import (
     ArgumentError,
     InsecureNoiseWarning,
@@ -67,8 +68,8 @@ _SINGLE = (
 
 #: Latent draws in a step: each has a gradient of its own in the compiled graph.
 _MOST_DRAWS = 1000
-#: Frames from `_charge` to whoever called `fit`: `_run`, `fit`, and the wrappers of `fit`.
-_CALLER = 6
+#: Frames from `_warn` to whoever called `fit`: `fit` and its wrappers.
+_CALLER = 5
 
 _ANALYSIS = (
     "The model could not be taken apart by records: {} was raised on the way. Its text may quote data and is "
@@ -77,8 +78,9 @@ _ANALYSIS = (
 )
 _STARTING = "The fit cannot start: {} was raised. Check start= and start_sigma=, and the variables' initval."
 _COMPILING = (
-    "The private step could not be compiled: {} was raised. Check compile_kwargs= and obj_optimizer=; what "
-    "PyTensor says may quote data and is left out, so try them on made-up data. Nothing is spent."
+    "The private step could not be compiled: {} was raised. Check compile_kwargs=, obj_optimizer= and "
+    "backend= (backend='numba' takes models that 'jax' does not); what PyTensor says may quote data and is "
+    "left out, so try them on made-up data. Nothing is spent."
 )
 
 Callback = Callable[[DPApproximation, None, int], Any]
@@ -102,11 +104,16 @@ T = TypeVar("T")
 
 
 def _one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
-    """Refuse a second fit while one runs: each would report what it knows of, and not the other's cost."""
+    """Refuse a second fit while one runs, or in a fork: neither would report what the other costs."""
 
     @wraps(method)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:
         this: Any = args[0]
+        if os.getpid() != this._process:
+            raise PrivacyError(
+                "This method was made in another process, which may fit with it as well, and neither would "
+                "report what the other spends. Make a DPADVI in the process that fits."
+            )
         if not this._lock.acquire(blocking=False):
             raise PrivacyError(
                 "This fit is still running: fit and refine cannot be called from one of its callbacks, or "
@@ -267,8 +274,10 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._mechanism: Mechanism | None = None
         self._iterate: list[np.ndarray] | None = None
         self._callbacks: list[Callback] = []
+        self._every = 0
         self._steps_run = 0
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._approx = shielded(
             lambda: self._family(self._record, random_seed=random_seed, **starting), ArgumentError, _STARTING
         )
@@ -355,8 +364,10 @@ class DPADVI(Inference):  # type: ignore[misc]
         progressbar : bool
             Show steps, speed and ε.
         progressbar_theme : rich.theme.Theme, optional
-        backend : {"numba", "c"}, optional
-            Where the step is compiled; numba by default.
+        backend : {"numba", "c", "jax"}, optional
+            Where the step is compiled; numba by default. With ``"jax"``, the gradients of the records of a
+            batch are computed by JAX, on the device that it takes by default (``jax.default_device``), a
+            piece of the batch at a time; clipping, sums and noise are the same code as ever.
         include_transformed : bool
             Let `sample` add the unconstrained values.
         obj_n_mc : int
@@ -409,6 +420,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         for callback in callbacks:
             if not callable(callback):
                 raise ArgumentError("callbacks must be functions of (approx, losses, i).")
+        every = math.gcd(*(_every(callback) for callback in callbacks))
         kwargs_compile = compile_mode(backend, compile_kwargs)
         mechanism = self._terms.mechanism(n, self._record.num_records)
         cost = self._terms.cost(mechanism, n)
@@ -426,13 +438,16 @@ class DPADVI(Inference):  # type: ignore[misc]
                 optimizer=optimizer,
                 max_grad_norm=total_grad_norm_constraint,
                 compile_kwargs=kwargs_compile,
+                rows_kwargs=rows_mode(backend),
             )
 
         step = shielded(compiled, ArgumentError, _COMPILING)
+        self._warn(cost)
         self._reserve(cost, mechanism, "fit")
         self._restore_iterate()
         self._approx.groups[0].include_transformed = include_transformed
-        self._mechanism, self._step, self._callbacks = mechanism, step, callbacks
+        self._mechanism, self._step = mechanism, step
+        self._callbacks, self._every = callbacks, every
         self._run(cost, progressbar, progressbar_theme)
         return self._approx
 
@@ -467,6 +482,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         check_bar(progressbar, progressbar_theme)
         self._record.check_unchanged()
         cost = self._terms.cost(self._mechanism, n)
+        self._warn(cost)
         self._reserve(cost, self._mechanism, "refine")
         self._restore_iterate()
         self._run(cost, progressbar, progressbar_theme)
@@ -510,7 +526,10 @@ class DPADVI(Inference):  # type: ignore[misc]
             versions=tuple(versions().items()),
             budget=None if self._budget is None else self._budget.name,
         )  # charged; nothing has been drawn yet
-        if not streams.secure:
+
+    def _warn(self, run: PrivacyRun) -> None:
+        """Warn of what is planned, before it is charged: a warning may be an error."""
+        if self._insecure_noise_seed is not None:
             warnings.warn(
                 "insecure_noise_seed= makes the noise predictable: use it for tests and papers, and do "
                 "not release the result.",
@@ -518,7 +537,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 stacklevel=_CALLER,
             )
         # Whether a warning comes must not depend on a number of records that is not public.
-        public = self._approx.privacy.num_records_public
+        public = self._terms.num_records_public
         if run.delta >= (1.0 / self._record.num_records if public else _LARGE_DELTA):
             known = "not below" if public else "large: choose it below"
             warnings.warn(
@@ -557,11 +576,12 @@ class DPADVI(Inference):  # type: ignore[misc]
             self._rng,
             self._record.num_records,
             n,
-            every=math.gcd(*(_every(callback) for callback in self._callbacks)),
+            every=self._every,
             before=self._steps_run,
         )
         try:
-            with StepProgress(n, cost, progressbar, theme) as progress:
+            public = self._terms.num_records_public
+            with StepProgress(n, cost, progressbar, theme, keep_speed=public) as progress:
                 for done in steps:
                     progress.advance(done - shown)
                     shown = done

@@ -12,7 +12,8 @@ to the next::
 
 What a piece needs stays in the processor's cache, where a batch of large records does not, and memory does
 not grow with the batch: the wider the gradients, the fewer records make a piece. Only where a parameter is
-large and its gradient factored, so that each piece costs a pass over all its entries, are pieces longer. A
+large and its gradient factored, so that each piece costs a pass over all its entries, are pieces longer, and
+with JAX, which takes longer to be called than to compute a few rows. A
 piece is no longer than a block that `PrivateSum` adds up plainly, so that the proof of its rounding errors
 holds as it stands.
 
@@ -24,6 +25,9 @@ record, which are not added up. Then all shapes, and with them the order of all 
 The length is a multiple of 8, of 24 if memory allows, and of 96 as a rule, so that no loop over its rows has
 a remainder that is treated differently: the blocks of matrix products are of 4, 8 or 24 rows, loops are
 vectorised by up to 32 (`tests/test_batch_position.py`). BLAS has one thread meanwhile (`step`).
+
+For an empty batch the rows of zeros are computed and nothing is added up: what fails, fails at the rehearsal
+of a step on no records (`step`), before anything is spent, and hangs on no record.
 
 **Fetching.** Records of a batch lie anywhere in memory, and a processor that waits for each in turn is idle
 for most of a step. So the records some kilobytes ahead are asked for (LLVM's ``prefetch``) while the present
@@ -45,6 +49,7 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.io import In, Out
+from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace
@@ -70,6 +75,7 @@ from pymc_dpvi.clipping import (
 )
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph_keys import graph_key, source_hash
+from pymc_dpvi.unlooped import without_loops
 
 __all__ = ["PiecewiseSum", "in_pieces"]
 
@@ -167,10 +173,8 @@ class PiecewiseSum(Op):
         Number of record arrays, the first inputs of `per_record`.
     sampled : bool
         Whether batches are given by indices; otherwise all records are summed.
-    width : int
-        How many numbers a record's gradient is kept in, as far as known.
-    large : bool
-        Whether some parameter with a factored gradient is large.
+    piece : int
+        Number of records that are computed at a time.
     rows_key : str, optional
         Key of the graph that `per_record` was made from.
 
@@ -187,15 +191,14 @@ class PiecewiseSum(Op):
         per_record: Any,
         n_records: int,
         sampled: bool,
-        width: int,
-        large: bool,
+        piece: int,
         rows_key: str | None = None,
     ) -> None:
         self.private_sum = private_sum
         self.per_record = per_record
         self.n_records = n_records
         self.sampled = sampled
-        self.piece = _length_of_pieces(width, large)
+        self.piece = piece
         parts = (private_sum._props(), n_records, sampled, self.piece, rows_key)
         #: For `graph_keys`.
         self.graph_key = None if rows_key is None else hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -216,12 +219,13 @@ class PiecewiseSum(Op):
         n = int(count)
 
         def add(*rest: Any) -> None:
-            for first in range(0, n, self.piece):
-                places = np.minimum(np.arange(first, first + self.piece), n - 1)
+            for first in range(0, max(n, 1), self.piece):
+                places = np.minimum(np.arange(first, first + self.piece), max(n, 1) - 1)
                 if indices is not None:
                     places = indices[places]
-                arrays = self.per_record(*[r[places] for r in records], *shared)
-                self._add_clipped(*arrays, min(self.piece, n - first), *rest)
+                rows = [r[places] if n else np.zeros((self.piece, *r.shape[1:]), r.dtype) for r in records]
+                arrays = self.per_record(*rows, *shared)
+                self._add_clipped(*map(np.asarray, arrays), min(self.piece, n - first), *rest)
 
         output_storage[0][0] = self._sum(
             add,
@@ -283,10 +287,12 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
         [
             f"def piecewise_sum({', '.join(names)}):",
             "unit, n = number.item(), count.item()",
-            *([] if op.sampled else ["indices = np.arange(n)"]),
+            *([] if op.sampled else ["indices = np.arange(max(n, 1))"]),
             *start_of_sum(private_sum.pulled),
-            "for first in range(0, n, piece):",
+            "for first in range(0, max(n, 1), piece):",
             *fetch,
+            "    if n == 0:",
+            *(f"        {row}.fill(0)" for row in rows),
             f"    {', '.join(arrays)}, = per_record({', '.join([*rows, *shared])})",
             *(f"    {name} = in_order({array})" for name, array in zip(in_order, arrays, strict=True)),
             f"    add_clipped({', '.join(in_order)}, min(piece, n - first), {', '.join(to_sum)})",
@@ -352,12 +358,15 @@ def in_pieces(
             continue
         op = node.op
         arrays = node.inputs[: sum(form.num_arrays for form in op.layout)]
-        rows = {b: b.type() for b in batch}
+        width = sum(math.prod(n or 1 for n in a.type.shape[1:]) for a in arrays)
+        large = any(_entries(form, own) > _LARGE for form, own in _by_form(op.layout, arrays))
+        piece = _length_of_pieces(width, large or _is_jax(compile_kwargs))
+        rows = {b: b.type.clone(shape=(piece, *b.type.shape[1:]))() for b in batch}
         shared = {v: v.type() for v in _shared_by_rows(arrays, batch)}
         count, noise, _ = node.inputs[-3:]
         _refuse_records(shared, [*data, *([] if indices is None else [indices]), count, noise])
         inputs = [*rows.values(), *shared.values()]
-        outputs_of_rows = graph_replace(arrays, {**rows, **shared}, strict=False)
+        outputs_of_rows = without_loops(graph_replace(arrays, {**rows, **shared}, strict=False))
         per_record = pm_compile(
             [In(v, borrow=True) for v in inputs],
             [Out(a, borrow=True) for a in outputs_of_rows],
@@ -370,13 +379,16 @@ def in_pieces(
             per_record,
             len(data),
             indices is not None,
-            sum(math.prod(n or 1 for n in a.type.shape[1:]) for a in arrays),
-            any(_entries(form, arrays) > _LARGE for form, arrays in _by_form(op.layout, arrays)),
+            piece,
             graph_key(inputs, outputs_of_rows),
         )
         which = [] if indices is None else [indices]
         swap[variable] = piecewise(*data, *shared, *which, *node.inputs[len(arrays) :])
     return list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
+
+
+def _is_jax(compile_kwargs: Mapping[str, Any]) -> bool:
+    return type(get_mode(compile_kwargs["mode"]).linker).__name__ == "JAXLinker"
 
 
 def _by_form(layout: Sequence[Form], arrays: Sequence[Variable]) -> list[tuple[Form, list[Variable]]]:

@@ -1,8 +1,14 @@
-"""The progress bar: steps, speed and ε. Never a loss, which nobody has paid for."""
+"""The progress bar: steps, speed and ε. Never a loss, which nobody has paid for.
+
+The speed hangs on the number of records. Where that is not public, the bar shows it while the fit runs, when
+whoever looks on has a watch too, and not at the end: what stays, in a notebook or a log, does not tell.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -41,9 +47,14 @@ class StepProgress:
         Whether to show anything.
     theme : rich.theme.Theme, optional
         As PyMC's ``progressbar_theme``.
+    keep_speed : bool
+        Whether the bar keeps speed and duration when it ends.
     """
 
-    def __init__(self, n_steps: int, cost: str, visible: bool, theme: Any = None) -> None:
+    def __init__(
+        self, n_steps: int, cost: str, visible: bool, theme: Any = None, keep_speed: bool = True
+    ) -> None:
+        self._keep_speed = keep_speed
         self._bar = Progress(
             TextColumn("[progress.description]{task.description}"),
             BarColumn(bar_width=30),
@@ -59,8 +70,8 @@ class StepProgress:
         self._done = 0
 
     def __enter__(self) -> StepProgress:
-        """Show the bar."""
-        self._bar.start()
+        """Show the bar, if it can be: a fit that is paid for goes on without."""
+        self._or_without(self._bar.start)
         self._begin = time.perf_counter()
         return self
 
@@ -70,12 +81,24 @@ class StepProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Take the bar away."""
-        self._bar.stop()
+        """Show how far it came, and no more of it."""
+        if not self._keep_speed:
+            self._bar.columns = tuple(c for c in self._bar.columns if not isinstance(c, TimeRemainingColumn))
+            self._or_without(lambda: self._bar.update(self._task, speed=""))
+        self._or_without(self._bar.stop)
+
+    def _or_without(self, show: Callable[[], object]) -> None:
+        """Do without a bar that cannot be shown (output that is closed, say)."""
+        try:
+            show()
+        except Exception:
+            with suppress(Exception):
+                self._bar.live.stop()  # gives stdout back
+            self._bar.disable = True
 
     def advance(self, steps: int) -> None:
         """Say that `steps` more steps are done."""
         self._done += steps
         elapsed = time.perf_counter() - self._begin
         speed = f"{self._done / elapsed:,.0f} steps/s" if elapsed > 0 else ""
-        self._bar.update(self._task, advance=steps, speed=speed)
+        self._or_without(lambda: self._bar.update(self._task, advance=steps, speed=speed))

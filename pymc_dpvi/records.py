@@ -243,7 +243,14 @@ def build_record_model(
         public,
         lambda v: f"'{v.name}'" if v.name else f"The likelihood of {', '.join(map(repr, one.factors))}",
     )
-    return replace(record, factors=dict(zip(one.factors, factors, strict=True)))
+    (prior,) = guard_records(
+        [record.prior_logp],
+        (),
+        record.value_vars,
+        public,
+        lambda v: f"'{v.name}'" if v.name else "The prior",
+    )
+    return replace(record, factors=dict(zip(one.factors, factors, strict=True)), prior_logp=prior)
 
 
 @dataclass(frozen=True)

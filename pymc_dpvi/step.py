@@ -76,6 +76,8 @@ class PrivateStep:
         Bound on the norm of that gradient (after the noise; costs nothing).
     compile_kwargs : dict
         For PyTensor's ``function``, with ``mode``.
+    rows_kwargs : dict, optional
+        What is different of it for the rows of a batch.
 
     Attributes
     ----------
@@ -106,6 +108,7 @@ class PrivateStep:
         optimizer: Optimizer,
         max_grad_norm: float | None,
         compile_kwargs: dict[str, Any],
+        rows_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         floatx = pytensor.config.floatX
         self.params: list[SharedVariable] = list(group.params)
@@ -161,9 +164,8 @@ class PrivateStep:
             new = updates.get(p, p)
             updates[average] = (average + weight * (new - average)).astype(average.type.dtype)
         # Last, so that the optimiser is handed the release itself.
-        *new, row = in_pieces(
-            [*updates.values(), row], batch, data, None if whole else indices, compile_kwargs
-        )
+        rows_kwargs = {**compile_kwargs, **(rows_kwargs or {})}
+        *new, row = in_pieces([*updates.values(), row], batch, data, None if whole else indices, rows_kwargs)
         updates = dict(zip(updates, new, strict=True))
         many = [
             indices,
@@ -252,8 +254,10 @@ class PrivateStep:
             variable.set_value(value)
         if failure:
             raise ArgumentError(
-                f"A step on no records raised {failure}: the backend cannot compile the model, or "
-                "obj_optimizer returned updates that do not fit its parameters. Nothing is spent."
+                f"A step on no records raised {failure}: the backend cannot compile the model "
+                "(backend='numba' takes models that 'jax' does not), obj_optimizer returned updates that do "
+                "not fit its parameters, or a public array has not the shape that the model was written for. "
+                "Nothing is spent."
             )
         if [a.shape for a in after] != shapes:
             raise ArgumentError("obj_optimizer returned updates of another shape than its parameters.")

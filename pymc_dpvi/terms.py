@@ -201,6 +201,16 @@ class PrivacyTerms:
             default_sampling=self._chooses_sampling,
         )
 
+    @property
+    def num_records_public(self) -> bool:
+        """Whether the number of records is public: the terms presuppose it."""
+        return (
+            self.batch_size is not None
+            or self.gradient == "vanilla"
+            or self.sampler == "fixed_size"
+            or self.neighboring_relation == "replace_one"
+        )
+
     def report(self, run: PrivacyRun, before: PrivacyReport | None, **facts: Any) -> PrivacyReport:
         """Return the report with `run` charged to it.
 
@@ -216,19 +226,13 @@ class PrivacyTerms:
         if before is not None:
             return replace(before, runs=(*before.runs, run))
         info = self.accountant_info
-        public = (
-            self.batch_size is not None
-            or self.gradient == "vanilla"
-            or self.sampler == "fixed_size"
-            or self.neighboring_relation == "replace_one"
-        )
         return PrivacyReport(
             neighboring_relation=self.neighboring_relation,
             sampler=self.sampler,
             gradient=self.gradient,
             accountant=info.name,
             guarantee=info.guarantee,
-            num_records_public=public,
+            num_records_public=self.num_records_public,
             noise="lattice",
             runs=(run,),
             **facts,

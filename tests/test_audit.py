@@ -248,7 +248,7 @@ def test_random_seed_fixes_what_is_public(logistic: Callable[[], pm.Model]):
         ({"runs": 1e4}, "runs must be an integer"),
         ({"obj_n_mc": 0}, "obj_n_mc"),
         ({"random_seed": -1}, "random_seed"),
-        ({"backend": "jax"}, "backend"),
+        ({"backend": "fortran"}, "backend"),
         ({"method": "advi"}, "method must be DPADVI"),
         ({"method": pm.ADVI}, "method must be DPADVI"),
         ({"model": 3}, "model must be a pymc.Model"),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numba
 import numpy as np
 import pytensor
@@ -51,7 +52,7 @@ def piecewise(out: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[1:])])
-@pytest.mark.parametrize("mode", ["NUMBA", pytest.param("CVM", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["NUMBA", pytest.param("CVM", marks=pytest.mark.slow), "JAX"])
 def test_equal_records_have_equal_rows(name: str, mode: str) -> None:
     record = build_record_model(ZOO[name].build(), record_dim=ZOO[name].record_dim)
     latents = DPMeanField(record, random_seed=1).latents
@@ -72,7 +73,7 @@ def test_equal_records_have_equal_rows(name: str, mode: str) -> None:
         values = shared(rng.normal(size=(1, latents.size)) * scale)
         for i in rng.choice(record.num_records, size=5):
             alike = [np.repeat(d.eval()[[i]], op.piece, axis=0) for d in data]
-            for out in op.per_record(*alike, *values):
+            for out in map(np.asarray, op.per_record(*alike, *values)):
                 assert len(out) in (1, op.piece)
                 np.testing.assert_array_equal(out, np.broadcast_to(out[:1], out.shape))
 
@@ -87,6 +88,8 @@ def products(
     yield "numpy, rows in Fortran order", lambda rows: np.asfortranarray(rows) @ weights
     yield "numpy, transposed", lambda rows: (weights.T @ rows.T).T
     yield "numba", lambda rows: compiled_product(rows, weights)
+    if width in (1, 3, 17, 100, 300):  # it compiles for each
+        yield "JAX", lambda rows: np.asarray(jax_product(rows, weights))
     if width == columns > 1:
         lower = np.tril(weights) + 5.0 * np.eye(columns)
         yield "triangular system", lambda rows: solve_triangular(lower, rows.T, lower=True).T
@@ -95,6 +98,14 @@ def products(
 @numba.njit
 def compiled_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:  # pragma: no cover
     return np.dot(a, b)
+
+
+jax.config.update("jax_enable_x64", True)  # as PyTensor does
+
+
+@jax.jit
+def jax_product(a: Any, b: Any) -> Any:
+    return a @ b
 
 
 @pytest.mark.parametrize(
@@ -123,7 +134,7 @@ def check_products(length: int) -> None:
                 assert alike, f"{name}: {length} rows of {columns} by {width}"
 
 
-@pytest.mark.parametrize("mode", ["CVM", "NUMBA"])
+@pytest.mark.parametrize("mode", ["CVM", "NUMBA", "JAX"])
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_row_that_cancels_does_not_move_others(mode: str, width: int) -> None:
     """With pieces as long as the batch, as they were, one more record moves the sum by three clip norms."""
@@ -135,7 +146,7 @@ def test_a_row_that_cancels_does_not_move_others(mode: str, width: int) -> None:
     sums = pt.dot(batch, pt.ones((16, width)) if width > 1 else pt.ones(16)[:, None])
     release = private_sum([Block(sums)], noise, 1.0, np.asarray(UNIT), indices.size)
     (cut,) = in_pieces([release], [batch], [x], indices, {"mode": mode})
-    run = pytensor.function([indices, noise], cut, mode=mode)
+    run = pytensor.function([indices, noise], cut, mode="CVM" if mode == "JAX" else mode)
     zeros = np.zeros(width, dtype=np.int64)
     for sizes in (range(1, 30), range(90, 110), range(185, 200)):
         totals = np.array([run(np.arange(n), zeros) for n in sizes])

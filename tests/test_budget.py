@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import math
 import pickle
 import random
+import sys
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -30,6 +33,7 @@ from pymc_dpvi import (
     BudgetExceededError,
     DPFullRankADVI,
     PrivacyBudget,
+    PrivacyWarning,
     accounting,
     fit_dpadvi,
 )
@@ -708,6 +712,49 @@ def test_a_fit_that_fails_before_the_charge_costs_nothing(logistic: Callable[[],
         with pytest.raises(ArgumentError):
             method.fit(0, **QUIET)
     assert budget.ledger == ()
+
+
+class Picky:
+    """A callback that cannot say how often it wants to be called."""
+
+    @property
+    def every(self) -> int:
+        raise RuntimeError("never")
+
+    def __call__(self, *_: Any) -> None: ...
+
+
+def test_what_fails_of_itself_fails_before_the_charge(logistic: Callable[[], pm.Model]) -> None:
+    budget = PrivacyBudget(3.0, 0.5)
+    with logistic(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(PrivacyWarning, match=r"delta=0\.01 is large"):
+            DPADVI(**{**FIT, "delta": 0.01}, budget=budget).fit(20, **QUIET)
+        with pytest.raises(RuntimeError, match="never"):
+            DPADVI(**FIT, budget=budget).fit(20, callbacks=[Picky()], **QUIET)
+    with pm.Model() as model:
+        weight = pm.Data("weight", np.ones(3))
+        beta = pm.Normal("beta", 0.0, 1.0, shape=3)
+        pm.Normal("y", (pm.Data("x", np.eye(6)[:, :3]) * weight) @ beta, 1.0, observed=np.ones(6))
+        method = DPADVI(**FIT, budget=budget, public_data=["weight"])
+        pm.set_data({"weight": np.ones(2)}, model=model)
+        with pytest.raises(ArgumentError, match=r"a public array has not the shape .* Nothing is spent"):
+            method.fit(20, **QUIET)
+    assert budget.ledger == ()
+
+
+def test_a_fit_goes_on_where_no_bar_can_be_drawn(
+    logistic: Callable[[], pm.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closed output is no reason to lose what is charged."""
+    broken = io.StringIO()
+    broken.close()
+    monkeypatch.setattr(sys, "stdout", broken)
+    budget = PrivacyBudget(1.0, 1e-6)
+    with logistic():
+        approx = DPADVI(**FIT, budget=budget).fit(20)
+    assert approx.privacy.runs[0].steps_run == 20 and len(budget.ledger) == 1
+    assert sys.stdout is broken
 
 
 def test_a_budget_in_a_file_outlives_the_fit(tmp_path: Path, logistic: Callable[[], pm.Model]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+from importlib import metadata, util
 from typing import Any
 
 import arviz as az
@@ -11,7 +11,7 @@ import pytest
 from pytensor.compile.mode import Mode
 
 from pymc_dpvi import compat
-from pymc_dpvi.compat import compile_mode, posterior_data, versions
+from pymc_dpvi.compat import compile_mode, posterior_data, rows_mode, versions
 from pymc_dpvi.errors import ArgumentError
 
 DATA_TREE = int(az.__version__.split(".")[0]) >= 1
@@ -70,6 +70,7 @@ def test_netcdf_round_trip(tmp_path: Any) -> None:
         ("numba", {}, "Numba"),
         ("c", {"name": "step"}, "VM"),
         ("cvm", None, "VM"),
+        ("jax", None, "VM"),
         (None, {"mode": "NUMBA"}, "Numba"),
         (None, {"mode": "CVM"}, "VM"),
     ],
@@ -83,10 +84,22 @@ def test_compile_mode(backend: str | None, kwargs: dict[str, Any] | None, linker
     assert set(found) == {"mode", *(kwargs or {})}
 
 
-@pytest.mark.parametrize("backend", ["jax", "JAX", "pytorch", "mlx", "fortran", "", 3, ["c"]])
+def test_rows_have_a_mode_of_their_own_with_jax() -> None:
+    assert rows_mode(None) == rows_mode("numba") == rows_mode("c") == {}
+    assert type(rows_mode("jax")["mode"].linker).__name__ == "JAXLinker"
+
+
+@pytest.mark.parametrize("backend", ["JAX", "pytorch", "mlx", "fortran", "", 3, ["c"]])
 def test_backend_that_is_not_there(backend: Any) -> None:
-    with pytest.raises(ArgumentError, match="is not available: a private step needs the noise kernel"):
+    with pytest.raises(ArgumentError, match="is not available: choose backend='numba'"):
         compile_mode(backend, None)
+
+
+def test_backend_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "jax" else find(name, *rest))
+    with pytest.raises(ArgumentError, match=r"backend='jax' needs JAX.*pip install 'pymc_dpvi\[jax\]'"):
+        compile_mode("jax", None)
 
 
 @pytest.mark.parametrize("mode", ["JAX", "PYTORCH", "MLX", "NanGuardMode", "DebugMode", "nonsense", 3])

@@ -12,12 +12,13 @@ import pytensor.tensor as pt
 import pytest
 from oracle import latents_of
 from pymc.pytensorf import compile as pm_compile
+from pytensor.tensor.blockwise import Blockwise
 from zoo import ZOO
 
 from pymc_dpvi.blocks import as_matrix
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.gradients import aligned_gradients
+from pymc_dpvi.gradients import aligned_gradients, prior_gradients
 from pymc_dpvi.graphs import array_value
 from pymc_dpvi.guards import is_grid, is_structural
 from pymc_dpvi.records import RecordModel, build_record_model
@@ -234,3 +235,111 @@ X1, X2 = (g.ravel() for g in np.meshgrid([1.0, 2.0, 3.0], [4.0, 6.0]))
 )
 def test_grids(array: np.ndarray, expected: bool) -> None:
     assert is_grid(array) is expected
+
+
+# ------------------------------------------------------------------------- other indices
+
+
+def far_out(kind: str) -> tuple[pm.Model, dict[str, Any]]:
+    """Models with an index that neither a record nor a constant decides on."""
+    with pm.Model() as model:
+        x = pm.Data("x", np.arange(24.0).reshape(6, 4) / 10)
+        t = pm.Normal("t", 0.0, 10.0, shape=3, initval=np.full(3, 0.5))
+        beta = pm.Normal("beta", 0.0, 1.0, shape=4, initval=np.full(4, 0.5))
+        latent = pt.cast(pt.floor(t), "int64")
+        public = pm.Data("public", np.array([3, 0, 1]))
+        mu = {
+            "into a record": lambda: x.reshape((6, 4, 1))[:, latent, latent * 0].sum(axis=1),
+            "into a latent table": lambda: x[:, 0] * pt.outer(beta, beta)[latent, latent * 0].sum(),
+            "of a public array": lambda: x[:, 0] * beta[public].sum(),
+            "one entry": lambda: x[:, latent[0]],
+            "in the prior": lambda: x[:, 0],
+        }[kind]()
+        if kind == "in the prior":
+            pm.Potential("order", beta[latent].sum())
+        pm.Normal("y", mu * beta[0], 1.0, observed=np.ones(6))
+    return model, {"public_data": ["public"]}
+
+
+FAR_OUT = ("into a record", "into a latent table", "of a public array", "one entry", "in the prior")
+
+
+@pytest.mark.parametrize("kind", FAR_OUT)
+@pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
+def test_an_index_that_leaves_a_table_reads_nothing_beside_it(kind: str, backend: str) -> None:
+    """The latent values go where they like, and a public array may be set to others before the fit."""
+    model, public = far_out(kind)
+    record = build_record_model(model, **public)
+    latents, start = latents_of(model)
+    batch = [pt.tensor(dtype=r.dtype, shape=(None, *r.type.shape[1:])) for r in record.rows]
+    z = pt.matrix("z", shape=(1, latents.size))
+    gradients = as_matrix(aligned_gradients(record, batch, latents, z, 1))
+    prior = prior_gradients(record, latents, z, 1)
+    kwargs: dict[str, Any] = {"mode": backend} if backend == "FAST_COMPILE" else compile_mode(backend, None)
+    evaluate = pm_compile([*batch, z], [gradients, prior], on_unused_input="ignore", **kwargs)
+    rows = [array_value(a)[:3] for a in record.arrays]
+    at = {v.name: s for v, s in zip(latents.value_vars, latents.slices, strict=True)}
+    inside, outside = start.copy(), start.copy()
+    outside[at["t"]] = 40.0
+    within, beside = (evaluate(*rows, point[None]) for point in (inside, outside))
+    assert np.isfinite(within[0]).all() and np.isfinite(beside[0]).all()
+    if kind == "of a public array":
+        assert np.any(within[0]) and np.any(beside[0])
+        with model:
+            pm.set_data({"public": np.array([3, 40, 1])})
+        beside = evaluate(*rows, inside[None])
+    if kind != "in the prior":
+        assert np.any(within[0]) and not np.any(beside[0])  # the likelihood is zero there, and flat
+    else:
+        assert np.isfinite(beside[1]).all()
+        # Of the prior's normal densities, and of the Potential, which is three times the first entry.
+        np.testing.assert_array_equal(within[1][0, at["beta"]], [3.0 - 0.5, -0.5, -0.5, -0.5])
+        assert not np.any(beside[1][0, at["beta"]])
+
+
+def hidden_index(how: str) -> pm.Model:
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 1.0, shape=(2, 4))
+        index = pt.cast(pt.floor(abs(beta[0])), "int64")
+        if how == "Blockwise":
+            one = beta[0][index].owner.op
+            both = Blockwise(one, signature="(i),(j)->(j)")(beta, index[None])
+        else:
+            both = pytensor.scan(lambda b: b[index].sum(), sequences=beta, return_updates=False)
+        pm.Normal("y", both.sum() * pm.Data("x", np.arange(6.0)), 1.0, observed=np.ones(6))
+    return model
+
+
+@pytest.mark.parametrize("how", ["Blockwise", "Scan"])
+def test_an_index_within_a_loop_is_refused(how: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"indexes an array by another one within {how}"):
+        build_record_model(hidden_index(how))
+
+
+AXES: dict[str, Callable[[Any, Any], Any]] = {
+    "sort": lambda y, k: pt.sort(y, axis=k),
+    "argsort": lambda y, k: pt.argsort(y, axis=k),
+    "join": lambda y, k: pt.join(k, y, y),
+}
+
+
+@pytest.mark.parametrize("how", AXES)
+def test_an_axis_that_a_record_chooses_is_refused(how: str) -> None:
+    """For one record the axis is there, for another it is not, and the step raises."""
+    with pm.Model() as model:
+        y = pm.Data("y_data", np.linspace(-1.0, 1.0, 6))
+        axis = pm.Data("axis", np.zeros(6, dtype="int64"))
+        mu = pm.Normal("mu", 0.0, 1.0)
+        pm.Normal("y", mu + 0.1 * axis, 1.0, observed=y)
+        pm.Potential("p", mu * AXES[how](y[:, None, None], 1 + axis[0])[:, 0, 0])
+    with pytest.raises(NotSeparableError, match=r"'p'|A part|The likelihood"):
+        build_record_model(model)
+
+
+def test_a_sort_of_each_record_is_not_refused() -> None:
+    with pm.Model() as model:
+        x = pm.Data("x", np.random.default_rng(0).normal(size=(6, 3)))
+        mu = pm.Normal("mu", 0.0, 1.0)
+        highest = pt.concatenate([pt.sort(x, axis=1), x], axis=1)[:, 2]
+        pm.Normal("y", mu * highest, 1.0, observed=np.ones(6))
+    assert build_record_model(model).num_records == 6

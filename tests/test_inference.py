@@ -365,19 +365,31 @@ def test_callback_that_raises(logistic: Build) -> None:
 # -------------------------------------------------------------------------------- progress bar
 
 
+@pytest.mark.parametrize("public", [True, False])
 def test_progressbar(
-    logistic: Build, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    logistic: Build, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, public: bool
 ) -> None:
+    """The speed tells of the number of records: where that is private, it does not stay."""
     theme = Theme({"bar.complete": "red"})
     monkeypatch.setenv("COLUMNS", "160")
+    live: list[str] = []
+    advance = StepProgress.advance
+
+    def watched(self: StepProgress, steps: int) -> None:
+        advance(self, steps)
+        live.append(self._bar.tasks[0].fields["speed"])
+
+    monkeypatch.setattr(StepProgress, "advance", watched)
     with logistic():
-        method = DPADVI(**SEEDED)
+        relation = "replace_one" if public else "add_or_remove_one"
+        method = DPADVI(**SEEDED, neighboring_relation=relation)
         pm.fit(20, method=method, progressbar=True, progressbar_theme=theme)
         method.refine(10)
     captured = capsys.readouterr()
     shown = captured.out + captured.err
     assert "20/20 steps" in shown and "10/10 steps" in shown
-    assert "steps/s" in shown
+    assert live and all("steps/s" in speed for speed in live)
+    assert ("steps/s" in shown) is public and ("0:00" in shown) is public
     assert "ε = 1 at δ = 1e-06" in shown
     for word in ("loss", "elbo", "score"):
         assert word not in shown.lower()
@@ -496,7 +508,13 @@ def test_obj_n_mc_costs_nothing(logistic: Build, steps_seen: list[tuple[np.ndarr
 @pytest.mark.compiled
 def test_backends_agree(logistic: Build) -> None:
     results = []
-    for kwargs in ({}, {"backend": "numba"}, {"backend": "c"}, {"compile_kwargs": {"mode": "PYTHON"}}):
+    for kwargs in (
+        {},
+        {"backend": "numba"},
+        {"backend": "c"},
+        {"backend": "jax"},
+        {"compile_kwargs": {"mode": "PYTHON"}},
+    ):
         with logistic():
             results.append(params(pm.fit(8, method=DPADVI(**CHEAP), progressbar=False, **kwargs)))
     for result in results[1:]:
@@ -512,7 +530,7 @@ def test_compile_kwargs_reach_pytensor(logistic: Build) -> None:
 
 BAD_FITS: dict[str, tuple[dict[str, Any], str]] = {
     "score": ({"score": True}, "the loss is computed on the records"),
-    "jax": ({"backend": "jax"}, "backend='jax' is not available: a private step needs the noise kernel"),
+    "backend": ({"backend": "fortran"}, "backend='fortran' is not available: choose backend='numba'"),
     "backend type": ({"backend": 3}, "backend"),
     "mode jax": ({"compile_kwargs": {"mode": "JAX"}}, "not available"),
     "mode unknown": ({"compile_kwargs": {"mode": "nonsense"}}, "mode"),

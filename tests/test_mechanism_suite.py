@@ -159,7 +159,7 @@ def test_sparse_gradients_and_sums_of_products(gradient: str, monkeypatch: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["numba", "c"])
+@pytest.mark.parametrize("backend", ["numba", "c", "jax"])
 @pytest.mark.parametrize("model", [regression, layers, look_ups])
 def test_the_compiled_backends(backend: str, model):
     cell = Suite(model(), backend=backend)

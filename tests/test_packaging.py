@@ -39,6 +39,7 @@ LAYERS = (
     ("gradients",),
     ("factoring",),
     ("adaptive_clipping", "chunk", "pieces"),
+    ("unlooped",),
     ("clipping",),
     ("block_sums", "blocks"),
     ("starting_values",),

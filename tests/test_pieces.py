@@ -8,24 +8,25 @@ from typing import Any
 
 import numba
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.traversal import ancestors
 from zoo import ZOO
 
-from pymc_dpvi import pieces
+from pymc_dpvi import DPADVI, PrivacyBudget, pieces
 from pymc_dpvi.approximation import DPMeanField
 from pymc_dpvi.blocks import Block
 from pymc_dpvi.clipping import PrivateSum, private_sum
-from pymc_dpvi.errors import PrivacyError
+from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.gradients import aligned_gradients
 from pymc_dpvi.pieces import PiecewiseSum, in_pieces
 from pymc_dpvi.records import build_record_model
 
 N, D = 400, 3
 UNIT = 2.0**-36
-MODES = ["PYTHON", "CVM", "NUMBA"]
+MODES = ["PYTHON", "CVM", "NUMBA", "JAX"]
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "C": np.ascontiguousarray,
     "Fortran": np.asfortranarray,
@@ -68,7 +69,10 @@ def functions(mode: str, layout: str = "C", whole: bool = False) -> tuple[Any, .
     noisy, batch = graph(data, which, count, noise, beta)
     (cut,) = in_pieces([noisy], batch, data, which, {"mode": mode})
     inputs = [indices, count, noise, beta]
-    return tuple(pytensor.function(inputs, out, mode=mode, on_unused_input="ignore") for out in (noisy, cut))
+    around = "CVM" if mode == "JAX" else mode
+    return tuple(
+        pytensor.function(inputs, out, mode=around, on_unused_input="ignore") for out in (noisy, cut)
+    )
 
 
 def check(both: tuple[Any, ...], indices: np.ndarray, count: int) -> None:
@@ -242,3 +246,43 @@ def test_arrays_put_in_order_give_their_memory_back(step: int):
     for _ in range(400):  # of 1.2 MB
         every(step, 50_000)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB on Linux
+
+
+def test_jax_compiles_in_the_rehearsal_and_on_no_records():
+    """Its compiler runs at the first call: before anything is spent, and without a look at the data."""
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 1.0, shape=2)
+        pm.Normal("y", pm.Data("x", rng.normal(size=(40, 2))) @ beta, 1.0, observed=rng.normal(size=40))
+    calls: list[Any] = []
+    before = PiecewiseSum.__init__
+
+    def watched(self: PiecewiseSum, private_sum: Any, per_record: Any, *rest: Any) -> None:
+        def call(*arrays: Any) -> Any:
+            calls.append(arrays)
+            return per_record(*arrays)
+
+        call.maker = per_record.maker  # type: ignore[attr-defined]
+        before(self, private_sum, call, *rest)
+
+    with pytest.MonkeyPatch.context() as patch, model:
+        patch.setattr(PiecewiseSum, "__init__", watched)
+        method = DPADVI(epsilon=1.0, delta=1e-5, sampling_prob=0.5)
+        patch.setattr(
+            type(method), "_reserve", lambda *given, dry_run=False: dry_run or calls.append("reserved")
+        )
+        method.fit(2, backend="jax", progressbar=False)
+    at = calls.index("reserved")
+    assert at == 1 and len(calls) > 2
+    tried, at_work = calls[0], calls[2]
+    assert not np.any(tried[0]) and np.any(at_work[0])
+    assert [np.shape(a) for a in tried] == [np.shape(a) for a in at_work]
+
+
+def test_what_jax_cannot_compile_is_refused_before_anything_is_spent():
+    with ZOO["tobit_two_sided"].build():  # erfcx
+        budget = PrivacyBudget(1.0, 1e-5)
+        method = DPADVI(epsilon=1.0, delta=1e-5, budget=budget)
+        with pytest.raises(ArgumentError, match=r"could not be compiled.*backend='numba'.*Nothing is spent"):
+            method.fit(2, backend="jax", progressbar=False)
+    assert budget.ledger == () and budget.remaining.epsilon == 1.0

@@ -455,7 +455,7 @@ ERRORS: dict[str, Callable[[], Any]] = {
     "an operation that raises": picky_method,
     "before fit": before_fit,
     "score": fit_with(score=True),
-    "jax": fit_with(backend="jax"),
+    "backend": fit_with(backend="fortran"),
     "optimizer": fit_with(obj_optimizer=lambda grads, params: 3),
     "optimizer that raises": fit_with(obj_optimizer=lambda grads, params: grads[0].eval()),
     "divergence": lambda: with_model(planted_model()).fit(

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from pymc_dpvi import DPADVI, DPFullRankADVI
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.clipping import SLACK
-from pymc_dpvi.compat import compile_mode
+from pymc_dpvi.compat import compile_mode, rows_mode
 from pymc_dpvi.errors import InsecureNoiseWarning, PrivacyError
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.records import build_record_model
@@ -108,6 +108,7 @@ class Harness:
             optimizer=self.recorder,
             max_grad_norm=None,
             compile_kwargs={"mode": backend} if backend == "PYTHON" else compile_mode(backend, None),
+            rows_kwargs=None if backend == "PYTHON" else rows_mode(backend),
         )
         self.n_mc = n_mc
         self.names = [p.name for p in self.step.params]
@@ -338,7 +339,7 @@ def test_hostile_records(aligned: Harness):
     check_hostile(aligned)
 
 
-@pytest.mark.parametrize("backend", ["numba", "c"])
+@pytest.mark.parametrize("backend", ["numba", "c", "jax"])
 def test_on_the_backends(backend: str):
     harness = Harness(regression(), backend=backend)
     check_sum(harness)

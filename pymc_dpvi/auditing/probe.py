@@ -134,6 +134,8 @@ class Probe:
         Latent draws a step.
     compile_kwargs : dict
         For PyTensor's ``function``, with ``mode``.
+    rows_kwargs : dict, optional
+        What is different of it for the rows of a batch.
     rng : numpy.random.Generator
         For the synthetic records.
 
@@ -173,6 +175,7 @@ class Probe:
         *,
         n_mc: int = 1,
         compile_kwargs: dict[str, Any],
+        rows_kwargs: dict[str, Any] | None = None,
         rng: np.random.Generator,
     ) -> None:
         latents = approx.latents
@@ -199,6 +202,7 @@ class Probe:
                 optimizer=self._release,
                 max_grad_norm=None,
                 compile_kwargs=compile_kwargs,
+                rows_kwargs=rows_kwargs,
             )
         self._tables = tables
         self.leaks = tuple(self._release.leaks(self.step))

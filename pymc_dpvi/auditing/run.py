@@ -17,7 +17,7 @@ from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import AuditReport
 from pymc_dpvi.auditing.sensitivity import check_lattice, check_one_way_out, check_sensitivity
 from pymc_dpvi.auditing.transcript import check_noise, check_randomness
-from pymc_dpvi.compat import compile_mode, versions
+from pymc_dpvi.compat import compile_mode, rows_mode, versions
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.inference import DPADVI
 from pymc_dpvi.mechanism import Streams
@@ -61,7 +61,7 @@ def audit(
         10 % too small in one of the numbers released.
     obj_n_mc : int
         As in `fit`.
-    backend : {"numba", "c"}, optional
+    backend : {"numba", "c", "jax"}, optional
         As in `fit`.
     compile_kwargs : dict, optional
         As in `fit`.
@@ -111,7 +111,8 @@ def audit(
     if not all(np.isfinite(p.get_value(borrow=True)).all() for p in approx.params):
         raise ArgumentError("the method's variational parameters are not finite; make a new method to audit.")
     mechanism = terms.mechanism(n, record.num_records)
-    probe = Probe(record, approx, mechanism, n_mc=n_mc, compile_kwargs=mode, rng=rng)
+    rows = rows_mode(backend)
+    probe = Probe(record, approx, mechanism, n_mc=n_mc, compile_kwargs=mode, rows_kwargs=rows, rng=rng)
     streams = Streams.make(None)
     kept = int(np.clip(_MOST_NUMBERS // probe.num_noise, 100, runs))
     attack = run_attack(probe, mechanism, streams, rng, runs)
