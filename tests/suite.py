@@ -17,7 +17,7 @@ from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import CheckResult
 from pymc_dpvi.auditing.sensitivity import check_lattice, check_one_way_out, check_sensitivity
 from pymc_dpvi.auditing.transcript import check_noise, check_randomness
-from pymc_dpvi.compat import compile_mode
+from pymc_dpvi.compat import compile_mode, rows_mode
 from pymc_dpvi.mechanism import Mechanism, Streams
 from pymc_dpvi.records import build_record_model
 from pymc_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler, Sampler
@@ -67,10 +67,10 @@ def look_ups() -> pm.Model:
     with pm.Model() as model:
         group = pm.Data("group", rng.integers(0, 8, size=24))
         pair = pm.Data("pair", rng.integers(0, 12, size=(24, 2)))
-        series = pm.Data("series", np.zeros((24, 3, 20)))
+        series = pm.Data("series", np.zeros((24, 2, 12)))
         intercept = 0.5 + 0.3 * pm.Normal("offset", 0, 1, shape=8)
         strength = pm.Normal("strength", 0, 1, shape=12)
-        weights = pm.Normal("weights", 0, 0.1, shape=(20, 20))
+        weights = pm.Normal("weights", 0, 0.1, shape=(12, 12))
         hidden = pm.math.tanh(series @ weights).sum(axis=(1, 2))
         mean = intercept[group] + strength[pair[:, 0]] - strength[pair[:, 1]] + hidden
         pm.Normal("y", mean, 1.0, observed=np.zeros(24))
@@ -106,7 +106,13 @@ class Suite:
         self.rng = np.random.default_rng(seed)
         mode: dict[str, Any] = {"mode": backend} if backend == "FAST_COMPILE" else compile_mode(backend, None)
         self.probe = Probe(
-            self.record, self.approx, self.mechanism, n_mc=n_mc, compile_kwargs=mode, rng=self.rng
+            self.record,
+            self.approx,
+            self.mechanism,
+            n_mc=n_mc,
+            compile_kwargs=mode,
+            rows_kwargs=None if backend == "FAST_COMPILE" else rows_mode(backend),
+            rng=self.rng,
         )
         self.streams = Streams.make(seed)
 
