@@ -18,12 +18,15 @@ vectorised:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Cast, IntDiv, Mod, Pow, ScalarType
+from pytensor.scan.op import Scan
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT
@@ -73,8 +76,6 @@ _TOTAL_MATRIX = {
 }
 #: Operations in which only the first input may depend on a record: the others are shapes and axes.
 _SHAPED = {"Alloc", "ArgSortOp", "BroadcastTo", "Reshape", "SortOp", "SpecifyShape", "Split", "Unbroadcast"}
-#: Operations in which all but the first may: it is an axis.
-_AXIS_FIRST = {"Join"}
 _INDEXING = {
     "AdvancedIncSubtensor",
     "AdvancedIncSubtensor1",
@@ -91,7 +92,7 @@ def guard_records(
     latent: Iterable[Variable],
     public: Iterable[Variable],
     name: Callable[[Variable], str],
-) -> list[TensorVariable]:
+) -> tuple[list[TensorVariable], list[TensorVariable]]:
     """Return the terms of one record, safe for every value that the record may hold.
 
     Parameters
@@ -109,7 +110,9 @@ def guard_records(
 
     Returns
     -------
-    list of TensorVariable
+    terms : list of TensorVariable
+    fixed : list of TensorVariable
+        Whether indices are within range on which neither records nor latent values decide, one bool for each.
 
     Raises
     ------
@@ -121,9 +124,11 @@ def guard_records(
     """
     seen = set(rows)
     free = set(latent)
+    undecided = seen | free
     declared = set(public)
     memo: dict[Variable, Variable] = {}
     valid: list[Variable] = []
+    fixed: list[Variable] = []
     for var in walk(terms, into_size=True):
         node = var.owner
         if var in memo or node is None:
@@ -147,19 +152,29 @@ def guard_records(
                 valid.append(ok)
             else:
                 _check_total(node, marked, where)
+        loose: list[tuple[int, Variable, Variable]] = []
         if type(node.op).__name__ in _INDEXING:
-            for position, axis in _loose_indices(node):
-                inputs[position], ok = _in_range(inputs[position], inputs[0].shape[axis])
-                valid.append(ok)
-        else:
-            _refuse_hidden_index(node, name)
+            loose = [(k, *_in_range(inputs[k], inputs[0], axis)) for k, axis in _loose_indices(node)]
+        elif isinstance(node.op, Scan):
+            loose = _bounded_steps(node.op, inputs)
+        if (hidden := _hidden_index(node.op, itself=False)) is not None:
+            raise UnsupportedModelError(
+                f"{name(node.outputs[0])} goes through {hidden} within {type(node.op).__name__}, where it is "
+                "not known that an index stays within its table. Index it outside of that, or write the "
+                "log-density without a loop."
+            )
+        for position, safe, ok in loose:
+            inputs[position] = safe
+            valid.append(ok)
+            if undecided.isdisjoint(ancestors([ok])):
+                fixed.append(ok)
         if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
             memo.update(zip(node.outputs, node.op.make_node(*inputs).outputs, strict=True))
     new = [memo.get(t, t) for t in terms]
     if valid:
         whole = pt.all(pt.stack([pt.all(v) for v in valid]))
         new = [pt.switch(whole, t, np.asarray(-np.inf, dtype=t.dtype)) for t in new]
-    return new
+    return new, [pt.all(v) for v in fixed]
 
 
 def is_structural(array: np.ndarray) -> bool:
@@ -210,13 +225,29 @@ def _is_grid_axis(values: np.ndarray) -> bool:
     return bool((np.abs(period.astype(float) - even) <= 1e-12 * width).all())
 
 
-def _in_range(index: Variable, length: Variable) -> tuple[Variable, Variable]:
-    """Replace an index that is out of range by 0, and say whether it was in range."""
+def _in_range(index: Variable, table: Variable, axis: int) -> tuple[Variable, Variable]:
+    """Replace an index that is out of range by 0, and say whether it was in range.
+
+    A mask of another shape than the part of the table that it is for selects nothing.
+    """
+    if index.type.dtype == "bool":
+        lengths = [_length(table, axis + k) for k in range(index.type.ndim)]
+        ok = pt.all(pt.eq(index.shape, pt.stack(lengths)))
+        return pt.and_(index, ok), ok
     scalar = isinstance(index.type, ScalarType)
     tensor = pt.tensor_from_scalar(index) if scalar else index
-    ok = pt.and_(pt.ge(tensor, -length), pt.lt(tensor, length))
+    length = _length(table, axis)
+    ok = pt.lt(tensor, length)
+    if index.type.dtype[0] != "u":  # in C, an unsigned number is not above a negative one
+        ok = pt.and_(ok, pt.ge(tensor, -length))
     safe = pt.switch(ok, tensor, pt.zeros_like(tensor))
     return (pt.scalar_from_tensor(safe) if scalar else safe), ok
+
+
+def _length(table: Variable, axis: int) -> Variable:
+    """Return the length of an axis, a constant if the type knows it."""
+    known = table.type.shape[axis]
+    return table.shape[axis] if known is None else pt.constant(known, dtype="int64")
 
 
 def _truncates(node: Apply) -> bool:
@@ -255,36 +286,43 @@ def _checked_indices(node: Apply, marked: Sequence[int], where: Callable[[], str
 def _loose_indices(node: Apply) -> list[tuple[int, int]]:
     """Positions and axes of the indices of which it is not known that they are within range.
 
-    A mask is not among them: in all backends, one of another length than its axis raises, and its length
-    hangs on no value. Nor is a number that is written into the model, of which the same holds.
+    A number that is written into the model is none: without arrays beside it, all backends check it.
     """
     loose = []
     for position, axis in _index_axes(node):
-        index, length = node.inputs[position], node.inputs[0].type.shape[axis]
-        if index.type.dtype == "bool":
-            continue
+        index, shape = node.inputs[position], node.inputs[0].type.shape
         if isinstance(index, Constant):
             values = np.asarray(index.data)
-            if values.ndim == 0 or not values.size:
+            if not type(node.op).__name__.startswith("Advanced") or not values.size:
                 continue
-            if length is not None and -length <= values.min() and values.max() < length:
+            if values.dtype == bool:
+                if values.shape == shape[axis : axis + values.ndim]:
+                    continue
+            elif shape[axis] is not None and -shape[axis] <= values.min() and values.max() < shape[axis]:
                 continue
         loose.append((position, axis))
     return loose
 
 
-def _refuse_hidden_index(node: Apply, name: Callable[[Variable], str]) -> None:
-    """Raise if an array is indexed by another one within an operation that has a graph of its own."""
-    core = getattr(node.op, "core_op", None)
-    inner = getattr(node.op, "fgraph", None)
-    inside = [] if inner is None else list(inner.apply_nodes)
-    hidden = [n for n in inside if type(n.op).__name__.startswith("Advanced") and _loose_indices(n)]
-    if hidden or type(core).__name__.startswith("Advanced"):
-        raise UnsupportedModelError(
-            f"{name(node.outputs[0])} indexes an array by another one within {type(node.op).__name__}, "
-            "where it is not known that the index stays in range. Index it outside of that, or write the "
-            "log-density without a loop."
-        )
+def _bounded_steps(op: Scan, inputs: Sequence[Variable]) -> list[tuple[int, Variable, Variable]]:
+    """Let a loop end with the shortest of its sequences: numba reads on beyond their ends."""
+    sequences = inputs[1 : 1 + op.info.n_seqs]
+    if not sequences:
+        return []
+    shortest = reduce(pt.minimum, [_length(s, 0) for s in sequences])
+    return [(0, pt.minimum(inputs[0], shortest), pt.le(inputs[0], shortest))]
+
+
+def _hidden_index(op: Any, itself: bool = True) -> str | None:
+    """Name an operation inside this one that indexes by arrays, or loops over them, out of our sight."""
+    if itself and (type(op).__name__.startswith("Advanced") or isinstance(op, Scan)):
+        return type(op).__name__
+    core = getattr(op, "core_op", None)
+    inside = [node.op for node in getattr(getattr(op, "fgraph", None), "apply_nodes", ())]
+    for part in [*inside, *([] if core is None else [core])]:
+        if (found := _hidden_index(part)) is not None:
+            return found
+    return None
 
 
 def _index_axes(node: Apply) -> list[tuple[int, int]]:
@@ -320,7 +358,8 @@ def _check_total(node: Apply, marked: Sequence[int], where: Callable[[], str]) -
     if core is not None:
         kind, known, shaped = type(core).__name__, _TOTAL_MATRIX, {"SortOp"}
     allowed = kind in known or (kind in shaped and marked == [0])
-    allowed = allowed or (kind in _AXIS_FIRST and core is None and 0 not in marked)
+    if kind == "Join" and core is None:  # in PyTensor 2 the first input is the axis
+        allowed = hasattr(op, "axis") or 0 not in marked
     scalar_op = getattr(op, "scalar_op", None)
     if isinstance(scalar_op, IntDiv | Mod | Pow) and node.outputs[0].type.dtype[:3] in ("int", "uin"):
         allowed = allowed and 1 not in marked  # a zero divisor, a negative power

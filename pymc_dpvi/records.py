@@ -88,6 +88,8 @@ class RecordModel:
         The arrays that the user declared public.
     unit : str
         What a record is, in words.
+    in_range : tuple of TensorVariable
+        Whether indices are within range that public arrays alone decide on.
     """
 
     model: pm.Model
@@ -101,6 +103,7 @@ class RecordModel:
     public_arrays: tuple[str, ...]
     public: frozenset[Variable]
     unit: str
+    in_range: tuple[TensorVariable, ...] = ()
 
     @property
     def row_logp(self) -> TensorVariable:
@@ -171,6 +174,21 @@ class RecordModel:
                     "(pm.set_data), so the checks of the model hold no longer. Make a new DPADVI."
                 )
         assert_no_record_array(self)
+        self.check_public()
+
+    def check_public(self) -> None:
+        """Raise if an index on which neither records nor latent values decide leaves its table.
+
+        Raises
+        ------
+        UnsupportedModelError
+        """
+        if self.in_range and not all(pytensor.function([], list(self.in_range), mode="FAST_COMPILE")()):
+            raise UnsupportedModelError(
+                "An index array of the model, on which neither records nor free variables decide, points "
+                "beyond the end of what it indexes (or a mask has another shape, or a loop more steps than "
+                "its sequences have entries). Look at what pm.set_data has put there. Nothing is spent."
+            )
 
     def data(self) -> list[SharedVariable]:
         """Return the record arrays as new shared variables on the model's own memory (no copy).
@@ -236,21 +254,28 @@ def build_record_model(
         unit=describe_unit(model, observed_dims),
     )
     assert_no_record_array(record, one.generative)
-    factors = guard_records(
+    factors, fixed = guard_records(
         list(one.factors.values()),
         record.rows,
         record.value_vars,
         public,
         lambda v: f"'{v.name}'" if v.name else f"The likelihood of {', '.join(map(repr, one.factors))}",
     )
-    (prior,) = guard_records(
+    (prior,), fixed_in_prior = guard_records(
         [record.prior_logp],
         (),
         record.value_vars,
         public,
         lambda v: f"'{v.name}'" if v.name else "The prior",
     )
-    return replace(record, factors=dict(zip(one.factors, factors, strict=True)), prior_logp=prior)
+    record = replace(
+        record,
+        factors=dict(zip(one.factors, factors, strict=True)),
+        prior_logp=prior,
+        in_range=(*fixed, *fixed_in_prior),
+    )
+    record.check_public()
+    return record
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -191,9 +190,7 @@ class PrivateStep:
         self.calls = 0
         self.dtype = np.dtype(floatx)
         self._rehearse(list(updates))
-        # Now that all is loaded which the step calls. One thread: several share out a matrix product by rows,
-        # and add up differently in each (docs/noise.md, section 4).
-        self._one_thread = partial(ThreadpoolController().limit, limits=1, user_api="blas")
+        _ONE_THREAD.look()
 
     def _released(
         self,
@@ -400,7 +397,7 @@ class PrivateStep:
         failure = ""
         weights = np.asarray(weights, dtype=self.dtype)
         try:
-            with _uninterrupted(), self._one_thread():
+            with _uninterrupted(), _ONE_THREAD:
                 rows = self._call(indices, offsets, noise, epsilon, weights)
                 self.calls += len(weights)
                 self.trace.take(rows)
@@ -411,6 +408,41 @@ class PrivateStep:
                 f"The model's log-density raised {failure} on the records. No operation should that passed "
                 "the checks: please report the model to pymc_dpvi. What was planned has been charged."
             )
+
+
+class _OneThread:
+    """Hold BLAS to one thread as long as any step runs, in whichever thread of Python.
+
+    Several threads of BLAS share out a matrix product by rows, and add up differently in each (docs/noise.md,
+    section 4). The number is the process's own, so the first step to begin sets it and the last to end puts
+    back what was there.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._limit: Any = None
+        self._libraries = ThreadpoolController()
+
+    def look(self) -> None:
+        """Take note of the libraries that are loaded by now."""
+        with self._lock:
+            self._libraries = ThreadpoolController()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._running:
+                self._limit = self._libraries.limit(limits=1, user_api="blas")
+            self._running += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                self._limit.restore_original_limits()
+
+
+_ONE_THREAD = _OneThread()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.tensor.basic import Join, Split, get_underlying_scalar_constant_value
 from pytensor.tensor.blockwise import Blockwise
@@ -23,13 +24,16 @@ from pytensor.tensor.exceptions import NotScalarConstantError
 __all__ = ["without_loops"]
 
 
-def _axis(axis: Variable, ndim: int, batch: int) -> int | None:
-    """Return which of all axes is that axis of the `ndim` that a record's array has; None if not known."""
+def _axis(op: Op, axis: Sequence[Variable], ndim: int, batch: int) -> int | None:
+    """Return which of all axes the operation's is, one of `ndim` of a record's array; None if not known.
+
+    In PyTensor 3 the operation has it, in PyTensor 2 it is an input.
+    """
     try:
-        known = int(get_underlying_scalar_constant_value(axis, elemwise=True))
+        known = get_underlying_scalar_constant_value(axis[0], elemwise=True) if axis else op.axis
     except NotScalarConstantError:
         return None
-    return known % ndim + batch
+    return int(known) % ndim + batch
 
 
 def _shared(variable: Variable, batch: int) -> bool:
@@ -42,21 +46,23 @@ def _one_operation(fgraph: FunctionGraph, node: Apply) -> Any:
     """Write a ``Blockwise`` of `Split` or `Join` as that operation."""
     op, batch = node.op.core_op, node.op.batch_ndim(node)
     if isinstance(op, Split):
-        x, axis, sizes = node.inputs
-        along = _axis(axis, x.type.ndim - batch, batch)
+        x, *axis, sizes = node.inputs
+        along = _axis(op, axis, x.type.ndim - batch, batch)
         if along is None or not _shared(sizes, batch):
             return None
-        new = op(x, along, sizes.squeeze(tuple(range(batch))), return_list=True)
+        one = sizes.squeeze(tuple(range(batch)))
+        new = list(pt.split(x, one, n_splits=op.len_splits, axis=along))
     elif isinstance(op, Join):
-        axis, *parts = node.inputs
-        along = _axis(axis, parts[0].type.ndim - batch, batch)
+        first = 0 if hasattr(op, "axis") else 1
+        axis, parts = node.inputs[:first], node.inputs[first:]
+        along = _axis(op, axis, parts[0].type.ndim - batch, batch)
         if along is None:
             return None
         rows = pt.broadcast_shape(*[p[(..., *[0] * (p.type.ndim - batch))] for p in parts])
         same = len({p.type.broadcastable[:batch] for p in parts}) == 1
         if not same:
             parts = [pt.broadcast_to(p, (*rows, *p.shape[batch:])) for p in parts]
-        new = [op(along, *parts)]
+        new = [pt.join(along, *parts)]
     else:
         return None
     return [

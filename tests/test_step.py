@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from pymc_dpvi import DPADVI, DPFullRankADVI
+from pymc_dpvi import DPADVI, DPFullRankADVI, step
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.clipping import SLACK
 from pymc_dpvi.compat import compile_mode, rows_mode
@@ -538,6 +538,19 @@ def test_blas_has_one_thread_while_a_step_runs():
         harness([0])
         assert blas_threads() == before != []
     assert len(seen) == 2 and set(seen[0]) == set(seen[1]) == {1}
+
+
+def test_blas_has_one_thread_until_the_last_of_several_fits_has_ended():
+    """The number of threads is the process's: two fits in two threads must not undo each other's."""
+    hold = step._OneThread()
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = blas_threads()
+        hold.__enter__()
+        hold.__enter__()
+        hold.__exit__()
+        assert set(blas_threads()) == {1}
+        hold.__exit__()
+        assert blas_threads() == before
 
 
 def test_an_index_out_of_range_tells_nothing():
