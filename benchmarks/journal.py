@@ -139,6 +139,7 @@ def write(path: Path, command: str, settings: Mapping[str, Any], **content: Any)
     document = {
         "command": command,
         "settings": settings,
+        "sources": source_hash()[:12],
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: version(name) for name in packages},

@@ -21,6 +21,8 @@ import argparse
 import json
 import logging
 import math
+import shlex
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -82,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fits = ordinary + fits_of(tasks, fit, journal, settings, chosen.jobs, console)
     rows = summarise(fits)
     show(rows, console)
-    size = "--quick" if chosen.quick else f"--seeds {chosen.seeds}"
-    command = f"python benchmarks/utility.py {size}"
+    given = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "benchmarks/utility.py", *given])
     write(chosen.output / "utility.json", command, settings, table=rows, fits=fits)
     plot(rows, chosen.output / "utility.png")
     console.print(f"{len(fits)} fits; written to {chosen.output}")
