@@ -26,9 +26,10 @@ from pymc_dpvi.errors import (
     PrivacyWarning,
     UnsupportedModelError,
 )
-from pymc_dpvi.inference import DPADVI, DPFullRankADVI, fit_dpadvi
+from pymc_dpvi.inference import DPADVI, DPFullRankADVI
 from pymc_dpvi.interpretation import interpret
 from pymc_dpvi.meaning import Interpretation
+from pymc_dpvi.one_call import fit_dpadvi
 from pymc_dpvi.planning import Plan, plan
 from pymc_dpvi.report import PrivacyReport, PrivacyRun
 

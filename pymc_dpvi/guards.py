@@ -145,7 +145,7 @@ def guard_records(
 
             if type(node.op).__name__ in _INDEXING:
                 table = node.inputs[0]
-                if _checked_indices(node, marked, where) and table not in seen | free:
+                if _looks_up(node, marked, where) and table not in seen | free:
                     _refuse_table(table, declared, where)
             elif _truncates(node):
                 inputs[0], ok = _representable(inputs[0], node.outputs[0].type.dtype)
@@ -266,21 +266,17 @@ def _representable(value: Variable, dtype: str) -> tuple[Variable, Variable]:
     return pt.switch(ok, value, pt.zeros_like(value)), ok
 
 
-def _checked_indices(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> list[int]:
-    """Positions of the record's own indices among the node's inputs; raise where one decides on a size."""
+def _looks_up(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> bool:
+    """Whether the record chooses an entry of the table; raise where it would choose how many."""
     axes = dict(_index_axes(node))
     first = 2 if "Inc" in type(node.op).__name__ else 1
-    found = []
-    for position in marked:
-        if position < first:
-            continue
-        if position not in axes or node.inputs[position].type.dtype == "bool":
-            raise NotSeparableError(
-                f"{where()} takes a part whose size depends on the record's values (a mask, or a slice with "
-                "a bound from the data). Use pt.switch with a condition instead."
-            )
-        found.append(position)
-    return found
+    own = [position for position in marked if position >= first]
+    if any(position not in axes or node.inputs[position].type.dtype == "bool" for position in own):
+        raise NotSeparableError(
+            f"{where()} takes a part whose size depends on the record's values (a mask, or a slice with "
+            "a bound from the data). Use pt.switch with a condition instead."
+        )
+    return bool(own)
 
 
 def _loose_indices(node: Apply) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ So every piece has the same length, whatever the batch: the last one is filled u
 record, which are not added up. Then all shapes, and with them the order of all sums, are always the same.
 The length is a multiple of 8, of 24 if memory allows, and of 96 as a rule, so that no loop over its rows has
 a remainder that is treated differently: the blocks of matrix products are of 4, 8 or 24 rows, loops are
-vectorised by up to 32 (`tests/test_batch_position.py`). BLAS has one thread meanwhile (`step`).
+vectorised by up to 32 (`tests/test_batch_position.py`). BLAS has one thread meanwhile (`one_thread`).
 
 For an empty batch the rows of zeros are computed and nothing is added up: what fails, fails at the rehearsal
 of a step on no records (`step`), before anything is spent, and hangs on no record.

@@ -37,7 +37,6 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
-from threadpoolctl import ThreadpoolController
 
 from pymc_dpvi.adaptive_clipping import RunningClip
 from pymc_dpvi.blocks import Block, PullBack
@@ -49,6 +48,7 @@ from pymc_dpvi.gradient_trace import GradientTrace
 from pymc_dpvi.gradients import Latents, aligned_gradients, prior_gradients, vanilla_gradients
 from pymc_dpvi.graphs import walk
 from pymc_dpvi.mechanism import Mechanism
+from pymc_dpvi.one_thread import ONE_THREAD
 from pymc_dpvi.optimizers import Optimizer
 from pymc_dpvi.pieces import in_pieces
 from pymc_dpvi.records import RecordModel
@@ -190,7 +190,7 @@ class PrivateStep:
         self.calls = 0
         self.dtype = np.dtype(floatx)
         self._rehearse(list(updates))
-        _ONE_THREAD.look()
+        ONE_THREAD.look()
 
     def _released(
         self,
@@ -397,7 +397,7 @@ class PrivateStep:
         failure = ""
         weights = np.asarray(weights, dtype=self.dtype)
         try:
-            with _uninterrupted(), _ONE_THREAD:
+            with _uninterrupted(), ONE_THREAD:
                 rows = self._call(indices, offsets, noise, epsilon, weights)
                 self.calls += len(weights)
                 self.trace.take(rows)
@@ -408,41 +408,6 @@ class PrivateStep:
                 f"The model's log-density raised {failure} on the records. No operation should that passed "
                 "the checks: please report the model to pymc_dpvi. What was planned has been charged."
             )
-
-
-class _OneThread:
-    """Hold BLAS to one thread as long as any step runs, in whichever thread of Python.
-
-    Several threads of BLAS share out a matrix product by rows, and add up differently in each (docs/noise.md,
-    section 4). The number is the process's own, so the first step to begin sets it and the last to end puts
-    back what was there.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running = 0
-        self._limit: Any = None
-        self._libraries = ThreadpoolController()
-
-    def look(self) -> None:
-        """Take note of the libraries that are loaded by now."""
-        with self._lock:
-            self._libraries = ThreadpoolController()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._running:
-                self._limit = self._libraries.limit(limits=1, user_api="blas")
-            self._running += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._running -= 1
-            if not self._running:
-                self._limit.restore_original_limits()
-
-
-_ONE_THREAD = _OneThread()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # A new module takes its place here.
 LAYERS = (
     ("__init__",),
-    ("auditing",),
+    ("auditing", "one_call"),
     ("inference",),
     ("planning", "terms"),
     ("approximation",),
@@ -39,7 +39,7 @@ LAYERS = (
     ("gradients",),
     ("factoring",),
     ("adaptive_clipping", "chunk", "pieces"),
-    ("unlooped",),
+    ("one_thread", "unlooped"),
     ("clipping",),
     ("block_sums", "blocks"),
     ("starting_values",),

@@ -18,12 +18,13 @@ import pytest
 from scipy import stats
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from pymc_dpvi import DPADVI, DPFullRankADVI, step
+from pymc_dpvi import DPADVI, DPFullRankADVI
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.clipping import SLACK
 from pymc_dpvi.compat import compile_mode, rows_mode
 from pymc_dpvi.errors import InsecureNoiseWarning, PrivacyError
 from pymc_dpvi.mechanism import Mechanism
+from pymc_dpvi.one_thread import OneThread
 from pymc_dpvi.records import build_record_model
 from pymc_dpvi.sampling import PoissonSampler
 from pymc_dpvi.step import PrivateStep
@@ -542,7 +543,7 @@ def test_blas_has_one_thread_while_a_step_runs():
 
 def test_blas_has_one_thread_until_the_last_of_several_fits_has_ended():
     """The number of threads is the process's: two fits in two threads must not undo each other's."""
-    hold = step._OneThread()
+    hold = OneThread()
     with threadpool_limits(limits=2, user_api="blas"):
         before = blas_threads()
         hold.__enter__()

@@ -1,0 +1,47 @@
+"""BLAS on one thread while a private step runs.
+
+Several threads of BLAS share out a matrix product by rows, and add up differently in each; a record's row
+would then hang on its place in the batch (docs/noise.md, section 4). How many there are is the process's own
+number, so it is held for as long as any step runs, in whichever thread of Python.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
+
+__all__ = ["ONE_THREAD", "OneThread"]
+
+
+class OneThread:
+    """The first to enter sets the number of threads, the last to leave puts back what was there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._limit: Any = None
+        self._libraries = ThreadpoolController()
+
+    def look(self) -> None:
+        """Take note of the libraries that are loaded by now."""
+        with self._lock:
+            self._libraries = ThreadpoolController()
+
+    def __enter__(self) -> None:
+        """Set BLAS to one thread."""
+        with self._lock:
+            if not self._inside:
+                self._limit = self._libraries.limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        """Set it back, if nobody else is inside."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()
+
+
+ONE_THREAD = OneThread()
