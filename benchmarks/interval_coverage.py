@@ -132,9 +132,9 @@ class Fit:
             max_grad_norm=None,
             compile_kwargs=compile_mode("numba", None),
         )
-        shared = self.step._function.get_shared()
-        self.tables = {v.name: v for v in shared if v.name in ("x", "y_data")}
-        state = {*self.optimiser_state, *shared} - set(self.tables.values())
+        chunk = self.step.chunk
+        self.tables = {v.name: v for v in chunk.held if v.name in ("x", "y_data")}
+        state = {*self.optimiser_state, *chunk.state, *chunk.held} - set(self.tables.values())
         self.state = [(v, v.get_value()) for v in state]
 
     def __call__(self, x: np.ndarray, y: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -53,11 +53,10 @@ def own(case: Case, data: dict[str, np.ndarray]) -> Run:
     import pymc as pm
     import pytensor
     import pytensor.tensor as pt
-    from pymc.pytensorf import compile as pm_compile
     from pytensor.graph.replace import graph_replace
 
     from pymc_dpvi.approximation import DPFullRank, DPMeanField
-    from pymc_dpvi.chunk import repeat_step
+    from pymc_dpvi.chunk import Chunk
     from pymc_dpvi.compat import compile_mode, quiet_pytensor
     from pymc_dpvi.records import build_record_model
 
@@ -90,18 +89,7 @@ def own(case: Case, data: dict[str, np.ndarray]) -> Run:
     for p in params:
         average = pytensor.shared(p.get_value(), name=f"{p.name}_average")
         updates[average] = average + weight * (updates[p] - average)
-    many = [
-        indices,
-        pt.lvector("offsets"),
-        pt.lmatrix("noise"),
-        pt.tensor("epsilon", dtype="float64", shape=(None, 1, latents.size)),
-        pt.vector("weights", dtype="float64"),
-    ]
-    kwargs = compile_mode(None, None)
-    per_step = [indices, count, noise, epsilon, weight]
-    updates, _ = repeat_step(per_step, many, [], updates, kwargs)
-    function = pm_compile(many, [], updates=updates, on_unused_input="ignore", **kwargs)
-    function.trust_input = True
+    chunk = Chunk([indices, count, noise, epsilon, weight], [], updates, compile_mode(None, None))
     rng = np.random.default_rng(1)
     longest = int(np.clip(500_000 / latents.size, 1, 200))
 
@@ -111,7 +99,7 @@ def own(case: Case, data: dict[str, np.ndarray]) -> Run:
             batches = rng.integers(case.num_records, size=k * case.batch_size)
             offsets = np.arange(k + 1) * case.batch_size
             draws = rng.standard_normal((k, 1, latents.size))
-            function(batches, offsets, np.zeros((k, 0), dtype=np.int64), draws, np.full(k, 0.01))
+            chunk(batches, offsets, np.zeros((k, 0), dtype=np.int64), draws, np.full(k, 0.01))
 
     with quiet_pytensor():
         run(1)

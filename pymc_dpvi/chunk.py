@@ -1,8 +1,8 @@
 """Many steps in one compiled call.
 
 A call of a PyTensor function costs about 15 microseconds before it computes anything: as much as a private
-step of a small model. `Chunk` is an operation that applies the updates of one step again and again, for a
-row of batches that lie end to end,
+step of a small model. `Chunk` applies the updates of one step again and again, for a row of batches that lie
+end to end,
 
     for t in 0, ..., n_steps - 1:
         state = step(indices[offsets[t] : offsets[t + 1]], noise[t], epsilon[t], weights[t], state, held)
@@ -10,6 +10,10 @@ row of batches that lie end to end,
 so that the cost of the call is shared. It is a `scan` for one purpose: batches have different lengths, of the
 state only the last is kept, and one step is compiled as PyTensor compiles any function, by its own rewrites.
 What every step is to leave behind comes out as a row of a matrix.
+
+With numba the loop is compiled together with the step, and is no operation of a PyTensor function: each
+function around another one is compiled with all that is in it once more, which takes seconds. For the same
+reason the arrays of the state have static shapes and one layout.
 """
 
 from __future__ import annotations
@@ -22,179 +26,207 @@ import numpy as np
 from pymc.pytensorf import collect_default_updates
 from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
-from pytensor.graph.replace import graph_replace
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
 from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import (
-    numba_funcify_and_cache_key,
-    numba_njit,
-    register_funcify_and_cache_key,
-)
-from pytensor.tensor.type import DenseTensorType, dmatrix
+from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key, numba_njit
+from pytensor.link.numba.linker import NumbaLinker
+from pytensor.tensor.type import DenseTensorType
 
 from pymc_dpvi.graph_keys import graph_key, source_hash
 
-__all__ = ["Chunk", "repeat_step"]
-
-#: What a step gets of its own: the batch, its size, noise, latent draws, the weight in the average.
-_PER_STEP = 5
+__all__ = ["Chunk"]
 
 
-class Chunk(Op):
+class Chunk:
     """Apply one step's updates for several batches, one after the other.
 
     Parameters
     ----------
-    step : pytensor.compile.function.types.Function
-        ``(batch, count, noise, epsilon, weight, *state, *held) -> (*new state, row)``. An empty batch is
-        passed as one row with a `count` of zero: not every backend can take nothing.
-    n_state : int
-        How many variables a step changes.
-    width : int
-        Length of the row that a step leaves, a float64 vector; 0 if there is none.
-    step_key : str, optional
-        Key of the graph that `step` was made from.
-
-    Notes
-    -----
-    Inputs: ``indices``, int64 vector, all batches end to end; ``offsets``, int64 vector
-    ``(n_steps + 1,)``; ``noise``, ``epsilon`` and ``weights``, those of a step with a leading axis of
-    length ``n_steps``; the state; what all steps read (the records). Outputs: the state after the
-    last step; if `width` is positive, the rows, shape ``(n_steps, width)``.
-    """
-
-    def __init__(self, step: Any, n_state: int, width: int = 0, step_key: str | None = None) -> None:
-        self.step = step
-        self.step_key = step_key
-        self.n_state = n_state
-        self.width = width
-
-    def make_node(self, *inputs: Any) -> Apply:
-        """Build the node; the state keeps its types."""
-        state = inputs[_PER_STEP : _PER_STEP + self.n_state]
-        rows = [dmatrix()] if self.width else []
-        return Apply(self, list(inputs), [*(v.type() for v in state), *rows])
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        """Call the compiled step in a loop: for backends without a loop of their own."""
-        indices, offsets, noise, epsilon, weights = inputs[:_PER_STEP]
-        state = [np.array(s) if isinstance(s, np.ndarray) else s for s in inputs[_PER_STEP:][: self.n_state]]
-        held = inputs[_PER_STEP + self.n_state :]
-        nothing = np.zeros(1, dtype=np.int64)
-        left = np.empty((len(weights), self.width))
-        for t in range(len(weights)):
-            batch = indices[offsets[t] : offsets[t + 1]]
-            count = np.asarray(batch.size)
-            rows = batch if batch.size else nothing
-            state = self.step(rows, count, noise[t], epsilon[t], np.asarray(weights[t]), *state, *held)
-            if self.width:
-                *state, left[t] = state
-        for storage, value in zip(output_storage, [*state, *([left] if self.width else [])], strict=True):
-            storage[0] = value
-
-
-#: Numba takes seconds to compile ``left[t] = row``, for the texts of its errors.
-_LEAVE_ROW = [
-    "        if row.size != left.shape[1]:",
-    "            raise ValueError('a row of another length')",
-    "        for j in range(row.size):",
-    "            left[t, j] = row[j]",
-]
-
-
-@register_funcify_and_cache_key(Chunk)
-def _numba_chunk(op: Chunk, node: Apply, **kwargs: Any) -> Any:
-    step, step_key = numba_funcify_and_cache_key(op.step.maker.fgraph)
-    state = [f"s{k}" for k in range(op.n_state)]
-    # Contiguous arrays of the chunk's own, so that their types stay the same in the loop.
-    copies = [
-        f"    {s} = {s}.copy()"
-        for s, v in zip(state, node.outputs, strict=False)
-        if isinstance(v.type, DenseTensorType)
-    ]
-    held = [f"x{k}" for k in range(len(node.inputs) - _PER_STEP - op.n_state)]
-    new = ", ".join([*state, *(["row"] if op.width else [])]) + ","
-    out = [*state, *(["left"] if op.width else [])]
-    source = "\n".join(
-        [
-            f"def chunk(indices, offsets, noise, epsilon, weights, {', '.join([*state, *held])}):",
-            "    nothing = np.zeros(1, np.int64)",
-            *copies,
-            f"    left = np.empty((weights.size, {op.width}))",
-            "    for t in range(weights.size):",
-            "        batch = indices[offsets[t] : offsets[t + 1]]",
-            "        count = np.asarray(batch.size)",
-            "        rows = batch if batch.size else nothing",
-            f"        {new} = step(rows, count, noise[t], epsilon[t], np.asarray(weights[t]), "
-            f"{', '.join([*state, *held])})",
-            *(_LEAVE_ROW if op.width else []),
-            f"    return {', '.join(out)}",
-        ]
-    )
-    key = None
-    if step_key is not None:  # the step can be kept on disk
-        step_key = op.step_key or step_key
-        key = hashlib.sha256(f"pymc_dpvi.Chunk {source} {step_key} {source_hash()}".encode()).hexdigest()
-    function = compile_numba_function_src(source, "chunk", {"np": np, "step": step}, cache_key=key)
-    return numba_njit(function, fastmath=False), key
-
-
-def repeat_step(
-    per_step: Sequence[Variable],
-    many: Sequence[Variable],
-    fixed: Sequence[Variable],
-    updates: Mapping[SharedVariable, Variable],
-    compile_kwargs: Mapping[str, Any],
-    row: Variable | None = None,
-    width: int = 0,
-) -> tuple[dict[SharedVariable, Variable], list[Variable]]:
-    """Write the updates of one step as those of many.
-
-    Parameters
-    ----------
     per_step : sequence of Variable
-        Inputs of the step: batch (int64 vector), count (int64), noise, epsilon, weight.
-    many : sequence of Variable
-        What stands for them in many steps: indices, offsets, noise, epsilon, weights; see `Chunk`.
+        What a step gets of its own: the batch (int64 vector), its size (int64), noise (vector), latent draws
+        (matrix), the weight in the average. An empty batch is passed as one row with a size of zero: not
+        every backend can take nothing.
     fixed : sequence of Variable
         Inputs that are the same in all steps.
-    updates : dict
-        New values of shared variables, in terms of `per_step`, `fixed` and shared variables.
-    compile_kwargs : dict
+    updates : mapping of SharedVariable to Variable
+        New values, in terms of `per_step`, `fixed` and shared variables. Arrays keep their shapes.
+    compile_kwargs : mapping
         For PyTensor's ``function``, with ``mode``.
     row : Variable, optional
         What each step leaves behind, a float64 vector in the same terms.
     width : int
         Its length.
-
-    Returns
-    -------
-    updates : dict
-        New values of the same variables after all steps.
-    rows : list of Variable
-        The rows, one matrix of shape ``(n_steps, width)``; empty without `row`.
     """
-    left = [] if row is None else [row]
-    outputs = [*updates.values(), *left]
-    updates = {**collect_default_updates(outputs, inputs=[*per_step, *fixed]), **updates}
-    new = [v.type.filter_variable(u, allow_convert=True) for v, u in updates.items()]
-    held = [
-        v
-        for v in dict.fromkeys(graph_inputs([*new, *left]))
-        if isinstance(v, SharedVariable) and v not in updates
-    ]
-    inner = {v: v.type(name=v.name) for v in (*updates, *fixed, *held)}
-    inputs = [*per_step, *(inner[v] for v in (*updates, *fixed, *held))]
-    outputs = graph_replace([*new, *left], inner, strict=False)
-    step = pm_compile(
-        inputs,
-        outputs,
-        on_unused_input="ignore",
-        **compile_kwargs,
+
+    def __init__(
+        self,
+        per_step: Sequence[Variable],
+        fixed: Sequence[Variable],
+        updates: Mapping[SharedVariable, Variable],
+        compile_kwargs: Mapping[str, Any],
+        row: Variable | None = None,
+        width: int = 0,
+    ) -> None:
+        left = [] if row is None else [row]
+        outputs = [*updates.values(), *left]
+        updates = {**collect_default_updates(outputs, inputs=[*per_step, *fixed]), **updates}
+        new = [v.type.filter_variable(u, allow_convert=True) for v, u in updates.items()]
+        self.width = width if left else 0
+        self.state = list(updates)
+        self.held = [
+            v
+            for v in dict.fromkeys(graph_inputs([*new, *left]))
+            if isinstance(v, SharedVariable) and v not in updates
+        ]
+        inner: dict[Variable, Variable] = {v: _of_its_shape(v) for v in self.state}
+        inner.update({v: v.type(name=v.name) for v in (*fixed, *self.held)})
+        inputs = [*per_step, *(inner[v] for v in (*self.state, *fixed, *self.held))]
+        outputs = clone_replace([*new, *left], inner, rebuild_strict=False)
+        step = pm_compile(inputs, outputs, on_unused_input="ignore", **compile_kwargs)
+        step.trust_input = True
+        if isinstance(step.maker.linker, NumbaLinker):
+            self._run = _compiled_loop(
+                step, len(fixed) + len(self.held), self._arrays(), self.width, graph_key(inputs, outputs)
+            )
+        else:
+            self._run = self._loop
+        self._step = step
+
+    def __call__(
+        self,
+        indices: np.ndarray,
+        offsets: np.ndarray,
+        noise: np.ndarray,
+        epsilon: np.ndarray,
+        weights: np.ndarray,
+        *fixed: Any,
+    ) -> np.ndarray:
+        """Make the steps, and store the state after the last of them.
+
+        Parameters
+        ----------
+        indices : ndarray of int64
+            All batches, end to end.
+        offsets : ndarray of int64, shape (n_steps + 1,)
+            Batch t is ``indices[offsets[t]:offsets[t + 1]]``.
+        noise, epsilon, weights : ndarray
+            Those of a step, with a leading axis of length ``n_steps``.
+        *fixed
+            What all steps get.
+
+        Returns
+        -------
+        ndarray of float64, shape (n_steps, width)
+            The rows.
+
+        Raises
+        ------
+        ValueError
+            If an array of the state changes its shape; the state is as it was.
+        """
+        given = [v.get_value(borrow=True, return_internal_type=True) for v in self.state]
+        held = [v.get_value(borrow=True, return_internal_type=True) for v in self.held]
+        *state, rows = self._run(indices, offsets, noise, epsilon, weights, *given, *fixed, *held)
+        for variable, value in zip(self.state, state, strict=True):
+            variable.set_value(value, borrow=True)
+        return np.asarray(rows)
+
+    def _arrays(self) -> list[int | None]:
+        """Return the numbers of axes of the state's arrays, and None for what is no array."""
+        return [v.type.ndim if isinstance(v.type, DenseTensorType) else None for v in self.state]
+
+    def _loop(self, *inputs: Any) -> list[Any]:
+        """Call the compiled step in a loop: for backends without a loop of their own."""
+        indices, offsets, noise, epsilon, weights, *rest = inputs
+        state, held = rest[: len(self.state)], rest[len(self.state) :]
+        state = [np.array(s) if isinstance(s, np.ndarray) else s for s in state]
+        shapes = [np.shape(s) for s in state]
+        nothing = np.zeros(1, dtype=np.int64)
+        rows = np.empty((len(weights), self.width))
+        for t in range(len(weights)):
+            batch = indices[offsets[t] : offsets[t + 1]]
+            count = np.asarray(batch.size)
+            batch = batch if batch.size else nothing
+            state = self._step(batch, count, noise[t], epsilon[t], np.asarray(weights[t]), *state, *held)
+            if self.width:
+                *state, rows[t] = state
+            if [np.shape(s) for s in state] != shapes:
+                raise ValueError(_SHAPE)
+        return [*state, rows]
+
+
+_SHAPE = "an array of the state changed its shape"
+
+#: Numba takes seconds to compile ``rows[t] = row``, for the texts of its errors.
+_LEAVE_ROW = [
+    "        if row.size != rows.shape[1]:",
+    "            raise ValueError('a row of another length')",
+    "        for j in range(row.size):",
+    "            rows[t, j] = row[j]",
+]
+
+
+def _of_its_shape(variable: SharedVariable) -> Variable:
+    """Return an input of the variable's type and, if it is an array, of its shape."""
+    kind = variable.type
+    if isinstance(kind, DenseTensorType):
+        kind = kind.clone(shape=variable.get_value(borrow=True).shape)
+    return kind(name=variable.name)
+
+
+def _compiled_loop(
+    step: Any, n_held: int, arrays: Sequence[int | None], width: int, step_key: str | None
+) -> Any:
+    """Compile the loop and the step into one function.
+
+    Parameters
+    ----------
+    step : pytensor.compile.function.types.Function
+        ``(batch, count, noise, epsilon, weight, *state, *held) -> (*new state, row)``.
+    n_held : int
+        Number of inputs that all steps share.
+    arrays : sequence of (int or None)
+        Number of axes of each part of the state, None for what is no array.
+    width : int
+        Length of the row; 0 if there is none.
+    step_key : str, optional
+        Key of the graph that `step` was made from.
+    """
+    compiled, compiled_key = numba_funcify_and_cache_key(step.maker.fgraph)
+    state = [f"s{k}" for k in range(len(arrays))]
+    new = [f"n{k}" for k in range(len(arrays))]
+    held = [f"x{k}" for k in range(n_held)]
+    copies = [f"    {s} = {s}.copy()" for s, ndim in zip(state, arrays, strict=True) if ndim is not None]
+    # Contiguous, so that a type stays the same from step to step: else the step is compiled twice.
+    changes = []
+    for s, n, ndim in zip(state, new, arrays, strict=True):
+        if ndim:
+            changes += [f"        if {n}.shape != {s}.shape:", f"            raise ValueError({_SHAPE!r})"]
+            n = f"np.ascontiguousarray({n})"
+        changes.append(f"        {s} = {n}")
+    source = "\n".join(
+        [
+            f"def chunk(indices, offsets, noise, epsilon, weights, {', '.join([*state, *held])}):",
+            "    nothing = np.empty(1, np.int64)",
+            "    nothing[0] = 0",
+            *copies,
+            f"    rows = np.empty((weights.size, {width}))",
+            "    for t in range(weights.size):",
+            "        batch = indices[offsets[t] : offsets[t + 1]]",
+            "        count = np.asarray(batch.size)",
+            "        batch = batch if batch.size else nothing",
+            f"        {', '.join([*new, *(['row'] if width else [])])}, = step("
+            f"batch, count, noise[t], epsilon[t], np.asarray(weights[t]), {', '.join([*state, *held])})",
+            *changes,
+            *(_LEAVE_ROW if width else []),
+            f"    return {', '.join([*state, 'rows'])}",
+        ]
     )
-    step.trust_input = True
-    chunk = Chunk(step, len(updates), width if left else 0, graph_key(inputs, outputs))
-    after = chunk(*many, *updates, *fixed, *held, return_list=True)
-    return dict(zip(updates, after, strict=False)), after[len(updates) :]
+    key = None
+    if compiled_key is not None:  # the step can be kept on disk
+        parts = f"pymc_dpvi.Chunk {source} {step_key or compiled_key} {source_hash()}"
+        key = hashlib.sha256(parts.encode()).hexdigest()
+    function = compile_numba_function_src(source, "chunk", globals() | {"step": compiled}, cache_key=key)
+    return numba_njit(function, fastmath=False, final_function=True, cache=key is not None)

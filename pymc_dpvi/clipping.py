@@ -51,7 +51,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
-from pytensor.tensor.type import dvector
+from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi import block_sums
@@ -320,6 +320,11 @@ def _make_private_sum(
     return function
 
 
+def sum_type(noise: Variable) -> TensorType:
+    """Return the type of a noisy sum: as long as its noise."""
+    return TensorType("float64", shape=noise.type.shape)
+
+
 class PrivateSum(Op):
     """Noisy sum of clipped per-record gradients, on the lattice.
 
@@ -392,7 +397,7 @@ class PrivateSum(Op):
             raise TypeError("count must be an int64 number")
         if unit.type.ndim != 0 or unit.type.dtype != "float64":
             raise TypeError("unit must be a float64 number")
-        return Apply(self, [*arrays, *shared, count, noise, unit], [dvector()])
+        return Apply(self, [*arrays, *shared, count, noise, unit], [sum_type(noise)()])
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
         """Evaluate with the same kernels that the numba backend compiles in."""

@@ -59,7 +59,7 @@ from pytensor.link.numba.dispatch.basic import (
     numba_njit,
     register_funcify_and_cache_key,
 )
-from pytensor.tensor.type import DenseTensorType, dvector
+from pytensor.tensor.type import DenseTensorType
 
 from pymc_dpvi import block_sums, clipping
 from pymc_dpvi.blocks import Form
@@ -71,6 +71,7 @@ from pymc_dpvi.clipping import (
     end_of_sum,
     round_and_add,
     start_of_sum,
+    sum_type,
     tally_units,
 )
 from pymc_dpvi.errors import PrivacyError
@@ -207,7 +208,7 @@ class PiecewiseSum(Op):
 
     def make_node(self, *inputs: Any) -> Apply:
         """Build the node; see the class for the inputs."""
-        return Apply(self, list(inputs), [dvector()])
+        return Apply(self, list(inputs), [sum_type(inputs[-2])()])
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         """Evaluate with the kernels of `clipping`, in pieces as long as memory allows."""

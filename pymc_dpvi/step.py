@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pymc.pytensorf import compile as pm_compile
 from pymc.variational.opvi import Group
 from pymc.variational.updates import total_norm_constraint
 from pytensor.compile.sharedvalue import SharedVariable
@@ -40,7 +39,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.adaptive_clipping import RunningClip
 from pymc_dpvi.blocks import Block, PullBack
-from pymc_dpvi.chunk import repeat_step
+from pymc_dpvi.chunk import Chunk
 from pymc_dpvi.clipping import PrivateSum, private_sum
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, PrivacyError
@@ -84,6 +83,8 @@ class PrivateStep:
         Length of the noise vector of a step.
     calls : int
         Steps made so far.
+    chunk : Chunk
+        Many such steps, compiled.
     draw_shape : tuple of int
         Shape of a step's standard normal draws, ``(n_mc, D)``.
     running_clip : RunningClip or None
@@ -115,11 +116,14 @@ class PrivateStep:
         self.draw_shape = (n_mc, latents.size)
         indices = pt.lvector("indices")
         count = pt.lscalar("count")
-        noise = pt.lvector("noise")
         unit = pt.dscalar("unit")
         epsilon = pt.matrix("epsilon", dtype=floatx, shape=(n_mc, latents.size))
         weight = pt.scalar("weight", dtype=floatx)
 
+        sizes = [p.get_value(borrow=True).size for p in self.params]
+        size = n_mc * latents.size if mechanism.gradient == "aligned" else sum(sizes)
+        self.num_noise = size + mechanism.num_counts
+        noise = pt.tensor("noise", dtype="int64", shape=(self.num_noise,))
         data = record.data()
         whole = mechanism.sampler.name == "full_batch"
         batch = [d if whole else d[indices] for d in data]
@@ -137,14 +141,13 @@ class PrivateStep:
         self.clip_updates: dict[Variable, Variable] = {}
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
-            noisy = self._released(per_record, n_mc * latents.size, mechanism, noise, unit, count)
+            noisy = self._released(per_record, size, mechanism, noise, unit, count)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, scale)
         else:
             per_record, pull_back = vanilla_gradients(
                 record, batch, latents, group, epsilon, z, entropy, n_mc
             )
-            sizes = [p.get_value(borrow=True).size for p in self.params]
-            noisy = self._released(per_record, sum(sizes), mechanism, noise, unit, count, pull_back)
+            noisy = self._released(per_record, size, mechanism, noise, unit, count, pull_back)
             ends = np.cumsum([0, *sizes])
             grads = [-noisy[a:b] * scale for a, b in itertools.pairwise(ends)]
         mechanism.check_lattice(record.num_records, self.num_noise)
@@ -166,26 +169,9 @@ class PrivateStep:
         rows_kwargs = {**compile_kwargs, **(rows_kwargs or {})}
         *new, row = in_pieces([*updates.values(), row], batch, data, None if whole else indices, rows_kwargs)
         updates = dict(zip(updates, new, strict=True))
-        many = [
-            indices,
-            pt.lvector("offsets"),
-            pt.lmatrix("noise"),
-            pt.tensor("epsilon", dtype=floatx, shape=(None, *self.draw_shape)),
-            pt.vector("weights", dtype=floatx),
-        ]
         self.trace = GradientTrace(latents.size)
         per_step = [indices, count, noise, epsilon, weight]
-        after, rows = repeat_step(
-            per_step, many, [unit], updates, compile_kwargs, row=row, width=self.trace.width
-        )
-        self._function = pm_compile(
-            [*many, unit],
-            rows,
-            updates=after,
-            on_unused_input="ignore",
-            **compile_kwargs,
-        )
-        self._function.trust_input = True
+        self.chunk = Chunk(per_step, [unit], updates, compile_kwargs, row=row, width=self.trace.width)
         self._unit = np.asarray(mechanism.noise.unit)
         self.calls = 0
         self.dtype = np.dtype(floatx)
@@ -203,7 +189,6 @@ class PrivateStep:
         pull_back: PullBack | None = None,
     ) -> TensorVariable:
         """Noisy sum of clipped gradients, shape ``(size,)``; an adaptive bound's updates are noted."""
-        self.num_noise = size + mechanism.num_counts
         more: dict[str, Any] = {} if pull_back is None else {"pull_back": pull_back}
         if self.running_clip is None:
             return private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count, **more)
@@ -267,8 +252,7 @@ class PrivateStep:
     def _call(self, *arrays: np.ndarray) -> np.ndarray:
         # Numba compiles at the first call, and warns of what is slow.
         with np.errstate(all="ignore"), nullcontext() if self.calls else quiet_pytensor():
-            (rows,) = self._function(*arrays, self._unit)
-        return np.asarray(rows)
+            return self.chunk(*arrays, self._unit)
 
     def _row(
         self,

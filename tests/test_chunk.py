@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,14 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_dpvi.chunk import repeat_step
+from pymc_dpvi.chunk import Chunk
 
 MODES = ["PYTHON", "CVM", "NUMBA"]
 UNIT = 0.25
 DATA = np.random.default_rng(0).normal(size=(20, 3))
 
 
-def compiled(mode: str) -> tuple[Callable[..., None], list[Any]]:
+def compiled(mode: str) -> tuple[Chunk, list[Any]]:
     """A step in which order, batch, count, noise, draws and weight all matter."""
     data = pytensor.shared(DATA, name="data")
     x, t = pytensor.shared(np.zeros(3), name="x"), pytensor.shared(np.asarray(0.0), name="t")
@@ -29,23 +28,15 @@ def compiled(mode: str) -> tuple[Callable[..., None], list[Any]]:
     total = pt.switch(count > 0, data[batch].sum(axis=0), 0.0)
     new = 0.9 * x + total * (1.0 + t) + noise * unit * epsilon[0]
     updates = {x: new, t: t + count, mean: mean + weight * (new[:, None] - mean)}
-    many = [
-        pt.lvector("indices"),
-        pt.lvector("offsets"),
-        pt.lmatrix("noise"),
-        pt.dtensor3("epsilon"),
-        pt.dvector("weights"),
-    ]
-    chunk, rows = repeat_step(
+    chunk = Chunk(
         [batch, count, noise, epsilon, weight],
-        many,
         [unit],
         updates,
         {"mode": mode},
         row=pt.concatenate([new, weight[None]]),
         width=4,
     )
-    return pytensor.function([*many, unit], rows, updates=chunk, mode=mode), [x, t, mean]
+    return chunk, [x, t, mean]
 
 
 def expected(indices: Any, offsets: Any, noise: Any, epsilon: Any, weights: Any) -> list[np.ndarray]:
@@ -74,7 +65,9 @@ def test_chunks_are_single_steps(mode: str):
             s.set_value(value)
         rows = []
         for a, b in itertools.pairwise(cuts):
-            rows += run(indices, offsets[a : b + 1], noise[a:b], epsilon[a:b], weights[a:b], UNIT)
+            rows.append(
+                run(indices, offsets[a : b + 1], noise[a:b], epsilon[a:b], weights[a:b], np.asarray(UNIT))
+            )
         for s, value in zip(state, want, strict=True):
             np.testing.assert_allclose(s.get_value(), value, rtol=1e-12, atol=1e-12)
         left = np.concatenate(rows)
@@ -84,7 +77,7 @@ def test_chunks_are_single_steps(mode: str):
             x = expected(indices, offsets[: k + 2], noise, epsilon, weights[: k + 1])[0]
             np.testing.assert_allclose(row[:3], x, rtol=1e-12, atol=1e-12)
     before = [s.get_value() for s in state]
-    run(indices, offsets[:1], noise[:0], epsilon[:0], weights[:0], UNIT)
+    run(indices, offsets[:1], noise[:0], epsilon[:0], weights[:0], np.asarray(UNIT))
     for s, value in zip(state, before, strict=True):
         np.testing.assert_array_equal(s.get_value(), value)
 
@@ -98,9 +91,7 @@ def test_a_random_optimiser_draws_anew_in_every_step(mode: str):
     noise, epsilon, weight = pt.lvector("noise"), pt.dmatrix("epsilon"), pt.dscalar("weight")
     _, drawn = pt.random.normal(rng=generator).owner.outputs
     updates = {x: x + 1.0, seen: pt.set_subtensor(seen[x.astype("int64")], drawn)}
-    many = [pt.lvector(), pt.lvector(), pt.lmatrix(), pt.dtensor3(), pt.dvector()]
-    chunk, _ = repeat_step([batch, count, noise, epsilon, weight], many, [], updates, {"mode": mode})
-    run = pytensor.function(many, [], updates=chunk, mode=mode, on_unused_input="ignore")
+    run = Chunk([batch, count, noise, epsilon, weight], [], updates, {"mode": mode})
     run(
         np.zeros(0, dtype=np.int64),
         np.zeros(5, dtype=np.int64),
@@ -109,3 +100,18 @@ def test_a_random_optimiser_draws_anew_in_every_step(mode: str):
         np.zeros(4),
     )
     np.testing.assert_allclose(seen.get_value(), np.random.default_rng(5).normal(size=4))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_array_of_the_state_keeps_its_shape(mode: str):
+    """The step is compiled for it."""
+    x, grows = pytensor.shared(np.ones(2), name="x"), pytensor.shared(np.zeros(3), name="grows")
+    per_step = [pt.lvector(), pt.lscalar(), pt.lvector(), pt.dmatrix(), pt.dscalar()]
+    updates = {x: 2.0 * x, grows: pt.concatenate([grows, per_step[3][0]])}
+    run = Chunk(per_step, [], updates, {"mode": mode})
+    offsets, noise = np.zeros(2, dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
+    run(offsets[:0], offsets, noise, np.zeros((1, 1, 0)), np.zeros(1))
+    with pytest.raises(ValueError, match="changed its shape"):
+        run(offsets[:0], offsets, noise, np.zeros((1, 1, 1)), np.zeros(1))
+    np.testing.assert_array_equal(x.get_value(), [2.0, 2.0])
+    np.testing.assert_array_equal(grows.get_value(), np.zeros(3))

@@ -502,15 +502,15 @@ def test_an_interrupt_waits_for_the_end_of_the_call():
     harness = Harness(silent())
     ended = []
 
-    def function(*args: Any) -> list[np.ndarray]:
+    def function(*args: Any) -> np.ndarray:
         os.kill(os.getpid(), signal.SIGINT)
         for _ in range(1000):
             pass  # the interpreter looks for signals here
         ended.append(True)
-        return [np.zeros((1, harness.step.trace.width))]
+        return np.zeros((1, harness.step.trace.width))
 
     harness([0])  # the first call compiles, for seconds, and may be interrupted
-    harness.step._function = function
+    harness.step.chunk = function
     with pytest.raises(KeyboardInterrupt):
         harness([0])
     assert ended == [True] and harness.step.calls == 2
@@ -525,7 +525,7 @@ def blas_threads() -> list[int]:
 def test_blas_has_one_thread_while_a_step_runs():
     """Else a matrix product is shared out by rows, and two threads add up differently."""
     harness = Harness(silent())
-    function, seen = harness.step._function, []
+    function, seen = harness.step.chunk, []
 
     def watched(*args: Any) -> Any:
         seen.append(blas_threads())
@@ -533,7 +533,7 @@ def test_blas_has_one_thread_while_a_step_runs():
         seen.append(blas_threads())  # with what the call has loaded
         return rows
 
-    harness.step._function = watched
+    harness.step.chunk = watched
     with threadpool_limits(limits=2, user_api="blas"):
         before = blas_threads()
         harness([0])
