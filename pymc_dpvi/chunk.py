@@ -92,7 +92,7 @@ class Chunk:
             )
         else:
             self._run = self._loop
-        self._step = step
+        self.step = step
 
     def __call__(
         self,
@@ -149,7 +149,7 @@ class Chunk:
             batch = indices[offsets[t] : offsets[t + 1]]
             count = np.asarray(batch.size)
             batch = batch if batch.size else nothing
-            state = self._step(batch, count, noise[t], epsilon[t], np.asarray(weights[t]), *state, *held)
+            state = self.step(batch, count, noise[t], epsilon[t], np.asarray(weights[t]), *state, *held)
             if self.width:
                 *state, rows[t] = state
             if [np.shape(s) for s in state] != shapes:

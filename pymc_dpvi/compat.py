@@ -93,7 +93,7 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
         Unknown backend, one that is not installed, or both given.
     """
     if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
-        raise ArgumentError("compile_kwargs must be a dict, such as {'profile': True}.")
+        raise ArgumentError("compile_kwargs must be a dict, such as {'mode': 'CVM'}.")
     kwargs = dict(compile_kwargs or {})
     if taken := sorted(set(kwargs) & _TAKEN):
         raise ArgumentError(

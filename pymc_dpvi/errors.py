@@ -8,6 +8,9 @@ text leaves the process, and nobody has accounted for it.
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 __all__ = [
     "ArgumentError",
     "BudgetExceededError",
@@ -20,6 +23,9 @@ __all__ = [
     "PrivacyWarning",
     "UnsupportedModelError",
 ]
+
+#: What stands between this package's functions and whoever called them.
+_BETWEEN = {"pymc_dpvi", "pymc", "contextlib"}
 
 
 class PrivacyError(Exception):
@@ -63,3 +69,14 @@ class InsecureNoiseWarning(UserWarning):
 
 class PrivacyWarning(UserWarning):
     """The guarantee holds but is weaker than a reader may think."""
+
+
+def warn(message: str, category: type[Warning] = PrivacyWarning) -> None:
+    """Warn at the line that called this package, by itself or through PyMC.
+
+    Python shows a warning once for each line of code that it points to.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

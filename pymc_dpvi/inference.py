@@ -19,7 +19,6 @@ import logging
 import math
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
@@ -38,8 +37,8 @@ from pymc_dpvi.errors import (
     ArgumentError,
     InsecureNoiseWarning,
     PrivacyError,
-    PrivacyWarning,
     UnsupportedModelError,
+    warn,
 )
 from pymc_dpvi.loop import averages_from, iterate
 from pymc_dpvi.mechanism import Mechanism, Streams
@@ -68,8 +67,6 @@ _SINGLE = (
 
 #: Latent draws in a step: each has a gradient of its own in the compiled graph.
 _MOST_DRAWS = 1000
-#: Frames from `_warn` to whoever called `fit`: `fit` and its wrappers.
-_CALLER = 5
 
 _ANALYSIS = (
     "The model could not be taken apart by records: {} was raised on the way. Its text may quote data and is "
@@ -294,7 +291,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         )
         self._terms.check_sampler(self._record.num_records)
         if any(v.type.dtype == "float32" for v in self._approx.latents.value_vars):
-            warnings.warn(_SINGLE, PrivacyWarning, stacklevel=3)
+            warn(_SINGLE)
         self.hist: np.ndarray = np.asarray(())
         self.state = None
 
@@ -496,7 +493,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         """
         raise ArgumentError(
             "run_profiling is refused: its steps would look at the records unaccounted. Use "
-            "fit(..., compile_kwargs={'profile': True}), or profile on synthetic data."
+            "fit(..., backend='c', compile_kwargs={'profile': True}), or profile on synthetic data."
         )
 
     def _reserve(self, run: PrivacyRun, mechanism: Mechanism, call: str, *, dry_run: bool = False) -> None:
@@ -530,21 +527,18 @@ class DPADVI(Inference):  # type: ignore[misc]
     def _warn(self, run: PrivacyRun) -> None:
         """Warn of what is planned, before it is charged: a warning may be an error."""
         if self._insecure_noise_seed is not None:
-            warnings.warn(
+            warn(
                 "insecure_noise_seed= makes the noise predictable: use it for tests and papers, and do "
                 "not release the result.",
                 InsecureNoiseWarning,
-                stacklevel=_CALLER,
             )
         # Whether a warning comes must not depend on a number of records that is not public.
         public = self._terms.num_records_public
         if run.delta >= (1.0 / self._record.num_records if public else _LARGE_DELTA):
             known = "not below" if public else "large: choose it below"
-            warnings.warn(
+            warn(
                 f"delta={run.delta:g} is {known} 1 / (number of records). At such a delta a mechanism "
-                "may publish a whole record and still satisfy the definition. Use a smaller one.",
-                PrivacyWarning,
-                stacklevel=_CALLER,
+                "may publish a whole record and still satisfy the definition. Use a smaller one."
             )
 
     def _restore_iterate(self) -> None:

@@ -28,7 +28,6 @@ Below an SNR of `MIN_SNR` the noise drowns what records could say, and :func:`pl
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +40,7 @@ from pymc_dpvi.accounting.gdp_limit import clt_noise, gdp_mu
 from pymc_dpvi.accounting.relations import check_relation
 from pymc_dpvi.adaptive_clipping import AdaptiveClip, check_clip_norm
 from pymc_dpvi.arguments import check_integer, check_number
-from pymc_dpvi.errors import CalibrationError, PrivacyWarning
+from pymc_dpvi.errors import CalibrationError, warn
 from pymc_dpvi.plots import new_axes
 from pymc_dpvi.wording import Page, Section, Table, shown
 
@@ -352,7 +351,7 @@ def plan(
         ),
     )
     if found.warning is not None:
-        warnings.warn(found.warning, PrivacyWarning, stacklevel=2)
+        warn(found.warning)
     return found
 
 

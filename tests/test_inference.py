@@ -525,7 +525,7 @@ def test_compile_kwargs_reach_pytensor(logistic: Build) -> None:
     with logistic():
         method = DPADVI(**CHEAP)
         quiet(method, 1, compile_kwargs={"name": "my_step"})
-    assert method._step is not None and method._step._function.name == "my_step"
+    assert method._step is not None and method._step.chunk.step.name == "my_step"
 
 
 BAD_FITS: dict[str, tuple[dict[str, Any], str]] = {
@@ -736,6 +736,22 @@ def test_insecure_seed_warns_and_is_reported(logistic: Build) -> None:
     report = approx.privacy
     assert str(report).splitlines()[0].startswith("NOT FOR RELEASE")
     assert not report.secure_randomness and not report.releasable
+
+
+@pytest.mark.parametrize("door", ["pm.fit", "refine", "fit_dpadvi"])
+def test_warnings_point_at_the_line_of_the_caller(logistic: Build, door: str) -> None:
+    """Python shows a text once for each line."""
+    with logistic():
+        with pytest.warns(InsecureNoiseWarning) as caught:
+            if door == "fit_dpadvi":
+                fit_dpadvi(1, **CHEAP, progressbar=False)
+            else:
+                method = DPADVI(**CHEAP)
+                pm.fit(1, method=method, progressbar=False)
+        if door == "refine":
+            with pytest.warns(InsecureNoiseWarning) as caught:
+                method.refine(1, progressbar=False)
+    assert [w.filename for w in caught] == [__file__]
 
 
 @pytest.mark.parametrize(

@@ -506,7 +506,7 @@ def test_step_that_raises_is_charged() -> None:
 
     method = with_model(planted_model())
     method.fit(2, progressbar=False)
-    method._step._function = function
+    method._step.chunk = function
     with pytest.raises(ModelEvaluationError, match="charged") as caught:
         method.refine(30, progressbar=False)
     assert in_error(caught.value) == []
