@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-from step_models import Case
+from d3p_step import Remote, python_of
+from step_models import MODELS, Case
 
 __all__ = ["METHODS", "Unavailable"]
 
@@ -19,11 +21,12 @@ class Unavailable(Exception):
     """A method cannot run here; the text says what is missing."""
 
 
-def private(case: Case, data: dict[str, np.ndarray]) -> Run:
+def private(case: Case, data: dict[str, np.ndarray], backend: str = "numba") -> Run:
     """Prepare `DPADVI`."""
     import pymc as pm
 
     from pymc_dpvi import DPADVI, DPFullRankADVI
+    from pymc_dpvi.errors import ArgumentError
     from pymc_dpvi.loop import iterate
 
     with pm.Model() as model:
@@ -35,7 +38,11 @@ def private(case: Case, data: dict[str, np.ndarray]) -> Run:
         random_seed=1,
         model=model,
     )
-    inference.fit(1, progressbar=False, obj_optimizer=pm.adam(learning_rate=LEARNING_RATE))
+    optimizer = pm.adam(learning_rate=LEARNING_RATE)
+    try:
+        inference.fit(1, progressbar=False, backend=backend, obj_optimizer=optimizer)
+    except ArgumentError as error:
+        raise Unavailable(str(error)) from None
     step, mechanism, streams = inference._step, inference._mechanism, inference._streams
     assert step is not None and mechanism is not None and streams is not None
     parts, rng = (step, mechanism, streams), np.random.default_rng(1)
@@ -179,10 +186,24 @@ def numpyro(case: Case, data: dict[str, np.ndarray]) -> Run:
     return run
 
 
+def d3p(case: Case, data: dict[str, np.ndarray]) -> Run:
+    """Prepare d3p's private steps, in a process of another Python."""
+    python = python_of()
+    if python is None:
+        raise Unavailable("not installed; python benchmarks/d3p_step.py make")
+    name = next((name for name, known in MODELS.items() if known is case), None)
+    if name is None or case.numpyro is None:
+        raise Unavailable("this model is not written in NumPyro here")
+    return Remote(python, name)
+
+
 METHODS: dict[str, Callable[[Case, dict[str, np.ndarray]], Run]] = {
     "private": private,
+    "c": partial(private, backend="c"),
+    "jax": partial(private, backend="jax"),
     "own": own,
     "advi": advi,
     "bare": bare,
     "numpyro": numpyro,
+    "d3p": d3p,
 }

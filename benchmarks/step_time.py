@@ -1,12 +1,15 @@
 """What a private step costs, beside steps that are not private, of the same model and batch size.
 
 - ``private``   `DPADVI`: Poisson batches, per-record clipping, noise on the lattice, Adam, averaging;
+- ``c, jax``    the same with these backends;
 - ``own``       the same loop without privacy: batches of fixed size drawn by NumPy, the gradient of the
                 batch's log-likelihood, Adam, averaging; compiled in the same way, many steps in one call;
 - ``advi``      PyMC's ADVI with `pm.Minibatch`, ``total_size`` and ``score=False``;
 - ``bare``      the rows of a batch and the gradient of their log-likelihood in NumPy, and nothing else;
 - ``numpyro``   NumPyro's SVI with an `AutoNormal` guide, its steps fused by ``lax.fori_loop``, in float32,
-                batches drawn with replacement; if NumPyro is installed.
+                batches drawn with replacement; if NumPyro is installed;
+- ``d3p``       d3p's private SVI, fused in the same way, its batches of fixed size drawn without replacement,
+                in float32; if `d3p_step.py` has made its environment.
 
 **The time of a step** is processor time (of all threads), in blocks; whatever a step needs is in it. The
 methods take turns in one process, with one thread for BLAS. The table has the median block and the fastest
@@ -39,11 +42,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from d3p_step import Remote
 from rich.console import Console
 from rich.table import Table
 from step_methods import METHODS, Unavailable
 from step_models import MODELS, Case, regression
-from workers import one_thread_each
+from workers import one_thread_each, peak_bytes
 
 #: Processor seconds that one turn of a method should take.
 TURN_SECONDS = 0.5
@@ -67,7 +71,8 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="+", default=["standard"], help=f"standard, large, all, or some of {names}"
     )
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    methods = [m for m in METHODS if m not in ("c", "jax")]
+    parser.add_argument("--methods", nargs="+", default=methods, choices=list(METHODS))
     parser.add_argument("--rounds", type=int, default=5, help="turns for each method")
     parser.add_argument(
         "--quick", action="store_true", help="one round; no memory, no times of the first step"
@@ -153,6 +158,8 @@ def measure(what: str, case: Case, methods: list[str], rounds: int) -> dict[str,
     run = METHODS[method](case, data)
     first = time.perf_counter() - start
     run(20)
+    if isinstance(run, Remote):  # without the start of its process, which holds the imports
+        return run.last
     return {"first_step_seconds": first, "peak_mebibytes": (peak_bytes() - before) / 2**20}
 
 
@@ -160,45 +167,36 @@ def steps(case: Case, data: dict[str, np.ndarray], methods: list[str], rounds: i
     """Return microseconds per step in each block, by method; the methods take turns."""
     ready: dict[str, Callable[[int], None]] = {}
     found: dict[str, Any] = {}
+    clocks: dict[str, Callable[[], float]] = {}
     for method in methods:
         try:
-            ready[method] = METHODS[method](case, data)
+            ready[method] = run = METHODS[method](case, data)
+            clocks[method] = run.clock if isinstance(run, Remote) else time.process_time
             found[method] = []
         except Unavailable as reason:
             found[method] = str(reason)
-    n_steps = {method: steps_in(run) for method, run in ready.items()}
+    n_steps = {method: steps_in(run, clocks[method]) for method, run in ready.items()}
     for _ in range(rounds):
         for method, run in ready.items():
+            clock = clocks[method]
             for _ in range(BLOCKS):
-                start = time.process_time()
+                start = clock()
                 run(n_steps[method])
-                found[method].append(1e6 * (time.process_time() - start) / n_steps[method])
+                found[method].append(1e6 * (clock() - start) / n_steps[method])
     return found
 
 
-def steps_in(run: Callable[[int], None]) -> int:
+def steps_in(run: Callable[[int], None], clock: Callable[[], float]) -> int:
     """Return how many steps make a block that takes long enough to be measured."""
+    run(1)
     n = 1
     while True:
-        start = time.process_time()
+        start = clock()
         run(n)
-        seconds = time.process_time() - start
+        seconds = clock() - start
         if seconds > 0.2 * TURN_SECONDS / BLOCKS:
             return max(1, round(n * TURN_SECONDS / BLOCKS / seconds))
         n *= 4
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process has held."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def in_child(what: str, case: str, methods: list[str], rounds: int, cache: Path) -> dict[str, Any]:

@@ -1,14 +1,16 @@
-"""Fits in several processes, each handed over when it is done."""
+"""Processes: several fits at a time, each handed over when it is done; threads and memory of one."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["in_processes", "not_compiled", "one_thread_each"]
+__all__ = ["in_processes", "not_compiled", "one_thread_each", "peak_bytes"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -39,3 +41,16 @@ def in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], jobs
                 yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has held."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
