@@ -138,7 +138,6 @@ def test_quick_values_are_values_of_parameters(name: str) -> None:
     assert len(RUN.sources(document, quick=False)) == len(sources) - 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs(name: str, monkeypatch: pytest.MonkeyPatch, without_compiling: None) -> None:
     """With its quick values, in Python; `tox run -e notebooks` runs them in a kernel, as a user does."""

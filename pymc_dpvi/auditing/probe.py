@@ -70,7 +70,7 @@ class _Release:
         released = [pt.concatenate([v.flatten() for v in noisy or grads]).astype("float64")]
         if noisy and len(noisy) == 1:
             released = noisy  # as it is, counts and all
-        self._values = [pytensor.shared(np.zeros(0)) for _ in released]
+        self._values = [pytensor.shared(np.zeros(v.type.shape)) for v in released]
         return dict(zip(self._values, released, strict=True))
 
     def leaks(self, step: PrivateStep) -> list[str]:
