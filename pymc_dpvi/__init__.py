@@ -31,6 +31,7 @@ from pymc_dpvi.interpretation import interpret
 from pymc_dpvi.meaning import Interpretation
 from pymc_dpvi.one_call import fit_dpadvi
 from pymc_dpvi.planning import Plan, plan
+from pymc_dpvi.release_check import check_release
 from pymc_dpvi.report import PrivacyReport, PrivacyRun
 
 __version__ = "0.1.0"
@@ -59,6 +60,7 @@ __all__ = [
     "PrivacyWarning",
     "UnsupportedModelError",
     "audit",
+    "check_release",
     "fit_dpadvi",
     "interpret",
     "plan",

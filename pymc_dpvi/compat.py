@@ -6,6 +6,7 @@ Everything that must ask for a version asks here.
 from __future__ import annotations
 
 import logging
+import platform
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -160,9 +161,19 @@ def quiet_pytensor() -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that a result depends on."""
-    names = ("pymc-dpvi", "pymc", "pytensor", "arviz", "numpy", "dp-accounting", "cryptography")
-    found = {}
+    """Versions of Python and of the packages that a result depends on."""
+    names = (
+        "pymc-dpvi",
+        "pymc",
+        "pytensor",
+        "numba",
+        "arviz",
+        "numpy",
+        "scipy",
+        "dp-accounting",
+        "cryptography",
+    )
+    found = {"python": platform.python_version()}
     for name in names:
         try:
             found[name] = metadata.version(name)

@@ -40,6 +40,7 @@ from pymc_dpvi.errors import (
     UnsupportedModelError,
     warn,
 )
+from pymc_dpvi.graph_keys import source_hash
 from pymc_dpvi.loop import averages_from, iterate
 from pymc_dpvi.mechanism import Mechanism, Streams
 from pymc_dpvi.optimizers import Optimizer, falling_adam
@@ -520,7 +521,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             secure_randomness=streams.secure,
             public_arrays=self._record.public_arrays,
             withheld=self._approx.withheld,
-            versions=tuple(versions().items()),
+            versions=(*versions().items(), ("pymc-dpvi sources", source_hash()[:16])),
             budget=None if self._budget is None else self._budget.name,
         )  # charged; nothing has been drawn yet
 

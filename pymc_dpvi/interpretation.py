@@ -18,7 +18,7 @@ from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.meaning import Interpretation, interpret_runs
 from pymc_dpvi.report import PrivacyReport
 
-__all__ = ["interpret"]
+__all__ = ["interpret", "report_of"]
 
 _SOURCES = (
     "source must be an approximation, a PrivacyReport, or the data that sample() returned (also after "
@@ -109,7 +109,9 @@ def interpret(
             raise ArgumentError(
                 f"{given[0]}= describes a plan, and source is something that was run: give one of the two."
             )
-        return _report(source).interpret(runs_fixed_in_advance=runs_fixed_in_advance, group_sizes=group_sizes)
+        return report_of(source).interpret(
+            runs_fixed_in_advance=runs_fixed_in_advance, group_sizes=group_sizes
+        )
     missing = [name for name in ("noise_multiplier", "n_steps", "delta") if plan[name] is None]
     if missing:
         raise ArgumentError(f"{missing[0]} is missing. {_SOURCES[0].upper()}{_SOURCES[1:]}.")
@@ -147,7 +149,7 @@ def interpret(
     )
 
 
-def _report(source: Any) -> PrivacyReport:
+def report_of(source: Any) -> PrivacyReport:
     """Return the report that `source` is, has, or carries."""
     if isinstance(source, PrivacyReport):
         return source

@@ -9,8 +9,9 @@ a later run, its size, or whether it happens at all was chosen after looking at 
 earlier ones, provided that the totals were limited in advance (Rogers, Roth, Ullman and Vadhan
 2016), as by a `PrivacyBudget`. Tighter composition theorems need more than that.
 
-The report is part of what is published. It holds nothing that depends on the records, the number
-of records included: only names, settings and versions. Numbers shown to people are rounded up.
+The report is part of what is published. It holds nothing that depends on the records, and nothing that
+depends on their number where that is not public: only names, settings and versions. Numbers shown to
+people are rounded up.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from pymc_dpvi.wording import Page, Section, shown
 __all__ = ["PrivacyReport", "PrivacyRun"]
 
 _NOISES = ("gaussian_float64", "lattice")
-_ADAPTIVE = " (adaptive from there, by noisy counts that are accounted for)"
+_ADAPTIVE = (
+    " (adaptive from there, by noisy counts of norm {} times it, which the noise multiplier counts in)"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class PrivacyReport:
     secure_randomness : bool
         Whether noise and batches came from the operating system's cryptographic randomness.
     num_records_public : bool
-        Whether the number of records is treated as public. The number itself is not here.
+        Whether the number of records is treated as public. If so, it may follow from a sampling
+        probability that was computed from it.
     public_arrays : tuple of str
         Names of arrays in the model that were declared public.
     withheld : tuple of str
@@ -248,7 +252,11 @@ class PrivacyReport:
                 "accounted for."
             )
         if self.num_records_public:
-            said.append("The number of records is public.")
+            said.append(
+                "The number of records is public, and so is what was computed from it (the sampling "
+                "probability from a batch size, the prior's share in vanilla gradients): it is the same with "
+                "and without a record."
+            )
         if self.public_arrays:
             names = ", ".join(self.public_arrays)
             said.append(f"Taken as public, and not protected: {names}.")
@@ -270,6 +278,9 @@ class PrivacyReport:
 
     def _lines(self) -> list[tuple[str, str]]:
         """Return the settings as (label, text)."""
+        bound = "upper bound" if self.guarantee == "proven" else "NOT a proven bound"
+        if len(self.runs) > 1 and self.budget is None:
+            bound += ", if the total was limited in advance"
         relation = {
             "add_or_remove_one": "adding or removing one record",
             "replace_one": "replacing one record",
@@ -277,8 +288,7 @@ class PrivacyReport:
         lines = [
             (
                 "epsilon",
-                f"{shown(self.epsilon, up=True)} "
-                f"({'upper bound' if self.guarantee == 'proven' else 'NOT a proven bound'})",
+                f"{shown(self.epsilon, up=True)} ({bound})",
             ),
             ("delta", shown(self.delta, up=True)),
             ("protects against", relation),
@@ -301,7 +311,7 @@ class PrivacyReport:
         for number, run in enumerate(self.runs, start=1):
             stopped = f" ({run.steps_run} run)" if run.steps_run != run.n_steps else ""
             chosen = " (chosen: a larger one would hardly reduce the noise)" if run.default_sampling else ""
-            adaptive = _ADAPTIVE if run.tally_weight else ""
+            adaptive = _ADAPTIVE.format(shown(run.tally_weight)) if run.tally_weight else ""
             lines.append(
                 (
                     f"run {number}",
@@ -403,6 +413,8 @@ class PrivacyReport:
             "noise": self.noise,
             "budget": self.budget,
             "runs": [dataclasses.asdict(run) for run in self.runs],
+            "releasable": self.releasable,
+            "obstacles": list(self.obstacles),
             "assumptions": list(self.assumptions),
             "not_covered": list(self.not_covered),
             "versions": dict(self.versions),

@@ -245,7 +245,7 @@ def test_a_fit_adapts_and_its_report_says_so(gradient: str):
     assert report.epsilon <= 5.0
     run = report.runs[0]
     assert run.tally_weight == AdaptiveClip().tally_weight and not run.default_sampling
-    assert "adaptive from there, by noisy counts that are accounted for" in str(report)
+    assert "adaptive from there, by noisy counts of norm 0.25" in str(report)
     assert PrivacyReport.from_json(report.to_json()) == report
     # The cost is that of one Gaussian of the reported multiplier.
     assert report.epsilon == accounting.epsilon(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from importlib import metadata, util
 from typing import Any
 
@@ -118,11 +119,14 @@ def test_versions() -> None:
     found = versions()
     assert found["pymc"] == metadata.version("pymc")
     assert list(found) == [
+        "python",
         "pymc-dpvi",
         "pymc",
         "pytensor",
+        "numba",
         "arviz",
         "numpy",
+        "scipy",
         "dp-accounting",
         "cryptography",
     ]
@@ -133,4 +137,4 @@ def test_version_of_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(compat.metadata, "version", missing)
-    assert set(versions().values()) == {"unknown"}
+    assert set(versions().values()) == {"unknown", platform.python_version()}

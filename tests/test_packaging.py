@@ -51,6 +51,7 @@ LAYERS = (
     ("graphs",),
     ("opaque",),
     ("plots",),
+    ("release_check",),
     ("interpretation",),
     ("report",),
     ("meaning",),

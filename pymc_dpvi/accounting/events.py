@@ -1,8 +1,9 @@
 r"""From a sampler, a relation and an accountant to the `DpEvent` of one step.
 
 This is the one place where the conventions of the accountants meet. Let
-:math:`z` = ``noise_multiplier`` = noise standard deviation / `l2_clip_norm` = :math:`s / C`.
-Removing a record moves the clipped sum by at most :math:`C`, replacing it by at most :math:`2C`.
+:math:`z` = ``noise_multiplier`` = :math:`s / C`: noise standard deviation / bound on the norm of what one
+record adds to a step (`l2_clip_norm`, with the counts of an adaptive one). Removing a record moves the
+clipped sum by at most :math:`C`, replacing it by at most :math:`2C`.
 
 =====================================  =================  =============================  ===============
 mechanism                              relation           event                          with PLD

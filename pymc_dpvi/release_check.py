@@ -1,0 +1,124 @@
+"""What the reader of a release can check: :func:`check_release`, without data, model or process.
+
+A release is draws with a report in their attributes. From these alone it follows, or does not, that
+
+1. the report can be read, and its totals are the sums of its runs;
+2. each run's ε is at least what its accountant charges, computed anew, for its sampler, noise, steps and δ;
+3. the accountant's guarantee is the one that is stated, and nothing stands in the way of a release;
+4. the file holds draws and nothing else, and its other attributes say what the report says.
+
+It does not follow that the draws are those of that fit, that no run was left out, or that nothing else was
+spent on the same data: whoever writes a file can write another one. For that a release is compared with the
+ledger of its `PrivacyBudget`, and its file's hash with one that the curator has signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import arviz as az
+
+from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES, accountant_info
+from pymc_dpvi.accounting.evaluation import Run
+from pymc_dpvi.accounting.profiles import PlannedRun
+from pymc_dpvi.accounting.relations import check_relation
+from pymc_dpvi.errors import ArgumentError, PrivacyError
+from pymc_dpvi.interpretation import report_of
+from pymc_dpvi.report import PrivacyReport
+from pymc_dpvi.wording import shown
+
+__all__ = ["check_release"]
+
+#: By how much two versions of an accountant may differ, relative to epsilon.
+_TOLERANCE = 1e-6
+_GROUPS = {"posterior", "unconstrained_posterior"}
+
+
+def check_release(source: Any) -> PrivacyReport:
+    """Check a release as its reader can, and return its report.
+
+    Parameters
+    ----------
+    source : path, arviz.InferenceData, xarray.DataTree, PrivacyReport or DPApproximation
+        The file that ``to_netcdf`` wrote, what ``sample()`` returned, or a report without draws.
+
+    Returns
+    -------
+    PrivacyReport
+
+    Raises
+    ------
+    PrivacyError
+        If something does not hold; the text lists all that was found.
+    ArgumentError
+        If `source` carries no report, or one that cannot be read.
+
+    Notes
+    -----
+    Privacy: uses no data. Finds what was altered by mistake or without care, and a report whose ε does not
+    follow from its settings. It cannot tell whose draws the file holds, or what else was spent on the same
+    data: compare the ledger of the `PrivacyBudget`, and a hash of the file that the curator has signed.
+
+    Examples
+    --------
+    >>> report = check_release("posterior.nc")  # doctest: +SKIP
+    """
+    if isinstance(source, str | Path):
+        source = az.from_netcdf(str(source))
+    report = report_of(source)
+    found = [*_in_report(report), *(_in_file(source, report) if hasattr(source, "attrs") else ())]
+    if found:
+        raise PrivacyError("This release does not hold what it says. " + " ".join(found))
+    return report
+
+
+def _in_report(report: PrivacyReport) -> Iterator[str]:
+    """Name what is wrong with a report."""
+    yield from report.obstacles
+    if not report.runs:
+        yield "The report has no run."
+    if report.accountant not in ACCOUNTANT_NAMES:
+        yield f"Epsilon cannot be recomputed: the accountant {report.accountant!r} is not of this package."
+        return
+    info = accountant_info(report.accountant)
+    if info.guarantee != report.guarantee:
+        stated = report.guarantee
+        yield f"The report calls the accountant {report.accountant!r} {stated}; it is {info.guarantee}."
+    relation = check_relation(report.neighboring_relation)
+    for number, run in enumerate(report.runs, start=1):
+        try:
+            planned = PlannedRun.from_names(
+                sampler=report.sampler,
+                sampling_prob=run.sampling_prob,
+                noise_multiplier=run.noise_multiplier,
+                n_steps=run.n_steps,
+            )
+            spent = Run(info, planned.sampler, relation).epsilon(
+                noise_multiplier=run.noise_multiplier, n_steps=run.n_steps, delta=run.delta
+            )
+        except ArgumentError as error:
+            yield f"The cost of run {number} cannot be computed: {error}"
+            continue
+        if not spent <= run.epsilon * (1.0 + _TOLERANCE):
+            yield (
+                f"Run {number} states epsilon {shown(run.epsilon)}; its settings spend "
+                f"{shown(spent, up=True)} by the accountant {report.accountant!r}."
+            )
+
+
+def _in_file(source: Any, report: PrivacyReport) -> Iterator[str]:
+    """Name what is wrong with what stands beside a report."""
+    groups = set(source.children) if hasattr(source, "children") else set(source.groups())
+    if "posterior" not in groups:
+        yield "There are no draws: the group 'posterior' is missing."
+    if more := sorted(groups - _GROUPS):
+        yield f"There is more than draws, which nobody has accounted for: {', '.join(more)}."
+    for place in (source, getattr(source, "posterior", source)):
+        attrs = place.attrs
+        if attrs.get("privacy_report") != source.attrs.get("privacy_report", attrs.get("privacy_report")):
+            yield "There are two different reports in it."
+        for name in ("epsilon", "delta"):
+            if attrs.get(f"privacy_{name}") != getattr(report, name):
+                yield f"The attribute privacy_{name} is not what the report says."

@@ -1,0 +1,170 @@
+"""What the reader of a release finds out without the data: reports and files that do not hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_dpvi import DPADVI, PrivacyError, PrivacyReport, PrivacyRun, accounting, check_release
+from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.sampling import FixedSizeSampler
+
+DATA_TREE = int(az.__version__.split(".")[0]) >= 1
+
+
+def model() -> pm.Model:
+    rng = np.random.default_rng(0)
+    with pm.Model() as found:
+        x = pm.Data("x", rng.normal(size=60))
+        beta = pm.Normal("beta", 0, 1)
+        pm.Normal("y", beta * x, 1, observed=pm.Data("y_data", rng.normal(size=60)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def approx() -> Any:
+    with model():
+        method = DPADVI(epsilon=1.0, delta=1e-6, random_seed=1)
+        method.fit(5, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
+        method.refine(3, progressbar=False)
+    return method.approx
+
+
+def changed(report: PrivacyReport, run: int = 0, **changes: Any) -> PrivacyReport:
+    runs = list(report.runs)
+    runs[run] = dataclasses.replace(runs[run], **changes)
+    return dataclasses.replace(report, runs=tuple(runs))
+
+
+def test_what_a_fit_leaves_holds(approx: Any, tmp_path: Path) -> None:
+    draws = approx.sample(5, include_transformed=True)
+    path = tmp_path / "posterior.nc"
+    draws.to_netcdf(path)
+    for source in (approx, approx.privacy, draws, path, str(path)):
+        assert check_release(source) == approx.privacy
+
+
+@pytest.mark.parametrize("accountant", sorted(accounting.ACCOUNTANT_NAMES))
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize("sampler", ["poisson", "fixed_size", "full_batch"])
+def test_every_account_is_found_again(accountant: str, relation: str, sampler: str) -> None:
+    """A sampling probability of a batch of fixed size is a float that need not be B/N exactly."""
+    how = {"poisson": "poisson", "fixed_size": FixedSizeSampler(7, 300), "full_batch": "full_batch"}[sampler]
+    prob = {"poisson": 7 / 300, "fixed_size": 7 / 300, "full_batch": 1.0}[sampler]
+    info = accounting.accountant_info(accountant)
+    try:
+        epsilon = accounting.epsilon(
+            delta=1e-6,
+            noise_multiplier=3.0,
+            n_steps=50,
+            sampling_prob=prob if sampler == "poisson" else None,
+            sampler=how,
+            neighboring_relation=relation,
+            accountant=accountant,
+        )
+    except ArgumentError:
+        pytest.skip("no account for the combination")
+    run = PrivacyRun(epsilon, 1e-6, 50, 50, prob, 3.0, 1.0)
+    report = PrivacyReport(
+        neighboring_relation=relation,
+        unit="one row",
+        sampler=sampler,
+        gradient="aligned",
+        accountant=accountant,
+        guarantee=info.guarantee,
+        secure_randomness=True,
+        num_records_public=relation == "replace_one",
+        noise="lattice",
+        runs=(run,),
+    )
+    if info.guarantee == "proven":
+        assert check_release(report) is report
+    else:
+        with pytest.raises(PrivacyError, match="not a proven bound") as caught:
+            check_release(report)
+        assert "states epsilon" not in str(caught.value)
+    if math.isfinite(epsilon):
+        with pytest.raises(PrivacyError, match="Run 1 states epsilon"):
+            check_release(changed(report, epsilon=0.999 * epsilon))
+
+
+WRONG: dict[str, tuple[Callable[[PrivacyReport], PrivacyReport], str]] = {
+    "less noise": (lambda r: changed(r, noise_multiplier=0.5), "Run 1 states epsilon"),
+    "the second run": (lambda r: changed(r, 1, epsilon=0.01), "Run 2 states epsilon"),
+    "more steps": (lambda r: changed(r, n_steps=50, steps_run=50), "Run 1 states epsilon"),
+    "larger batches": (lambda r: changed(r, sampling_prob=0.99), "Run 1 states epsilon"),
+    "another relation": (
+        lambda r: dataclasses.replace(r, neighboring_relation="replace_one"),
+        "Run 1 states epsilon",
+    ),
+    "seeded": (lambda r: dataclasses.replace(r, secure_randomness=False), "came from a seed"),
+    "no run": (lambda r: dataclasses.replace(r, runs=()), "no run"),
+    "own accountant": (lambda r: dataclasses.replace(r, accountant="mine"), "'mine' is not of"),
+    "not what it is called": (
+        lambda r: dataclasses.replace(r, accountant="bayesian"),
+        "calls the accountant 'bayesian' proven",
+    ),
+    "impossible": (lambda r: changed(r, sampling_prob=0.0), "cannot be computed"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_report_that_does_not_hold(approx: Any, case: str) -> None:
+    change, text = WRONG[case]
+    with pytest.raises(PrivacyError, match=text):
+        check_release(change(approx.privacy))
+
+
+def touch(name: str, value: Any, *, root: bool = True) -> Callable[[Any], None]:
+    def change(draws: Any) -> None:
+        (draws if root else draws["posterior"]).attrs[name] = value
+
+    return change
+
+
+def add_data(draws: Any) -> None:
+    if DATA_TREE:
+        import xarray as xr
+
+        draws["observed_data"] = xr.DataTree(xr.Dataset({"y": ("obs", np.zeros(3))}))
+    else:
+        draws.add_groups(observed_data=az.convert_to_dataset({"y": np.zeros((1, 3))}))
+
+
+def other_report(draws: Any) -> None:
+    fields = json.loads(draws.attrs["privacy_report"])
+    fields["unit"] = "one household"
+    draws["posterior"].attrs["privacy_report"] = json.dumps(fields)
+
+
+FILES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "epsilon": (touch("privacy_epsilon", 0.1), "privacy_epsilon is not"),
+    "delta of the group": (touch("privacy_delta", 1e-9, root=False), "privacy_delta is not"),
+    "data": (add_data, "more than draws, which nobody has accounted for: observed_data"),
+    "two reports": (other_report, "two different reports"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*group.*:UserWarning")
+@pytest.mark.parametrize("case", FILES)
+def test_file_that_does_not_hold(approx: Any, case: str) -> None:
+    draws = approx.sample(3)
+    change, text = FILES[case]
+    change(draws)
+    with pytest.raises(PrivacyError, match=text):
+        check_release(draws)
+
+
+@pytest.mark.parametrize("source", [3, None, "no_such_file.nc"])
+def test_no_release(source: Any) -> None:
+    with pytest.raises((ArgumentError, FileNotFoundError)):
+        check_release(source)
