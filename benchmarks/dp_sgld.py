@@ -31,6 +31,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.replace import vectorize_graph
+from workers import compiling
 
 from pymc_dpvi.accounting import noise_multiplier
 from pymc_dpvi.approximation import DPMeanField
@@ -148,7 +149,7 @@ def dp_sgld(
         n_mc=1,
         optimizer=_drift(sizes),
         max_grad_norm=None,
-        compile_kwargs=compile_mode("numba", None),
+        compile_kwargs=compile_mode(None, compiling().get("compile_kwargs")),
     )
     streams = Streams.make(insecure_noise_seed)
     rng = np.random.default_rng(random_seed)

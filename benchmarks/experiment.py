@@ -76,12 +76,19 @@ def reproduce(
         In place of the command line.
     """
     chosen = understood(command_line(doc, quick), arguments)
+    import matplotlib  # noqa: F401  the pictures come last, and a missing package should not
+
     console = Console()
     todo = tasks(chosen.seeds, chosen.quick)
-    fits = fits_of(todo, fit_once, chosen.output / f"{script}.jsonl", settings, chosen.jobs, console)
+    try:
+        fits = fits_of(todo, fit_once, chosen.output / f"{script}.jsonl", settings, chosen.jobs, console)
+    except KeyboardInterrupt:
+        raise SystemExit("Interrupted. The same command goes on where this one was.") from None
     made = report(fits, chosen.output, console)
     size = "--quick" if chosen.quick else f"--seeds {chosen.seeds}"
     command = f"python benchmarks/papers/{script}.py {size}"
     write(chosen.output / f"{script}.json", command, settings, **made, fits=fits)
     console.print(differences(doc), highlight=False, markup=False, soft_wrap=True)
+    if chosen.quick:
+        console.print("QUICK: shortened fits, one of each kind. The figures mean nothing.")
     console.print(f"{len(fits)} fits; written to {chosen.output}")

@@ -7,6 +7,7 @@ settings, or of other sources of the library, is refused.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -75,9 +76,10 @@ def fits_of(
     SystemExit
         If the journal is of other settings.
     """
-    own = json.loads(json.dumps({**settings, "sources": source_hash()[:12]}))
+    own = json.loads(json.dumps({**settings, "sources": source_hash()[:12], "benchmarks": _own_hash()}))
     found = _read(journal, own)
     left = [task for task in tasks if _key(task) not in found]
+    console.print(f"{len(tasks)} fits, {len(tasks) - len(left)} of them done; the journal is {journal}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress, journal.open("a", encoding="utf-8") as log:
         log.write("\n" * (journal.stat().st_size > 0))  # the last line may be half a line
@@ -87,8 +89,19 @@ def fits_of(
             log.write(json.dumps({"settings": own, "task": asdict(task), "found": numbers}) + "\n")
             log.flush()
             progress.update(bar, advance=1, description=str(task))
+            if not console.is_terminal:
+                console.print(f"done: {task}", highlight=False)
         progress.update(bar, description="Fitted")
     return [{**asdict(task), **found[_key(task)]} for task in tasks]
+
+
+def _own_hash() -> str:
+    """Return a hash of the scripts here: a fit of another one is another fit."""
+    here = Path(__file__).resolve().parent
+    digest = hashlib.sha256()
+    for path in sorted([*here.glob("*.py"), *here.glob("papers/*.py")]):
+        digest.update(path.relative_to(here).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _key(task: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from workers import compiling
 
 __all__ = ["ADAGRAD", "ADAM", "LastIterate", "fit_as_published", "optimizer"]
 
@@ -94,6 +95,7 @@ def fit_as_published(
             callbacks=[last],
             obj_optimizer=optimizer(optimizer_name),
             progressbar=False,
+            **compiling(),
         )
     last.put_back(approx)
     return approx

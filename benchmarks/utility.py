@@ -37,6 +37,7 @@ from journal import Fit, fits_of, groups, mean_and_error, write
 from rich.console import Console
 from rich.table import Table
 from utility_problems import PROBLEMS, Problem
+from workers import compiling
 
 DELTA = 1e-5
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -178,7 +179,7 @@ def fit_privately(pm: Any, task: Task, settings: Mapping[str, Any]) -> tuple[Any
     from pymc_dpvi.optimizers import falling_adam
 
     method = DPADVI(epsilon=task.epsilon, delta=DELTA, random_seed=task.seed, **settings["method"])
-    options: dict[str, Any] = {"progressbar": False}
+    options: dict[str, Any] = {"progressbar": False, **compiling()}
     if settings["steps"] is not None:
         options["n"] = settings["steps"]
     if settings["optimizer"] is not None:

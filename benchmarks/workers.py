@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-__all__ = ["in_processes", "not_compiled", "one_thread_each", "peak_bytes"]
+__all__ = ["compiling", "in_processes", "not_compiled", "one_thread_each", "peak_bytes"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -26,6 +26,12 @@ def not_compiled() -> None:
     """Let what is imported from now on evaluate graphs in Python: for few steps, compiling takes longer."""
     flags = [os.environ["PYTENSOR_FLAGS"]] if os.environ.get("PYTENSOR_FLAGS") else []
     os.environ["PYTENSOR_FLAGS"] = ",".join([*flags, "linker=py", "optimizer=fast_compile"])
+
+
+def compiling() -> dict[str, Any]:
+    """Return what to pass to a private fit: its own default is numba, whatever `not_compiled` has said."""
+    quick = "linker=py" in os.environ.get("PYTENSOR_FLAGS", "")
+    return {"compile_kwargs": {"mode": "FAST_COMPILE"}} if quick else {}
 
 
 def in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:

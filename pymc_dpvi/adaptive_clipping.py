@@ -129,7 +129,7 @@ def check_clip_norm(value: Any) -> float | AdaptiveClip:
     if isinstance(value, AdaptiveClip):
         return value
     if isinstance(value, str):
-        check_choice("l2_clip_norm", value, ("adaptive",))
+        check_choice("l2_clip_norm", value, ("adaptive",), ", a positive number or an AdaptiveClip")
         return AdaptiveClip()
     low, high = CLIP_NORM_RANGE
     return check_number(

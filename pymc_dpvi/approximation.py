@@ -197,8 +197,8 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             )
         if kwargs:
             raise ArgumentError(
-                f"sample() does not take {sorted(kwargs)}: a private posterior has no log-likelihood and "
-                "no predictions of the records."
+                f"sample() does not take {sorted(kwargs)}: its draws are independent, in one chain, with "
+                "no log-likelihood and no prediction of the records."
             )
         if include_transformed is None:
             include_transformed = bool(getattr(self.groups[0], "include_transformed", False))

@@ -27,17 +27,24 @@ __all__ = [
 ]
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise unless `value` is one of the strings in `choices`."""
+def _kind(value: object) -> str:
+    """Name the type of a value, and not the value."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeio' or name == 'ndarray' else 'a'} {name}"
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str], or_else: str = "") -> None:
+    """Raise unless `value` is one of the strings in `choices`; `or_else` says what else is possible."""
     if not isinstance(value, str) or value not in choices:
-        found = repr(value) if type(value) is str else f"a {type(value).__name__}"
-        raise ArgumentError(f"{name} must be one of {list(choices)}; found {found}.")
+        found = repr(value) if type(value) is str else _kind(value)
+        wanted = f"one of {list(choices)}" if len(choices) > 1 else repr(choices[0])
+        raise ArgumentError(f"{name} must be {wanted}{or_else}; found {found}.")
 
 
 def check_flag(name: str, value: Any) -> bool:
     """Return `value` as a bool, or raise: an array or a string is no answer to yes or no."""
     if not isinstance(value, bool | np.bool_):
-        raise ArgumentError(f"{name} must be True or False; found a {type(value).__name__}.")
+        raise ArgumentError(f"{name} must be True or False; found {_kind(value)}.")
     return bool(value)
 
 
@@ -71,7 +78,7 @@ def check_number(
     if example is not None:
         wanted += f", such as {example:g}"
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        raise ArgumentError(f"{name} must be {wanted}; found a {type(value).__name__}.")
+        raise ArgumentError(f"{name} must be {wanted}; found {_kind(value)}.")
     try:
         number = float(value)
     except OverflowError:
@@ -93,7 +100,7 @@ def check_integer(name: str, value: Any, *, low: int = 1, high: int | None = Non
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"{name} must be {wanted}; found a {type(value).__name__}.") from None
+        raise ArgumentError(f"{name} must be {wanted}; found {_kind(value)}.") from None
     if number.bit_length() > 1000:  # no float64 holds it, and Python writes some thousand digits at the most
         raise ArgumentError(f"{name} must be {wanted}; found one of {number.bit_length()} bits.")
     if number < low or (high is not None and number > high):

@@ -128,8 +128,10 @@ class FitDiagnostics:
             lines.append("Clip-dominated: not known. Only l2_clip_norm='adaptive' releases a count.")
         else:
             lines.append(
-                f"Clip-dominated: {'yes' if self.clip_dominated else 'no'}. About "
-                f"{shown(100 * self.clipped_share, digits=2)} % of the gradients were clipped."
+                f"Clip-dominated: {'yes' if self.clip_dominated else 'no'}. The clip norm is steered to clip "
+                f"{shown(100 * self.clipped_share, digits=2)} % of the gradients. How far that moves the "
+                "optimum is not measured, and no interval knows of it: a fit with a larger "
+                "AdaptiveClip(quantile=...) tells."
             )
         earlier = self.n_steps_used - self.n_steps_late
         lines.append(

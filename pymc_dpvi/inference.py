@@ -585,7 +585,11 @@ class DPADVI(Inference):  # type: ignore[misc]
         except StopIteration as stop:
             _logger.info(str(stop))
         except KeyboardInterrupt:
-            _logger.info("Interrupted; the planned cost is reported.")
+            _logger.warning(
+                "Interrupted after %d of %d steps. What was planned is spent; the result is usable.",
+                self._step.calls - before,
+                n,
+            )
         finally:
             done = self._step.calls - before
             self._steps_run += done

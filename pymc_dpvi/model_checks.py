@@ -136,9 +136,10 @@ def check_against_records(
         if depends_on([rv], held, into_size=True):
             size = not depends_on([rv], held)
             raise UnsupportedModelError(
-                f"The {'shape' if size else 'prior'} of '{rv.name}' depends on the records. What is fixed "
-                "before the fit must not look at private data: use a number that is public or known "
-                "beforehand."
+                f"The {'shape' if size else 'prior'} of '{rv.name}' depends on the records, or on an array "
+                "as long as they are. What is fixed before the fit must not look at private data: use a "
+                "number that is public or known beforehand. If only the length is the same, put it into "
+                "pm.Data(name, ..., dims=...) with a dim of its own."
             )
         names = model.named_vars_to_dims.get(rv.name) or (None,) * rv.ndim
         for axis, (name, length) in enumerate(zip(names, shapes[rv.name], strict=True)):
@@ -161,8 +162,9 @@ def check_against_records(
                 f"The observed variable '{rv.name}' is one draw from "
                 f"{type(rv.owner.op).__name__.removesuffix('RV')}, whose entries depend on each other: "
                 "one record enters other records' terms. Use a likelihood with independent records given "
-                "the parameters (for a Gaussian process, an approximation with global weights such as "
-                "pm.gp.HSGP)."
+                "the parameters: for a Gaussian process over a predictor, pm.gp.HSGP with L= given and "
+                "gp._X_center set to public numbers (else PyMC takes them from the records, unaccounted); "
+                "for several series, one record a series."
             )
     for pot in model.potentials:
         if depends_on([pot], held, stop=model.free_RVs):

@@ -166,12 +166,13 @@ def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> 
         # Not any iterable: a column of strings would be taken for names, and the first one quoted.
         raise ArgumentError(f"public_data must be a list of names; found {_shown(public_data)}.")
     public: set[Variable] = set()
+    names = sorted(repr(d.name) for d in model.data_vars)
     for item in public_data:
         var = model.named_vars.get(item) if isinstance(item, str) else item
         if not isinstance(var, Variable) or not is_array(var):
             raise ArgumentError(
-                f"public_data must name pm.Data of the model; found {_shown(item)}. The model's data are "
-                f"{sorted(d.name for d in model.data_vars)}."
+                f"public_data must name pm.Data of the model; found {_shown(item)}. The model "
+                f"{'has ' + ', '.join(names) if names else 'has no pm.Data'}."
             )
         public.add(var)
     return public

@@ -92,7 +92,9 @@ def check_starting_values(
                     "fixed numbers."
                 )
             if isinstance(value, str) and (argument != "start" or value not in _STRATEGIES):
-                raise ArgumentError(f"{argument}[{key!r}] must be numbers; found a str that PyMC knows not.")
+                raise ArgumentError(
+                    f"{argument}[{key!r}] must be numbers; found a str that names no way to start."
+                )
             if not isinstance(value, str | Variable):
                 _check_value(f"{argument}[{key!r}]", value, shapes[own_name[key]], argument == "start_sigma")
     options: dict[str, Any] = {}

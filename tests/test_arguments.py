@@ -35,7 +35,7 @@ def test_number(value: Any) -> None:
 )
 def test_not_a_number(value: Any) -> None:
     with pytest.raises(
-        ArgumentError, match=r"epsilon must be a finite number in \(0, inf\), such as 1; found a \w+\."
+        ArgumentError, match=r"epsilon must be a finite number in \(0, inf\), such as 1; found an? \w+\."
     ):
         check_number("epsilon", value, low=0.0, example=1.0)
 
@@ -67,7 +67,7 @@ def test_integer(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [1.0, True, np.False_, "3", None, np.nan, np.arange(2)])
 def test_not_an_integer(value: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"n must be an integer of at least 1; found a \w+\."):
+    with pytest.raises(ArgumentError, match=r"n must be an integer of at least 1; found an? \w+\."):
         check_integer("n", value)
 
 

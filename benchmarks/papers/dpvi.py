@@ -73,6 +73,7 @@ from datasets import LOADERS, Dataset  # noqa: E402
 from experiment import reproduce  # noqa: E402
 from journal import Fit, groups, mean_and_error  # noqa: E402
 from published_dpvi import ADAGRAD, fit_as_published  # noqa: E402
+from workers import compiling  # noqa: E402
 
 DELTA = 1e-3
 EPSILONS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -206,7 +207,7 @@ def fit_with_defaults(task: Task, n_steps: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # the paper's delta is above one over their number
         method = DPADVI(epsilon=task.epsilon, delta=DELTA, random_seed=task.seed)
-        return method.fit(n_steps, progressbar=False)
+        return method.fit(n_steps, progressbar=False, **compiling())
 
 
 def langevin(model: Any, task: Task, num_records: int) -> tuple[float, Any]:

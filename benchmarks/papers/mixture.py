@@ -76,6 +76,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from experiment import reproduce  # noqa: E402
 from journal import Fit, groups, mean_and_error  # noqa: E402
 from published_dpvi import ADAGRAD, ADAM, fit_as_published  # noqa: E402
+from workers import compiling  # noqa: E402
 
 Array = NDArray[np.float64]
 
@@ -286,7 +287,7 @@ def with_defaults(task: Task) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # the papers' delta is one over the number of records
         method = DPADVI(epsilon=task.epsilon, delta=DELTA, random_seed=task.seed)
-        return method.fit(task.n_steps, progressbar=False)
+        return method.fit(task.n_steps, progressbar=False, **compiling())
 
 
 def langevin(model: Any, task: Task, setting: Setting) -> tuple[float, dict[str, Array]]:
@@ -303,7 +304,7 @@ def langevin(model: Any, task: Task, setting: Setting) -> tuple[float, dict[str,
     )
     sizes = StepSizes(SGLD_SIZE / setting.num_records)
     draws = dp_sgld(model, mechanism, task.n_steps, sizes, random_seed=task.seed)
-    return mechanism.noise_multiplier, {name: draw[-DRAWS:] for name, draw in draws.items()}
+    return mechanism.noise_multiplier, {name: draw[:: -(-len(draw) // DRAWS)] for name, draw in draws.items()}
 
 
 def summarise(fits: Sequence[Fit]) -> list[dict[str, Any]]:
