@@ -11,8 +11,9 @@ deviations of the latter (root of the mean square over all unconstrained values)
 
     python benchmarks/utility.py [--quick] [--seeds 10] [--jobs 2] [--problems linear ...] [--output DIR]
 
-To judge another default: ``--method '{"l2_clip_norm": 1.0}'``, ``--steps 2000``, or
-``--optimizer '{"learning_rate": 0.02}'`` (of `falling_adam`); such runs want an output folder of their own.
+To judge another default: ``--method '{"l2_clip_norm": 1.0}'``, or ``{"quantile": 0.9}`` in place of 1.0 for an
+adaptive one, ``--steps 2000``, or ``--optimizer '{"learning_rate": 0.02}'`` (of `falling_adam`); such runs want
+an output folder of their own.
 """
 
 from __future__ import annotations
@@ -175,10 +176,13 @@ def fit_ordinary(pm: Any, task: Task) -> Any:
 
 def fit_privately(pm: Any, task: Task, settings: Mapping[str, Any]) -> tuple[Any, float]:
     """Run `DPADVI` with its defaults on the model in context; return approximation and last clip norm."""
-    from pymc_dpvi import DPADVI
+    from pymc_dpvi import DPADVI, AdaptiveClip
     from pymc_dpvi.optimizers import falling_adam
 
-    method = DPADVI(epsilon=task.epsilon, delta=DELTA, random_seed=task.seed, **settings["method"])
+    given = dict(settings["method"])
+    if isinstance(given.get("l2_clip_norm"), dict):
+        given["l2_clip_norm"] = AdaptiveClip(**given["l2_clip_norm"])
+    method = DPADVI(epsilon=task.epsilon, delta=DELTA, random_seed=task.seed, **given)
     options: dict[str, Any] = {"progressbar": False, **compiling()}
     if settings["steps"] is not None:
         options["n"] = settings["steps"]
