@@ -11,9 +11,9 @@ deviations of the latter (root of the mean square over all unconstrained values)
 
     python benchmarks/utility.py [--quick] [--seeds 10] [--jobs 2] [--problems linear ...] [--output DIR]
 
-To judge another default: ``--method '{"l2_clip_norm": 1.0}'``, or ``{"quantile": 0.9}`` in place of 1.0 for an
-adaptive one, ``--steps 2000``, or ``--optimizer '{"learning_rate": 0.02}'`` (of `falling_adam`); such runs want
-an output folder of their own.
+To judge another default: ``--method '{"l2_clip_norm": 1.0}'``, or ``{"quantile": 0.9}`` in place of 1.0 for
+an adaptive one, ``--steps 2000``, or ``--optimizer '{"learning_rate": 0.02}'`` (of `falling_adam`); such
+runs want an output folder of their own.
 """
 
 from __future__ import annotations
