@@ -239,13 +239,15 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="logistic regression at ε = 1, wide, ten data sets"
     )
-    parser.add_argument("--output", type=Path, default=HERE / "figures" / "coverage.json")
+    parser.add_argument("--output", type=Path, default=HERE / "output" / "coverage.json", help="a file")
     args = parser.parse_args()
     warnings.simplefilter("ignore", InsecureNoiseWarning)
     wanted = [(m, e, c) for c in args.clip for m in PRIOR_STDDEV for e in EPSILONS]
     if args.quick:
         wanted, args.seeds = [("logistic", 1.0, "wide")], 10
-        args.output = args.output.with_name("coverage_quick.json")
+        if args.output == parser.get_default("output"):
+            args.output = args.output.with_name("coverage_quick.json")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
     settings = {
         "num_records": NUM_RECORDS,
         "num_params": D,
@@ -281,6 +283,7 @@ def main() -> None:
         print(f"{name:9} ε={epsilon:<5g} {clip:8}", " | ".join(parts))
     if not args.quick:
         draw_figure(cells, args.output.with_suffix(".png"))
+    print(f"Written to {args.output}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ What differs from the paper
 - Batches are Poisson samples, accounted as such, and scaled by 1/q; theirs have fixed size, drawn with
   replacement, and are accounted as Poisson samples.
 - The effect of q and of C is shown at two epsilon, as a function of q and C; their code draws curves
-  against epsilon, one for each q or C.
+  against epsilon, one for each q or C. With q, the clip norm of Algorithm 1, C q, changes too (as
+  in their code).
+- "defaults" takes 10,000 steps, the library's number; the others take the paper's 1000 and 2000.
 - DP-SGLD is given the same clip norm and the moments accountant, a far better one than that of Wang, Fienberg
   and Smola (2015), which the paper uses; its step sizes are ours, chosen without noise.
 - The non-private reference is PyMC's ADVI with Adam on all records, run until it stands still.
