@@ -52,6 +52,7 @@ from pymc_dpvi.starting_values import check_starting_values, narrow_full_rank
 from pymc_dpvi.step import PrivateStep
 from pymc_dpvi.terms import PrivacyTerms
 from pymc_dpvi.tracebacks import sealed, shielded
+from pymc_dpvi.wording import shown as words
 
 __all__ = ["DPADVI", "DPFullRankADVI"]
 
@@ -70,9 +71,10 @@ _SINGLE = (
 _MOST_DRAWS = 1000
 
 _ANALYSIS = (
-    "The model could not be taken apart by records: {} was raised on the way. Its text may quote data and is "
-    "left out; to read it, build the model on made-up data and call "
-    "pymc_dpvi.records.build_record_model(model)."
+    "The model could not be taken apart by records: {} was raised on the way. Often lengths or shapes do not "
+    "fit: a predictor that is one shorter than the outcome, or an outcome of shape (N, 1), as df[['y']] has, "
+    "beside a mean of shape (N,). The text of the error may quote data and is left out; to read it, build "
+    "the model on made-up data and call pymc_dpvi.records.build_record_model(model)."
 )
 _STARTING = "The fit cannot start: {} was raised. Check start= and start_sigma=, and the variables' initval."
 _COMPILING = (
@@ -442,6 +444,14 @@ class DPADVI(Inference):  # type: ignore[misc]
         step = shielded(compiled, ArgumentError, _COMPILING)
         self._warn(cost)
         self._reserve(cost, mechanism, "fit")
+        earlier = self._approx._report
+        if earlier is not None and self._budget is None:
+            _logger.warning(
+                "This is another fit by the same method: together epsilon = %s, delta = %s. A PrivacyBudget "
+                "would limit them.",
+                words(earlier.epsilon + cost.epsilon, up=True),
+                words(earlier.delta + cost.delta, up=True),
+            )
         self._restore_iterate()
         self._approx.groups[0].include_transformed = include_transformed
         self._mechanism, self._step = mechanism, step

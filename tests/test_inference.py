@@ -39,6 +39,7 @@ from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.progress import StepProgress
 from pymc_dpvi.step import PrivateStep
+from pymc_dpvi.wording import shown
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning"),
@@ -736,6 +737,17 @@ def test_insecure_seed_warns_and_is_reported(logistic: Build) -> None:
     report = approx.privacy
     assert str(report).splitlines()[0].startswith("NOT FOR RELEASE")
     assert not report.secure_randomness and not report.releasable
+
+
+def test_a_second_fit_says_what_both_cost(logistic: Build, caplog: pytest.LogCaptureFixture) -> None:
+    with logistic():
+        method = DPADVI(**CHEAP)
+        quiet(method)
+        assert "another fit" not in caplog.text
+        quiet(method)
+    assert f"together epsilon = {shown(method.approx.privacy.epsilon, up=True)}," in caplog.text
+    method.refine(1, progressbar=False)  # meant to add
+    assert caplog.text.count("another fit") == 1
 
 
 @pytest.mark.parametrize("door", ["pm.fit", "refine", "fit_dpadvi"])
