@@ -329,7 +329,9 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         ax.axhline(auc(coefficients()), color="0.4", linestyle=":", label="simulated coefficients")
     for ax in axes[:2]:
         ax.set_ylim(lowest - 0.005, auc(coefficients()) + 0.01)
-    axes[0].set_ylabel("AUC")
+    for ax in (axes[0], axes[2]):
+        ax.set_ylabel("AUC")
+    axes[2].set_visible(any(row["n_steps"] != steps for row in rows))  # --quick has one number of steps
     axes[0].legend(frameon=False, fontsize=7, loc="lower right")
     for method in METHODS[:2]:
         for size in LONG_SIZES:

@@ -87,6 +87,7 @@ DELTA = 1e-3
 EPSILONS = tuple(float(e) for e in np.geomspace(0.1, 10.0, 5).round(3))
 SHOWN = 1.0  # epsilon of the picture
 DRAWS = 200
+WHERE = {"uai": "Jälkö et al. 2017, figure 4", "d3p": "d3p, figure 7"}
 #: First step size of DP-SGLD, times the number of records: the curvature of a record is some units.
 SGLD_SIZE = 0.2
 ADVI_STEPS = 3000
@@ -386,7 +387,7 @@ def plot(rows: Sequence[dict[str, Any]], fits: Sequence[Fit], path: Path) -> Non
                 label=method,
             )
         ax.set(xscale="log", xlabel="ε", ylabel="log-density of a test record")
-        ax.set_title(f"{paper}, δ = {DELTA:g}")
+        ax.set_title(f"{WHERE[paper]}, δ = {DELTA:g}")
         ax.legend(frameon=False, fontsize=7)
     points = records(PAPERS["uai"].num_records)[0]
     for ax, (method, fit) in zip(lower.subplots(1, len(shown), squeeze=False)[0], shown.items(), strict=True):
@@ -398,7 +399,9 @@ def plot(rows: Sequence[dict[str, Any]], fits: Sequence[Fit], path: Path) -> Non
             ax.add_patch(plt.Circle(centre, radius, color=f"C{k}", fill=False, linestyle="--"))
             ax.plot(*centre, "o", color=f"C{k}", markersize=3)
         private = "not private" if fit["epsilon"] is None else f"ε = {fit['epsilon']:g}"
-        ax.set(aspect="equal", xlim=(-5, 5), ylim=(-5, 5), title=f"{method}, {private}")
+        ax.set(aspect="equal", xlim=(-5, 5), ylim=(-5, 5), title=f"{method}, {private}", xlabel="$x_1$")
+    lower.supylabel("$x_2$")
+    lower.suptitle("components as simulated (black) and as fitted (dashed), out to two standard deviations")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
