@@ -75,6 +75,7 @@ class Chunk:
         new = [v.type.filter_variable(u, allow_convert=True) for v, u in updates.items()]
         self.width = width if left else 0
         self.state = list(updates)
+        self._shapes = [np.shape(v.get_value(borrow=True)) for v in self.state]
         self.held = [
             v
             for v in dict.fromkeys(graph_inputs([*new, *left]))
@@ -124,9 +125,11 @@ class Chunk:
         Raises
         ------
         ValueError
-            If an array of the state changes its shape; the state is as it was.
+            If an array of the state has another shape than at the start; the state is as it was.
         """
         given = [v.get_value(borrow=True, return_internal_type=True) for v in self.state]
+        if [np.shape(value) for value in given] != self._shapes:  # compiled code does not look
+            raise ValueError(_SHAPE)
         held = [v.get_value(borrow=True, return_internal_type=True) for v in self.held]
         *state, rows = self._run(indices, offsets, noise, epsilon, weights, *given, *fixed, *held)
         for variable, value in zip(self.state, state, strict=True):

@@ -115,3 +115,6 @@ def test_an_array_of_the_state_keeps_its_shape(mode: str):
         run(offsets[:0], offsets, noise, np.zeros((1, 1, 1)), np.zeros(1))
     np.testing.assert_array_equal(x.get_value(), [2.0, 2.0])
     np.testing.assert_array_equal(grows.get_value(), np.zeros(3))
+    x.set_value(np.ones(1))  # by hand, between two calls
+    with pytest.raises(ValueError, match="changed its shape"):
+        run(offsets[:0], offsets, noise, np.zeros((1, 1, 0)), np.zeros(1))
