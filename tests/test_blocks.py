@@ -90,14 +90,17 @@ def release(
 
 
 def cancels(values: Arrays, layout: Layout) -> bool:
-    """Whether the rows of a record cancel so far that it counts as longer than it is."""
+    """Whether a record counts as longer than it is: its rows cancel, or are too small to tell."""
     rest = iter(values)
     for form in layout:
         pair = [next(rest) for _ in range(form.num_arrays)]
         if form.kind == "products":
             left, right = pair
             with np.errstate(all="ignore"):
-                length = (np.linalg.norm(left, axis=2) * np.linalg.norm(right, axis=2)).sum(axis=1)
+                norms = np.array([np.linalg.norm(left, axis=2), np.linalg.norm(right, axis=2)])
+                length = norms.prod(axis=0).sum(axis=1)
+                if np.any((norms.min(axis=0) > 0) & (norms.min(axis=0) < 1.01 * block_sums._SMALL**0.5)):
+                    return True
                 total = np.linalg.norm(columns(pair, [form]), axis=1)
             if np.any(total < length / CANCELLATION * 1.01):
                 return True
@@ -113,6 +116,20 @@ def obvious(rows: np.ndarray, c: float) -> np.ndarray:
             bound = c * (1 - SLACK - math.sqrt(rows.shape[1]) * FINE)
             total += row * (min(1.0, bound / size) if size > 0 else 1.0)
     return total
+
+
+def test_a_product_too_small_for_its_square_counts_as_if_nothing_cancelled():
+    """Longer than it is: that is safe. Found by the test below."""
+    left = np.array([[[4.6e-157, 0.0], [0.0, 1.0], [1.0, 1.0]]])
+    right = np.ones((1, 3, 1))
+    layout = (Form("products"),)
+    assert cancels([left, right], layout)
+    got = release([left, right], layout, 0.1, zeros(2))
+    direction = np.array([1.0, 2.0])
+    np.testing.assert_allclose(got, 0.1 * direction / (1.0 + math.sqrt(2.0)), rtol=1e-3)
+    assert np.linalg.norm(got) <= 0.1
+    ordinary = release([np.where(left == 4.6e-157, 0.0, left), right], layout, 0.1, zeros(2))
+    np.testing.assert_allclose(ordinary, 0.1 * direction / math.sqrt(5.0), rtol=1e-3)
 
 
 @deep
