@@ -20,10 +20,11 @@ from pymc_dpvi.report import PrivacyReport
 
 __all__ = ["interpret", "report_of"]
 
-_SOURCES = (
+_CARRIERS = (
     "source must be an approximation, a PrivacyReport, or the data that sample() returned (also after "
-    "to_netcdf); or leave it out and give noise_multiplier=, n_steps=, delta= and sampling_prob="
+    "to_netcdf)"
 )
+_SOURCES = f"{_CARRIERS}; or leave it out and give noise_multiplier=, n_steps=, delta= and sampling_prob="
 
 
 def interpret(
@@ -159,9 +160,9 @@ def report_of(source: Any) -> PrivacyReport:
             "privacy_report"
         )
         if text is None:
-            raise ArgumentError(f"source has no attribute 'privacy_report': {_SOURCES}.")
+            raise ArgumentError(f"source has no attribute 'privacy_report': {_CARRIERS}.")
         return PrivacyReport.from_json(text)
     report = getattr(source, "privacy", None)
     if not isinstance(report, PrivacyReport):
-        raise ArgumentError(f"{_SOURCES}; found a {type(source).__name__}.")
+        raise ArgumentError(f"{_CARRIERS}; found a {type(source).__name__}.")
     return report

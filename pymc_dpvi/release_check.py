@@ -5,7 +5,8 @@ A release is draws with a report in their attributes. From these alone it follow
 1. the report can be read, and its totals are the sums of its runs;
 2. each run's ε is at least what its accountant charges, computed anew, for its sampler, noise, steps and δ;
 3. the accountant's guarantee is the one that is stated, and nothing stands in the way of a release;
-4. the file holds draws and nothing else, and its other attributes say what the report says.
+4. the file holds draws and nothing else: every variable has axes for chain and draw, every coordinate is of
+   such a variable, and what the attributes say of ε and δ is what the report says.
 
 It does not follow that the draws are those of that fit, that no run was left out, or that nothing else was
 spent on the same data: whoever writes a file can write another one. For that a release is compared with the
@@ -110,12 +111,23 @@ def _in_report(report: PrivacyReport) -> Iterator[str]:
 
 def _in_file(source: Any, report: PrivacyReport) -> Iterator[str]:
     """Name what is wrong with what stands beside a report."""
-    groups = set(source.children) if hasattr(source, "children") else set(source.groups())
+    # Of a DataTree also the groups in groups, and variables outside of any.
+    tree = hasattr(source, "subtree")
+    groups = {n.path.strip("/") for n in source.subtree} - {""} if tree else set(source.groups())
     if "posterior" not in groups:
         yield "There are no draws: the group 'posterior' is missing."
-    if more := sorted(groups - _GROUPS):
-        yield f"There is more than draws, which nobody has accounted for: {', '.join(more)}."
-    for place in (source, getattr(source, "posterior", source)):
+    more = groups - _GROUPS | {str(name) for name in (source.data_vars if tree else ())}
+    for group in sorted(groups & _GROUPS):
+        draws = {k: v for k, v in source[group].data_vars.items() if {"chain", "draw"} <= set(v.dims)}
+        axes = {d for v in draws.values() for d in v.dims}
+        found = {
+            **source[group].data_vars,
+            **{k: v for k, v in source[group].coords.items() if set(v.dims) - axes},
+        }
+        more |= {f"{group}/{name}" for name in found if name not in draws}
+    if more:
+        yield f"There is more than draws, which nobody has accounted for: {', '.join(sorted(more))}."
+    for place in (source, source["posterior"] if "posterior" in groups else source):
         attrs = place.attrs
         if attrs.get("privacy_report") != source.attrs.get("privacy_report", attrs.get("privacy_report")):
             yield "There are two different reports in it."
