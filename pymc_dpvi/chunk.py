@@ -76,6 +76,7 @@ class Chunk:
         self.width = width if left else 0
         self.state = list(updates)
         self._shapes = [np.shape(v.get_value(borrow=True)) for v in self.state]
+        self._shapes_of_a_step = [v.type.shape for v in per_step[2:4]]
         self.held = [
             v
             for v in dict.fromkeys(graph_inputs([*new, *left]))
@@ -125,10 +126,15 @@ class Chunk:
         Raises
         ------
         ValueError
-            If an array of the state has another shape than at the start; the state is as it was.
+            If an array of the state has another shape than at the start, or the noise or the draws of a step
+            another one than the step was written for; the state is as it was.
         """
+        # Compiled code takes shapes as they were declared, and does not look.
+        for own, declared in zip((noise, epsilon), self._shapes_of_a_step, strict=True):
+            if any(n not in (None, m) for n, m in zip(declared, own.shape[1:], strict=True)):
+                raise ValueError("noise or draws of another shape than a step's")
         given = [v.get_value(borrow=True, return_internal_type=True) for v in self.state]
-        if [np.shape(value) for value in given] != self._shapes:  # compiled code does not look
+        if [np.shape(value) for value in given] != self._shapes:
             raise ValueError(_SHAPE)
         held = [v.get_value(borrow=True, return_internal_type=True) for v in self.held]
         *state, rows = self._run(indices, offsets, noise, epsilon, weights, *given, *fixed, *held)

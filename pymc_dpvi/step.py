@@ -362,10 +362,8 @@ class PrivateStep:
 
         Parameters
         ----------
-        indices : ndarray of int64
-            Batches end to end.
-        offsets : ndarray of int64, shape (n_steps + 1,)
-            Batch t is ``indices[offsets[t]:offsets[t + 1]]``; it may be empty.
+        indices, offsets : ndarray of int64
+            As in `Chunk`; a batch may be empty.
         noise : ndarray of int64, shape (n_steps, num_noise)
             In units of the lattice.
         epsilon : ndarray of floatX, shape (n_steps, n_mc, D)

@@ -82,6 +82,21 @@ def test_chunks_are_single_steps(mode: str):
         np.testing.assert_array_equal(s.get_value(), value)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_noise_and_draws_have_the_shape_that_the_step_was_written_for(mode: str):
+    """Compiled code does not look: it would read past the end."""
+    x = pytensor.shared(np.zeros(3), name="x")
+    noise, epsilon = pt.tensor("noise", dtype="int64", shape=(3,)), pt.tensor("epsilon", shape=(1, 3))
+    per_step = [pt.lvector(), pt.lscalar(), noise, epsilon, pt.dscalar()]
+    run = Chunk(per_step, [], {x: x + noise * epsilon[0]}, {"mode": mode})
+    start, offsets, weights = np.zeros(0, dtype=np.int64), np.zeros(3, dtype=np.int64), np.zeros(2)
+    run(start, offsets, np.ones((2, 3), dtype=np.int64), np.ones((2, 1, 3)), weights)
+    for n, k in ((2, 3), (3, 2), (4, 3)):
+        with pytest.raises(ValueError, match="of another shape"):
+            run(start, offsets, np.ones((2, n), dtype=np.int64), np.ones((2, 1, k)), weights)
+    np.testing.assert_array_equal(x.get_value(), np.full(3, 2.0))
+
+
 @pytest.mark.filterwarnings("ignore:RandomVariable Ops will stop hiding:DeprecationWarning")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_random_optimiser_draws_anew_in_every_step(mode: str):
