@@ -30,7 +30,7 @@ __all__ = [
 def _kind(value: object) -> str:
     """Name the type of a value, and not the value."""
     name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeio' or name == 'ndarray' else 'a'} {name}"
+    return f"{'an' if name[:1].lower() in tuple('aeio') or name == 'ndarray' else 'a'} {name}"
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str], or_else: str = "") -> None:
