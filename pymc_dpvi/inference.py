@@ -52,7 +52,7 @@ from pymc_dpvi.starting_values import check_starting_values, narrow_full_rank
 from pymc_dpvi.step import PrivateStep
 from pymc_dpvi.terms import PrivacyTerms
 from pymc_dpvi.tracebacks import sealed, shielded
-from pymc_dpvi.wording import shown as words
+from pymc_dpvi.wording import shown
 
 __all__ = ["DPADVI", "DPFullRankADVI"]
 
@@ -449,8 +449,8 @@ class DPADVI(Inference):  # type: ignore[misc]
             _logger.warning(
                 "This is another fit by the same method: together epsilon = %s, delta = %s. A PrivacyBudget "
                 "would limit them.",
-                words(earlier.epsilon + cost.epsilon, up=True),
-                words(earlier.delta + cost.delta, up=True),
+                shown(earlier.epsilon + cost.epsilon, up=True),
+                shown(earlier.delta + cost.delta, up=True),
             )
         self._restore_iterate()
         self._approx.groups[0].include_transformed = include_transformed
@@ -569,7 +569,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         report = self._approx.privacy
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
         before = self._step.calls
-        shown = 0
+        drawn = 0
         self._step.trace.begin(n)
         self._approx._trace = self._step.trace
         adaptive = self._mechanism.adaptive
@@ -588,8 +588,8 @@ class DPADVI(Inference):  # type: ignore[misc]
             public = self._terms.num_records_public
             with StepProgress(n, cost, progressbar, theme, keep_speed=public) as progress:
                 for done in steps:
-                    progress.advance(done - shown)
-                    shown = done
+                    progress.advance(done - drawn)
+                    drawn = done
                     for callback in self._callbacks:
                         callback(self._approx, None, self._steps_run + done)
         except StopIteration as stop:
