@@ -7,11 +7,14 @@ would convert them: ``epsilon=True`` is a mistake, not a budget of one.
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import wraps
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -23,8 +26,12 @@ __all__ = [
     "check_integer",
     "check_number",
     "check_seed",
+    "named",
     "refuse_unknown",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _kind(value: object) -> str:
@@ -117,4 +124,45 @@ def refuse_unknown(kwargs: Mapping[str, Any], refused: Mapping[str, str], where:
     """Raise for keyword arguments that are not taken, with the reason where there is one."""
     for name in kwargs:
         reason = refused.get(name)
-        raise ArgumentError(f"{where} does not take {name}=" + (f": {reason}." if reason else "."))
+        end = "" if reason is not None and reason.endswith("?") else "."
+        raise ArgumentError(f"{where} does not take {name}=" + (f": {reason}{end}" if reason else "."))
+
+
+def named(
+    where: str, needed: Mapping[str, str], refused: Mapping[str, str]
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a method that takes arguments by name alone say which name was meant.
+
+    Parameters
+    ----------
+    where : str
+        What is called, for the message.
+    needed : mapping of str to str
+        What the arguments without a default are, and what to type.
+    refused : mapping of str to str
+        What to type instead of names that others have for the same.
+
+    Raises
+    ------
+    ArgumentError
+        In place of Python's own ``TypeError``.
+    """
+
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        known = list(inspect.signature(method).parameters)[1:]
+
+        @wraps(method)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            if len(args) > 1:
+                raise ArgumentError(f"{where} takes its arguments by name: {next(iter(needed.values()))}.")
+            close = {k: get_close_matches(k, known, 1) for k in kwargs if k not in known}
+            likely = {k: f"did you mean {found[0]}=?" for k, found in close.items() if found}
+            refuse_unknown({k: None for k in close}, {**likely, **refused}, where)
+            for name, what in needed.items():
+                if name not in kwargs:
+                    raise ArgumentError(f"{where} needs {name}=: {what}.")
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate

@@ -31,7 +31,7 @@ from pymc_dpvi.accounting import PrivacyBudget, require_proven
 from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
-from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed, refuse_unknown
+from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed, named, refuse_unknown
 from pymc_dpvi.compat import compile_mode, quiet_pytensor, rows_mode, versions
 from pymc_dpvi.errors import (
     ArgumentError,
@@ -96,6 +96,33 @@ _REFUSED = {
     "start": "pm.fit does not hand it on to a method instance; give start= to DPADVI itself",
     "start_sigma": "pm.fit does not hand it on to a method instance; give start_sigma= to DPADVI itself",
     "random_seed": "give random_seed= to DPADVI itself",
+    **dict.fromkeys(("n_steps", "num_steps", "steps"), "the number of steps is n, as in pm.fit(2000, ...)"),
+    **dict.fromkeys(("learning_rate", "lr"), "say obj_optimizer=pm.adam(learning_rate=0.01)"),
+    **dict.fromkeys(("epsilon", "delta"), "give it to DPADVI itself: DPADVI(epsilon=1.0, delta=1e-6)"),
+}
+
+_NEEDED = {
+    "delta": "the probability that the bound by epsilon fails, far below one over the number of records, "
+    "as in DPADVI(epsilon=1.0, delta=1e-6)"
+}
+# What other packages, and the papers, call the arguments.
+_MEANT = {
+    "eps": "say epsilon=",
+    **dict.fromkeys(
+        ("clip", "clip_norm", "clipping_norm", "clipping_threshold", "max_grad_norm"), "say l2_clip_norm="
+    ),
+    **dict.fromkeys(("q", "sample_rate", "sampling_rate"), "say sampling_prob="),
+    **dict.fromkeys(("sigma", "dp_scale"), "say noise_multiplier="),
+    "seed": "say random_seed=, for the public draws; the noise takes no seed",
+    **dict.fromkeys(
+        ("n", "n_steps", "num_steps", "steps"), "give the number of steps to pm.fit, as its first"
+    ),
+    **dict.fromkeys(
+        ("learning_rate", "lr", "optimizer", "obj_optimizer"),
+        "give obj_optimizer=pm.adam(learning_rate=0.01) to pm.fit",
+    ),
+    "obj_n_mc": "give it to pm.fit",
+    **dict.fromkeys(("backend", "callbacks", "compile_kwargs"), "give it to pm.fit"),
 }
 
 
@@ -215,6 +242,7 @@ class DPADVI(Inference):  # type: ignore[misc]
     _family: type[DPApproximation] = DPMeanField
 
     @sealed
+    @named("DPADVI", _NEEDED, _MEANT)
     def __init__(
         self,
         *,
@@ -572,8 +600,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         drawn = 0
         self._step.trace.begin(n)
         self._approx._trace = self._step.trace
-        adaptive = self._mechanism.adaptive
-        self._approx._clipped_share = None if adaptive is None else 1.0 - adaptive.quantile
+        running_clip = self._step.running_clip
         steps = iterate(
             self._step,
             self._mechanism,
@@ -604,6 +631,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             done = self._step.calls - before
             self._steps_run += done
             self._approx._report = report.with_steps_run(done)
+            self._approx._clipped_share = None if running_clip is None else running_clip.clipped_share
             if done > averages_from(n):
                 self._iterate = [p.get_value() for p in self._approx.params]
                 for param, average in zip(self._approx.params, self._step.averages, strict=True):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pymc_dpvi.arguments import check_choice, check_integer, check_number, check_seed, refuse_unknown
+from pymc_dpvi.arguments import check_choice, check_integer, check_number, check_seed, named, refuse_unknown
 from pymc_dpvi.errors import ArgumentError
 
 
@@ -126,3 +126,39 @@ def test_every_float_is_taken_or_refused(value: float) -> None:
         assert re.match(r"epsilon must be a finite number in \(0, 1\); found", str(error))
     else:
         assert found == value and 0.0 < value < 1.0
+
+
+class Taker:
+    @named("Taker", {"delta": "a number, as in Taker(delta=1)"}, {"eps": "say epsilon="})
+    def __init__(self, *, delta: float, epsilon: float = 1.0) -> None:
+        self.found = delta, epsilon
+
+
+def test_names() -> None:
+    assert Taker(delta=2.0).found == (2.0, 1.0)
+    for kwargs, message in (
+        ({"delta": 1.0, "eps": 3.0}, "Taker does not take eps=: say epsilon=."),
+        ({"delta": 1.0, "epsilom": 3.0}, "Taker does not take epsilom=: did you mean epsilon=?"),
+        ({"delta": 1.0, "zzz": 3.0}, "Taker does not take zzz=."),
+        ({"epsilon": 3.0}, "Taker needs delta=: a number, as in Taker(delta=1)."),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            Taker(**kwargs)
+        assert str(caught.value) == message
+    with pytest.raises(ArgumentError, match=r"takes its arguments by name: a number, as in Taker\(delta=1\)"):
+        Taker(1.0)  # type: ignore[misc]
+
+
+def test_every_name_that_is_suggested_is_taken() -> None:
+    import inspect
+    import re
+
+    from pymc_dpvi import DPADVI, inference
+
+    taken = set(inspect.signature(DPADVI.__init__).parameters)
+    assert not taken & set(inference._MEANT)
+    assert set(inference._NEEDED) <= taken
+    for text in inference._MEANT.values():
+        names = re.findall(r"(\w+)=", text)
+        where = inspect.signature(DPADVI.fit).parameters if "pm.fit" in text else taken
+        assert {*names} - {"learning_rate"} <= set(where)
