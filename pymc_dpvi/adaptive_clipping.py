@@ -27,15 +27,26 @@ about
 .. math:: R_t = \frac{\sigma_c^2(\gamma^2 + (1-\gamma)^2)}{\hat m_t^2} + \frac{\gamma(1-\gamma)}{\hat m_t},
 
 the bound moves by :math:`\log C_{t+1} = \log C_t - \eta_t y_t`. Near the quantile :math:`\operatorname{E} y_t
-\approx h\,(\log C_t - \log C^*)` with a slope :math:`h` of about 0.35. The gain is that of a Kalman filter
-for a constant with the prior variance :math:`P_0`, held above a floor so that the bound can follow norms that
-change as the fit goes on:
+\approx h\,(\log C_t - \log C^*)` with the slope :math:`h = (1-\gamma)\log\frac{1}{1-\gamma}` of norms whose
+tail is exponential. The gain is that of a Kalman filter for a constant with the prior variance :math:`P_0`,
+held above a floor so that the bound can follow norms that change as the fit goes on:
 
 .. math:: \eta_t = \min\big(\tfrac12,\ \max\big(\frac{1}{h t + R_t/(h P_0)},\
-          \min(\tfrac15, \tfrac{1}{100 R_t})\big)\big) ,
+          \min(\tfrac15, \tfrac{3h}{100 R_t})\big)\big) ,
 
-where 1/5 is the rate of the paper, and the floor :math:`1/(100 R_t)` keeps the noise of :math:`\log C` at a
-standard deviation of about 0.15, however small the batches are.
+where 1/5 is the rate of the paper, and the floor :math:`3h/(100 R_t)` keeps the noise of :math:`\log C` at a
+standard deviation of about 0.12, however small the batches are.
+
+**Which quantile** (post-processing). Clipping moves the optimum, and noise grows with the bound; neither is
+worth avoiding below the other. The mean of t noisy gradients is known, in clip norms, up to
+:math:`\sigma_s/(q\sqrt t)`; N gradients of that norm that point anywhere add up to :math:`\sqrt N`, which is
+what the data themselves leave unknown. So while the noise is large beside the data's own uncertainty, much
+may be clipped, and less as the steps add up:
+
+.. math:: 1 - \gamma_t = \min\big(\tfrac1{10},\ \max\big(\tfrac1{100},\
+          \rho\,\frac{\sigma_s}{q\sqrt{t \hat N_t}}\big)\big), \qquad \hat N_t = \hat m_t / q .
+
+:math:`\rho` was chosen once, on the suite of ``benchmarks/utility.py``.
 """
 
 from __future__ import annotations
@@ -60,11 +71,12 @@ __all__ = ["CLIP_NORM_RANGE", "AdaptiveClip", "RunningClip", "check_clip_norm"]
 #: Between these a clip norm may lie, given or adapted: far inside the range of float64 and float32.
 CLIP_NORM_RANGE = (1e-6, 1e12)
 
-_SLOPE = 0.35  # of the share of records within the bound, by the log of the bound
+_CLIPPED_RANGE = (0.01, 0.1)  # between these the share of the records to clip is, if it follows the noise
+_CLIPPED_FOR_NOISE = 0.3
 _PRIOR_VARIANCE = 1.0  # of the log of the quantile about that of the start value
 _LARGEST_GAIN = 0.5
 _PAPER_GAIN = 0.2
-_FLOOR = 0.01
+_FLOOR = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +87,10 @@ class AdaptiveClip:
 
     Parameters
     ----------
-    quantile : float
-        Share of the records of a batch that is not clipped, in [0.01, 0.99].
+    quantile : float, optional
+        Share of the records of a batch that is not clipped, in [0.01, 0.99]. Without it the share follows the
+        noise, from 0.9 to at most 0.99: the less noise the fit's steps leave beside what the data themselves
+        leave unknown, the fewer records are clipped.
     start : float
         :math:`C_0`, the bound of the first step, in nats per unit of the unconstrained latent values.
     tally_weight : float
@@ -104,7 +118,7 @@ class AdaptiveClip:
     0.25
     """
 
-    quantile: float = 0.9
+    quantile: float | None = None
     start: float = 1.0
     tally_weight: float = 0.25
 
@@ -112,9 +126,10 @@ class AdaptiveClip:
         low, high = CLIP_NORM_RANGE
         bounds = {"quantile": (0.01, 0.99), "start": (low, high), "tally_weight": (0.01, 1.0)}
         for name, (least, most) in bounds.items():
-            value = check_number(
-                name, getattr(self, name), low=least, high=most, closed_low=True, closed_high=True
-            )
+            value = getattr(self, name)
+            if name == "quantile" and value is None:
+                continue
+            value = check_number(name, value, low=least, high=most, closed_low=True, closed_high=True)
             object.__setattr__(self, name, value)
 
 
@@ -155,17 +170,23 @@ class RunningClip:
         self.log_scale: SharedVariable = pytensor.shared(np.zeros(()), name="log_clip_scale")
         self._seen: SharedVariable = pytensor.shared(np.zeros(()), name="noisy_records_seen")
         self._steps: SharedVariable = pytensor.shared(np.zeros(()), name="tally_steps")
+        self._share: SharedVariable = pytensor.shared(np.asarray(self._first_share), name="share_to_clip")
 
     @property
     def state(self) -> tuple[SharedVariable, ...]:
         """All shared variables of it: functions of earlier releases, and so public."""
-        return self.log_scale, self._seen, self._steps
+        return self.log_scale, self._seen, self._steps, self._share
 
     def reset(self, scale: float = 1.0) -> None:
         """Put everything back to the start, with the bound at a multiple of the start value."""
         self.log_scale.set_value(np.asarray(math.log(scale)))
         for variable in (self._seen, self._steps):
             variable.set_value(np.zeros(()))
+        self._share.set_value(np.asarray(self._first_share))
+
+    @property
+    def _first_share(self) -> float:
+        return _CLIPPED_RANGE[1] if self.rule.quantile is None else 1.0 - self.rule.quantile
 
     @property
     def scale(self) -> TensorVariable:
@@ -183,7 +204,14 @@ class RunningClip:
         steps = float(self._steps.get_value())
         return float(self._seen.get_value()) / steps if steps else math.nan
 
-    def updates(self, tally: TensorVariable, unit: TensorVariable) -> dict[Variable, Variable]:
+    @property
+    def clipped_share(self) -> float:
+        """Share of the records to clip that the last step steered to."""
+        return float(self._share.get_value())
+
+    def updates(
+        self, tally: TensorVariable, unit: TensorVariable, scale: TensorVariable
+    ) -> dict[Variable, Variable]:
         """Return the new values of the state after a step.
 
         Parameters
@@ -193,6 +221,8 @@ class RunningClip:
             start value.
         unit : TensorVariable
             Lattice unit of the sum, float64.
+        scale : TensorVariable
+            One over the sampling probability.
 
         Returns
         -------
@@ -207,11 +237,17 @@ class RunningClip:
         seen = self._seen + within + beyond
         # Below what the noise hides it is taken for that: the bound then hardly moves.
         size = pt.maximum(seen / steps, noise * pt.sqrt(TALLY_COLUMNS / steps))
-        up, down = 1.0 - rule.quantile, rule.quantile
+        if rule.quantile is None:
+            share = _CLIPPED_FOR_NOISE * rule.tally_weight * noise * pt.sqrt(scale / (steps * size))
+            up = pt.clip(share, *_CLIPPED_RANGE)
+        else:
+            up = pt.constant(1.0 - rule.quantile, dtype="float64")
+        down = 1.0 - up
         moved = (up * within - down * beyond) / size
         variance = (up**2 + down**2) * (noise / size) ** 2 + up * down / size
-        filtered = 1.0 / (_SLOPE * steps + variance / (_SLOPE * _PRIOR_VARIANCE))
-        gain = pt.maximum(filtered, pt.minimum(_PAPER_GAIN, _FLOOR / variance))
+        slope = -up * pt.log(up)
+        filtered = 1.0 / (slope * steps + variance / (slope * _PRIOR_VARIANCE))
+        gain = pt.maximum(filtered, pt.minimum(_PAPER_GAIN, _FLOOR * slope / variance))
         low, high = (math.log(c / rule.start) for c in CLIP_NORM_RANGE)
         new = pt.clip(self.log_scale - pt.minimum(_LARGEST_GAIN, gain) * moved, low, high)
-        return {self.log_scale: new, self._seen: seen, self._steps: steps}
+        return {self.log_scale: new, self._seen: seen, self._steps: steps, self._share: up}

@@ -7,14 +7,11 @@ would convert them: ``epsilon=True`` is a mistake, not a budget of one.
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
-from functools import wraps
+from collections.abc import Sequence
 from numbers import Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +23,7 @@ __all__ = [
     "check_integer",
     "check_number",
     "check_seed",
-    "named",
-    "refuse_unknown",
 ]
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def _kind(value: object) -> str:
@@ -118,51 +110,3 @@ def check_integer(name: str, value: Any, *, low: int = 1, high: int | None = Non
 def check_seed(name: str, value: Any) -> int:
     """Return `value` as an integer from 0 to 2**63 - 1, or raise."""
     return check_integer(name, value, low=0, high=2**63 - 1)
-
-
-def refuse_unknown(kwargs: Mapping[str, Any], refused: Mapping[str, str], where: str) -> None:
-    """Raise for keyword arguments that are not taken, with the reason where there is one."""
-    for name in kwargs:
-        reason = refused.get(name)
-        end = "" if reason is not None and reason.endswith("?") else "."
-        raise ArgumentError(f"{where} does not take {name}=" + (f": {reason}{end}" if reason else "."))
-
-
-def named(
-    where: str, needed: Mapping[str, str], refused: Mapping[str, str]
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a method that takes arguments by name alone say which name was meant.
-
-    Parameters
-    ----------
-    where : str
-        What is called, for the message.
-    needed : mapping of str to str
-        What the arguments without a default are, and what to type.
-    refused : mapping of str to str
-        What to type instead of names that others have for the same.
-
-    Raises
-    ------
-    ArgumentError
-        In place of Python's own ``TypeError``.
-    """
-
-    def decorate(method: Callable[P, T]) -> Callable[P, T]:
-        known = list(inspect.signature(method).parameters)[1:]
-
-        @wraps(method)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            if len(args) > 1:
-                raise ArgumentError(f"{where} takes its arguments by name: {next(iter(needed.values()))}.")
-            close = {k: get_close_matches(k, known, 1) for k in kwargs if k not in known}
-            likely = {k: f"did you mean {found[0]}=?" for k, found in close.items() if found}
-            refuse_unknown({k: None for k in close}, {**likely, **refused}, where)
-            for name, what in needed.items():
-                if name not in kwargs:
-                    raise ArgumentError(f"{where} needs {name}=: {what}.")
-            return method(*args, **kwargs)
-
-        return checked
-
-    return decorate

@@ -31,7 +31,7 @@ from pymc_dpvi.accounting import PrivacyBudget, require_proven
 from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
-from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed, named, refuse_unknown
+from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed
 from pymc_dpvi.compat import compile_mode, quiet_pytensor, rows_mode, versions
 from pymc_dpvi.errors import (
     ArgumentError,
@@ -41,6 +41,7 @@ from pymc_dpvi.errors import (
     warn,
 )
 from pymc_dpvi.graph_keys import source_hash
+from pymc_dpvi.keywords import MEANT, NEEDED, NOT_IN_FIT, named, refuse_unknown
 from pymc_dpvi.loop import averages_from, iterate
 from pymc_dpvi.mechanism import Mechanism, Streams
 from pymc_dpvi.optimizers import Optimizer, falling_adam
@@ -84,47 +85,6 @@ _COMPILING = (
 )
 
 Callback = Callable[[DPApproximation, None, int], Any]
-
-_REFUSED = {
-    "tf_n_mc": "there is no test function in ADVI",
-    "test_optimizer": "there is no test function in ADVI",
-    "more_tf_params": "there is no test function in ADVI",
-    "more_obj_params": "further parameters would get gradients that nobody accounts for",
-    "more_updates": "an update could read the records unaccounted",
-    "more_replacements": "a replacement could bring in data that are not accounted for; use pm.Data",
-    "fn_kwargs": "use compile_kwargs",
-    "start": "pm.fit does not hand it on to a method instance; give start= to DPADVI itself",
-    "start_sigma": "pm.fit does not hand it on to a method instance; give start_sigma= to DPADVI itself",
-    "random_seed": "give random_seed= to DPADVI itself",
-    **dict.fromkeys(("n_steps", "num_steps", "steps"), "the number of steps is n, as in pm.fit(2000, ...)"),
-    **dict.fromkeys(("learning_rate", "lr"), "say obj_optimizer=pm.adam(learning_rate=0.01)"),
-    **dict.fromkeys(("epsilon", "delta"), "give it to DPADVI itself: DPADVI(epsilon=1.0, delta=1e-6)"),
-}
-
-_NEEDED = {
-    "delta": "the probability that the bound by epsilon fails, far below one over the number of records, "
-    "as in DPADVI(epsilon=1.0, delta=1e-6)"
-}
-# What other packages, and the papers, call the arguments.
-_MEANT = {
-    "eps": "say epsilon=",
-    **dict.fromkeys(
-        ("clip", "clip_norm", "clipping_norm", "clipping_threshold", "max_grad_norm"), "say l2_clip_norm="
-    ),
-    **dict.fromkeys(("q", "sample_rate", "sampling_rate"), "say sampling_prob="),
-    **dict.fromkeys(("sigma", "dp_scale"), "say noise_multiplier="),
-    "seed": "say random_seed=, for the public draws; the noise takes no seed",
-    **dict.fromkeys(
-        ("n", "n_steps", "num_steps", "steps"), "give the number of steps to pm.fit, as its first"
-    ),
-    **dict.fromkeys(
-        ("learning_rate", "lr", "optimizer", "obj_optimizer"),
-        "give obj_optimizer=pm.adam(learning_rate=0.01) to pm.fit",
-    ),
-    "obj_n_mc": "give it to pm.fit",
-    **dict.fromkeys(("backend", "callbacks", "compile_kwargs"), "give it to pm.fit"),
-}
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -242,7 +202,7 @@ class DPADVI(Inference):  # type: ignore[misc]
     _family: type[DPApproximation] = DPMeanField
 
     @sealed
-    @named("DPADVI", _NEEDED, _MEANT)
+    @named("DPADVI", NEEDED, MEANT)
     def __init__(
         self,
         *,
@@ -436,7 +396,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "score=True is refused: the loss is computed on the records, and releasing it would need "
                 "noise and budget of its own. Look at the iterates with pymc.variational.callbacks.Tracker."
             )
-        refuse_unknown(kwargs, _REFUSED, "DPADVI.fit")
+        refuse_unknown(kwargs, NOT_IN_FIT, "DPADVI.fit")
         n_mc = check_integer("obj_n_mc", obj_n_mc, high=_MOST_DRAWS)
         include_transformed = check_flag("include_transformed", include_transformed)
         check_bar(progressbar, progressbar_theme)

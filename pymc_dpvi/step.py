@@ -204,7 +204,7 @@ class PrivateStep:
             tally_weight=mechanism.tally_weight,
             **more,
         )
-        self.clip_updates = self.running_clip.updates(released[size:], unit)
+        self.clip_updates = self.running_clip.updates(released[size:], unit, self.scale)
         return released[:size] * scale
 
     def _rehearse(self, state: Sequence[SharedVariable]) -> None:

@@ -152,12 +152,16 @@ def test_start_and_clip_norm_are_one():
 class Follower:
     """The compiled rule, fed with counts of made-up norms."""
 
-    def __init__(self, rule: AdaptiveClip, noise_multiplier: float = 4.5) -> None:
+    def __init__(
+        self, rule: AdaptiveClip, noise_multiplier: float = 4.5, sampling_prob: float = 0.02
+    ) -> None:
         self.rule, self.running = rule, RunningClip(rule)
         stddev = noise_multiplier * rule.start * math.hypot(1, rule.tally_weight)
         unit = LatticeNoise(stddev).unit
         tally = pt.dvector("tally")
-        updates = self.running.updates(tally, pt.constant(unit, dtype="float64"))
+        updates = self.running.updates(
+            tally, *(pt.constant(v, dtype="float64") for v in (unit, 1 / sampling_prob))
+        )
         self.step = pytensor.function([tally], [], updates=updates, mode="PYTHON")
         self.stddev, self.per_record = stddev, rule.tally_weight * rule.start * (1 - SLACK)
 
@@ -181,6 +185,24 @@ def test_the_bound_finds_the_quantile(quantile: float, start: float):
     found = follower.follow(NORMS, batch=400, n_steps=400)
     assert abs(math.log(found / np.quantile(NORMS, quantile))) < 0.35
     assert follower.running.mean_batch_size == pytest.approx(400, rel=0.05)
+
+
+def test_the_share_to_clip_follows_the_noise():
+    """By the formula of the module's docstring; and the bound finds the quantile that it names."""
+    ends = []
+    for noise_multiplier in (2.0, 8.0, 60.0):
+        follower = Follower(AdaptiveClip(), noise_multiplier=noise_multiplier)
+        assert follower.running.clipped_share == pytest.approx(0.1)
+        found = follower.follow(NORMS, batch=400, n_steps=1500)
+        noise = noise_multiplier * math.hypot(1, 0.25)
+        expected = 0.3 * noise / (0.02 * math.sqrt(1500 * 400 / 0.02))
+        share = follower.running.clipped_share
+        assert share == pytest.approx(np.clip(expected, 0.01, 0.1), rel=0.1)
+        assert abs(math.log(found / np.quantile(NORMS, 1 - share))) < 0.4
+        ends.append(share)
+        follower.running.reset()
+        assert follower.running.clipped_share == pytest.approx(0.1)
+    assert ends[0] == pytest.approx(0.01) and 0.015 < ends[1] < 0.04 and ends[2] == pytest.approx(0.1)
 
 
 def test_it_follows_norms_that_change():
@@ -210,6 +232,9 @@ def test_the_bound_stays_in_its_range():
 @pytest.mark.parametrize("name", ["quantile", "start", "tally_weight"])
 @pytest.mark.parametrize("value", [0, -1.0, np.nan, np.inf, 1e13, "a", None, True])
 def test_refused(name: str, value: object):
+    if name == "quantile" and value is None:
+        assert AdaptiveClip(quantile=None) == AdaptiveClip()
+        return
     with pytest.raises(ArgumentError, match=name):
         AdaptiveClip(**{name: value})  # type: ignore[arg-type]
 

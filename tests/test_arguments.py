@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pymc_dpvi.arguments import check_choice, check_integer, check_number, check_seed, named, refuse_unknown
+from pymc_dpvi.arguments import check_choice, check_integer, check_number, check_seed
 from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.keywords import MEANT, NEEDED, named, refuse_unknown
 
 
 def test_choice() -> None:
@@ -153,12 +154,12 @@ def test_every_name_that_is_suggested_is_taken() -> None:
     import inspect
     import re
 
-    from pymc_dpvi import DPADVI, inference
+    from pymc_dpvi import DPADVI
 
     taken = set(inspect.signature(DPADVI.__init__).parameters)
-    assert not taken & set(inference._MEANT)
-    assert set(inference._NEEDED) <= taken
-    for text in inference._MEANT.values():
+    assert not taken & set(MEANT)
+    assert set(NEEDED) <= taken
+    for text in MEANT.values():
         names = re.findall(r"(\w+)=", text)
         where = inspect.signature(DPADVI.fit).parameters if "pm.fit" in text else taken
         assert {*names} - {"learning_rate"} <= set(where)

@@ -63,7 +63,7 @@ LAYERS = (
     ("randomness",),
     ("compat", "privacy_run", "progress", "report_json", "wording"),
     ("optimizers",),
-    ("arguments", "tracebacks"),
+    ("arguments", "keywords", "tracebacks"),
     ("errors",),
 )
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}

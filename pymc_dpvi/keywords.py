@@ -1,0 +1,110 @@
+"""Names of arguments that are not taken, and what to type instead.
+
+Python's own ``TypeError`` says that a name is wrong. Here it is also said which was meant: what other
+packages call the same thing, what belongs to `fit` and not to the method, what is refused and why.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from pymc_dpvi.errors import ArgumentError
+
+__all__ = ["MEANT", "NEEDED", "NOT_IN_FIT", "named", "refuse_unknown"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: What `fit` does not take, and why.
+NOT_IN_FIT = {
+    "tf_n_mc": "there is no test function in ADVI",
+    "test_optimizer": "there is no test function in ADVI",
+    "more_tf_params": "there is no test function in ADVI",
+    "more_obj_params": "further parameters would get gradients that nobody accounts for",
+    "more_updates": "an update could read the records unaccounted",
+    "more_replacements": "a replacement could bring in data that are not accounted for; use pm.Data",
+    "fn_kwargs": "use compile_kwargs",
+    "start": "pm.fit does not hand it on to a method instance; give start= to DPADVI itself",
+    "start_sigma": "pm.fit does not hand it on to a method instance; give start_sigma= to DPADVI itself",
+    "random_seed": "give random_seed= to DPADVI itself",
+    **dict.fromkeys(("n_steps", "num_steps", "steps"), "the number of steps is n, as in pm.fit(2000, ...)"),
+    **dict.fromkeys(("learning_rate", "lr"), "say obj_optimizer=pm.adam(learning_rate=0.01)"),
+    **dict.fromkeys(("epsilon", "delta"), "give it to DPADVI itself: DPADVI(epsilon=1.0, delta=1e-6)"),
+}
+
+#: What DPADVI cannot do without.
+NEEDED = {
+    "delta": "the probability that the bound by epsilon fails, far below one over the number of records, "
+    "as in DPADVI(epsilon=1.0, delta=1e-6)"
+}
+#: What other packages, and the papers, call the arguments of DPADVI.
+MEANT = {
+    "eps": "say epsilon=",
+    **dict.fromkeys(
+        ("clip", "clip_norm", "clipping_norm", "clipping_threshold", "max_grad_norm"), "say l2_clip_norm="
+    ),
+    **dict.fromkeys(("q", "sample_rate", "sampling_rate"), "say sampling_prob="),
+    **dict.fromkeys(("sigma", "dp_scale"), "say noise_multiplier="),
+    "seed": "say random_seed=, for the public draws; the noise takes no seed",
+    **dict.fromkeys(
+        ("n", "n_steps", "num_steps", "steps"), "give the number of steps to pm.fit, as its first"
+    ),
+    **dict.fromkeys(
+        ("learning_rate", "lr", "optimizer", "obj_optimizer"),
+        "give obj_optimizer=pm.adam(learning_rate=0.01) to pm.fit",
+    ),
+    "obj_n_mc": "give it to pm.fit",
+    **dict.fromkeys(("backend", "callbacks", "compile_kwargs"), "give it to pm.fit"),
+}
+
+
+def refuse_unknown(kwargs: Mapping[str, Any], refused: Mapping[str, str], where: str) -> None:
+    """Raise for keyword arguments that are not taken, with the reason where there is one."""
+    for name in kwargs:
+        reason = refused.get(name)
+        end = "" if reason is not None and reason.endswith("?") else "."
+        raise ArgumentError(f"{where} does not take {name}=" + (f": {reason}{end}" if reason else "."))
+
+
+def named(
+    where: str, needed: Mapping[str, str], refused: Mapping[str, str]
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a method that takes arguments by name alone say which name was meant.
+
+    Parameters
+    ----------
+    where : str
+        What is called, for the message.
+    needed : mapping of str to str
+        What the arguments without a default are, and what to type.
+    refused : mapping of str to str
+        What to type instead of names that others have for the same.
+
+    Raises
+    ------
+    ArgumentError
+        In place of Python's own ``TypeError``.
+    """
+
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        known = list(inspect.signature(method).parameters)[1:]
+
+        @wraps(method)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            if len(args) > 1:
+                raise ArgumentError(f"{where} takes its arguments by name: {next(iter(needed.values()))}.")
+            close = {k: get_close_matches(k, known, 1) for k in kwargs if k not in known}
+            likely = {k: f"did you mean {found[0]}=?" for k, found in close.items() if found}
+            refuse_unknown({k: None for k in close}, {**likely, **refused}, where)
+            for name, what in needed.items():
+                if name not in kwargs:
+                    raise ArgumentError(f"{where} needs {name}=: {what}.")
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate
