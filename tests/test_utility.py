@@ -75,8 +75,10 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         done.append(task)
         assert task.epsilon is None or references["linear"]["mean"] == [0.0]
         number = 1.0 if task.epsilon is None else task.seed + task.epsilon
-        names = ("mean_error", "std_ratio", "l2_clip_norm", "seconds")
-        return {**dict.fromkeys(names, number), "log_density": -number, "accuracy": None, "mean": [0.0]}
+        names = ("mean_error", "std_ratio", "l2_clip_norm", "seconds", "noise_aware_mean_error")
+        densities = dict.fromkeys(("log_density", "noise_aware_log_density"), -number)
+        nothing = dict.fromkeys(("accuracy", "noise_aware_accuracy"))
+        return {**dict.fromkeys(names, number), **densities, **nothing, "mean": [0.0]}
 
     monkeypatch.setattr(utility, "fit_once", fake)
     command = ["--problems", "linear", "--epsilons", "1", "3", "--jobs", "1", "--output", str(tmp_path)]
@@ -98,10 +100,12 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_private_fit_is_compared_with_the_ordinary_one(without_compiling: None):
-    settings = {"steps": 5, "method": {}, "optimizer": None}
+    settings = {"steps": 40, "method": {}, "optimizer": None}
     ordinary = {"linear": {"mean": [0.0] * 6, "std": [0.01] * 6}}
     found = utility.fit_once(utility.Task("linear", 1.0, 0), references=ordinary, settings=settings)
     assert found["spent_epsilon"] <= 1.0 and found["noise_multiplier"] > 0.1
-    # Five steps from means of 0 and standard deviations of 0.1.
-    assert 0.0 < found["mean_error"] < 100.0 and found["std_ratio"] == pytest.approx(10.0, rel=0.3)
-    assert np.isfinite(found["log_density"]) and found["l2_clip_norm"] > 0.0
+    # Few steps from means of 0 and standard deviations of 0.1.
+    assert 0.0 < found["mean_error"] < 200.0 and 3.0 < found["std_ratio"] < 10.0
+    assert 0.0 < found["noise_aware_mean_error"] < 200.0
+    assert np.isfinite([found["log_density"], found["noise_aware_log_density"]]).all()
+    assert found["l2_clip_norm"] > 0.0
