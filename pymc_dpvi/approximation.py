@@ -34,7 +34,7 @@ from pymc_dpvi.arguments import check_flag, check_integer
 from pymc_dpvi.compat import PosteriorData, posterior_data, versions
 from pymc_dpvi.diagnostics import FitDiagnostics, diagnose
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
-from pymc_dpvi.gradient_trace import GradientTrace
+from pymc_dpvi.gradient_trace import GROUP, GradientTrace
 from pymc_dpvi.gradients import Latents
 from pymc_dpvi.graphs import walk
 from pymc_dpvi.noise_aware import NoiseAwarePosterior
@@ -139,7 +139,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self,
         draws: int = 500,
         *,
-        noise_aware: bool = False,
+        noise_aware: bool | None = None,
         random_seed: Any = None,
         return_inferencedata: bool = True,
         include_transformed: bool | None = None,
@@ -151,11 +151,13 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         ----------
         draws : int
             Number of draws.
-        noise_aware : bool
+        noise_aware : bool, optional
             Whether the posterior is to know of the privacy noise: the optimum and the uncertainty that the
             noise leaves about it are inferred from the noisy gradients (`pymc_dpvi.noise_aware`), which takes
             ten more steps than there are latent values (64 at the most). False gives the plain variational
-            posterior, with the intervals of a fit without noise.
+            posterior, with the intervals of a fit without noise. By default it is aware if the steps suffice
+            and there are at most 64 latent values, so that all correlations of the noise can be inferred; for
+            the predictions of a network the plain one may be better.
         random_seed : int or numpy.random.Generator, optional
             For these draws only (public randomness).
         return_inferencedata : bool
@@ -189,7 +191,8 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         report = self.privacy
         self._record.check_unchanged()
         draws = self.check_draws(draws)
-        noise_aware = check_flag("noise_aware", noise_aware)
+        if noise_aware is not None:
+            noise_aware = check_flag("noise_aware", noise_aware)
         if not return_inferencedata:
             raise ArgumentError(
                 "return_inferencedata=False is refused: PyMC's MultiTrace holds the model and with it "
@@ -204,8 +207,9 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             include_transformed = bool(getattr(self.groups[0], "include_transformed", False))
         model, latents = self._record.model, self.latents
         rng = self._rng if random_seed is None else _generator(random_seed)
-        known = self._noise_aware(rng) if noise_aware else None
-        if noise_aware and (known is None or not known.available):
+        wanted = latents.size <= GROUP if noise_aware is None else noise_aware
+        known = self._noise_aware(rng) if wanted else None
+        if known is None and noise_aware:
             raise PrivacyError(_TOO_FEW)
         flat = self.draw_latents(draws, rng) if known is None else known.draw(draws, rng)
         withheld = self.withheld
@@ -237,7 +241,9 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
 
     def _noise_aware(self, rng: np.random.Generator) -> NoiseAwarePosterior | None:
-        return None if self._trace is None else NoiseAwarePosterior(self._trace, rng, self._cholesky())
+        """Return what is inferred from the trace, or None after too few steps."""
+        found = None if self._trace is None else NoiseAwarePosterior(self._trace, rng, self._cholesky())
+        return found if found is not None and found.available else None
 
     def _cholesky(self) -> np.ndarray | None:
         """Lower factor of the plain posterior's covariance; None if it is diagonal by definition."""
@@ -263,7 +269,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         """
         report = self.privacy
         known = self._noise_aware(np.random.default_rng(0))
-        if known is None or not known.available:
+        if known is None:
             raise PrivacyError(_TOO_FEW)
         assert self._trace is not None
         names = [

@@ -918,7 +918,7 @@ def test_noise_aware_draws(logistic: Build, method: type[DPADVI]) -> None:
     assert (aware.attrs["noise_aware"], plain.attrs["noise_aware"]) == (1, 0)
     default = approx.sample(300, random_seed=3)
     for name, values in aware["posterior"].data_vars.items():
-        np.testing.assert_array_equal(default["posterior"][name], plain["posterior"][name])
+        np.testing.assert_array_equal(default["posterior"][name], values)
         assert not np.allclose(plain["posterior"][name], values)
     rng = np.random.default_rng(3)
     flat = approx.draw_latents(300, rng)
@@ -926,6 +926,18 @@ def test_noise_aware_draws(logistic: Build, method: type[DPADVI]) -> None:
     found = approx.diagnostics()
     assert len(found.names) == approx.latents.size
     assert found.clipped_share is not None and 0.01 <= found.clipped_share <= 0.1
+
+
+def test_where_not_all_correlations_can_be_inferred_the_plain_posterior_is_the_default() -> None:
+    from pymc_dpvi.gradient_trace import GROUP
+
+    for size in (GROUP, GROUP + 1):
+        with pm.Model():
+            z = pm.Normal("z", 0, 1, shape=size)
+            pm.Normal("y", pm.Data("x", np.ones((20, size))) @ z, 1.0, observed=np.zeros(20))
+            approx = quiet(DPADVI(**CHEAP), 2 * size)
+        assert approx.sample(2).attrs["noise_aware"] == (size == GROUP)
+        assert approx.sample(2, noise_aware=True).attrs["noise_aware"] == 1
 
 
 def test_noise_awareness_needs_steps(logistic: Build) -> None:

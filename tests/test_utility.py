@@ -75,10 +75,10 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         done.append(task)
         assert task.epsilon is None or references["linear"]["mean"] == [0.0]
         number = 1.0 if task.epsilon is None else task.seed + task.epsilon
-        names = ("mean_error", "std_ratio", "l2_clip_norm", "seconds", "noise_aware_mean_error")
-        densities = dict.fromkeys(("log_density", "noise_aware_log_density"), -number)
-        nothing = dict.fromkeys(("accuracy", "noise_aware_accuracy"))
-        return {**dict.fromkeys(names, number), **densities, **nothing, "mean": [0.0]}
+        found = dict.fromkeys(("std_ratio", "l2_clip_norm", "seconds"), number) | {"mean": [0.0]}
+        for kind in ("", *(f"{k}_" for k in utility.KINDS)):
+            found |= {f"{kind}log_density": -number, f"{kind}mean_error": number, f"{kind}accuracy": None}
+        return found
 
     monkeypatch.setattr(utility, "fit_once", fake)
     command = ["--problems", "linear", "--epsilons", "1", "3", "--jobs", "1", "--output", str(tmp_path)]
@@ -106,6 +106,8 @@ def test_a_private_fit_is_compared_with_the_ordinary_one(without_compiling: None
     assert found["spent_epsilon"] <= 1.0 and found["noise_multiplier"] > 0.1
     # Few steps from means of 0 and standard deviations of 0.1.
     assert 0.0 < found["mean_error"] < 200.0 and 3.0 < found["std_ratio"] < 10.0
-    assert 0.0 < found["noise_aware_mean_error"] < 200.0
-    assert np.isfinite([found["log_density"], found["noise_aware_log_density"]]).all()
+    assert found["noise_aware"] == 1 and 0.0 < found["plain_mean_error"] < 200.0
+    for score in ("log_density", "mean_error"):
+        assert np.isfinite(found[score]) and found[score] == found[f"noise_aware_{score}"]
+        assert found[score] != found[f"plain_{score}"]
     assert found["l2_clip_norm"] > 0.0
