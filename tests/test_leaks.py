@@ -661,6 +661,9 @@ sys.path.insert(0, {tests!r})
 """
 
 SESSION = """
+logging.disable()  # PyTensor compiles its linker once a machine, and says so
+import pytensor.link.c.lazylinker_c
+logging.disable(logging.NOTSET)
 from test_leaks import DATASETS, session
 for name in {names!r}:
     session(name, hostile={hostile!r}, backend={backend!r}, full={full!r})
