@@ -220,10 +220,10 @@ def sum_of_norms(norms: np.ndarray) -> np.ndarray:
     return np.column_stack([norms, 0 * norms])
 
 
-def clip_norm_from_the_batch(self: Any, released: Any, unit: Any) -> dict[Any, Any]:
+def clip_norm_from_the_batch(self: Any, released: Any, unit: Any, scale: Any) -> dict[Any, Any]:
     """The size of the batch is at hand, and would not be noisy."""
     (node,) = [v.owner for v in walk([released]) if v.owner and isinstance(v.owner.op, PrivateSum)]
-    updates = real_clip_updates(self, released, unit)
+    updates = real_clip_updates(self, released, unit, scale)
     return {v: new + 0.01 * node.inputs[-3] if v is self.log_scale else new for v, new in updates.items()}
 
 

@@ -110,9 +110,10 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
 
 def in_text(text: str, where: str) -> list[str]:
     text = UUID.sub("", text)
-    bare = text.replace(".", "")
+    # Of each number from its first digit that is not 0: within a random one, digits mean nothing.
+    numbers = [number.replace(".", "").lstrip("0") for number in re.findall(r"[\d.]+", text)]
     found = [f"{where}: {s}" for s in STRINGS if s.lower() in text.lower()]
-    found += [f"{where}: {d}" for d in DIGITS if d in bare]
+    found += [f"{where}: {d}" for d in DIGITS if any(number.startswith(d) for number in numbers)]
     return found + [f"{where}: N" for _ in re.finditer(rf"(?<![\d.]){N}(?![\d.])", text)]
 
 
