@@ -145,7 +145,7 @@ def fit_once(
         return nothing | found | {"mean": mean.tolist(), "std": std.tolist()}
     default = approx.sample(DRAWS, random_seed=task.seed)
     found["noise_aware"] = default.attrs["noise_aware"]
-    means = {"plain": mean, "noise_aware": approx.diagnostics().optimum}
+    means = {"plain": mean, "noise_aware": approx.diagnostics().mean}
     for kind, place in means.items():
         draws = approx.sample(DRAWS, random_seed=task.seed, noise_aware=kind == "noise_aware")
         error = ratio = None

@@ -1,7 +1,8 @@
 r"""Whether a private fit converged, and what limits it, from private iterates and gradients alone.
 
-With the inferred optimum :math:`m_j`, the family's standard deviation :math:`\sigma_j` there, and the
-standard deviation :math:`\omega_j` that privacy noise and subsampling leave in the optimum (`noise_aware`):
+With the optimum :math:`m_j` that the gradients point to, before any shrinkage, the family's standard
+deviation :math:`\sigma_j` there, and the standard deviation :math:`\omega_j` that privacy noise and
+subsampling leave in the optimum (`noise_aware`):
 
 * *converged*: the average :math:`\hat\mu` of the iterates lies within half a posterior standard deviation
   of the optimum, :math:`|\hat\mu_j - m_j| \le \tfrac12 (\sigma_j^2 + \omega_j^2)^{1/2}`, in 95 % of the
@@ -45,7 +46,9 @@ class FitDiagnostics:
     ----------
     names : tuple of str
     optimum : ndarray
-        Inferred mean of the noise-aware posterior.
+        Where the gradients' linear model has the optimum.
+    mean : ndarray
+        Mean of the noise-aware posterior: the optimum, shrunk to the mean draw.
     average : ndarray
         Mean of the plain posterior: the averaged iterate.
     family_stddev : ndarray
@@ -58,6 +61,9 @@ class FitDiagnostics:
         Steps that the optimum was inferred from.
     n_steps_late : int
         Those of them that are taken in any case: the last half of the last run.
+    stayed : bool
+        Whether the noise-aware posterior has the plain one's place, since the mean gradient is not of the
+        kind that the prior lets expect (of a group of latent values, where there are several).
     clipped_share : float or None
         Share of the records to clip that an adaptive clip norm steers to, by its private counts; None if
         nothing counted them.
@@ -73,12 +79,14 @@ class FitDiagnostics:
 
     names: tuple[str, ...]
     optimum: np.ndarray
+    mean: np.ndarray
     average: np.ndarray
     family_stddev: np.ndarray
     noise_stddev: np.ndarray
     noise_share: np.ndarray
     n_steps_used: int
     n_steps_late: int
+    stayed: bool
     clipped_share: float | None
     epsilon: float
     path: tuple[PathPoint, ...]
@@ -142,6 +150,11 @@ class FitDiagnostics:
                 else ", which earlier ones contradict."
             )
         )
+        if self.stayed:
+            lines.append(
+                "The noise-aware posterior has the place of the plain one: the gradients there are not what "
+                "the prior lets expect, and no line is followed to where they point."
+            )
         return "\n".join(lines)
 
     def plot(self, **kwargs: Any) -> Any:
@@ -190,13 +203,15 @@ def diagnose(
     """
     return FitDiagnostics(
         names=tuple(names),
-        optimum=posterior.mean,
+        optimum=posterior.optimum,
+        mean=posterior.mean,
         average=np.asarray(average, dtype=float),
         family_stddev=posterior.family_stddev,
         noise_stddev=posterior.noise_stddev,
         noise_share=posterior.noise_share,
         n_steps_used=posterior.n_rows,
         n_steps_late=posterior.n_late,
+        stayed=posterior.stayed,
         clipped_share=clipped_share,
         epsilon=epsilon,
         path=trace.path,

@@ -33,8 +33,25 @@ with the prior's mean gradient :math:`\bar a`. Without noise C is :math:`H^{-1}`
 from :math:`\bar z`. For full rank this is released. For mean-field the covariance is
 :math:`\operatorname{diag}(1/H_{jj}) + (C - H^{-1})`: the family's own, and what the noise adds. If the
 prior is not log-concave around the optimum (P is indefinite, as it can be in hierarchical models), the
-displacement gets a flat prior: :math:`C = H^{-1} + H^{-1}(S/n)H^{-1}`, the sandwich variance of the
-estimated optimum.
+displacement gets a flat prior: m is one Newton step from :math:`\bar z`, and
+:math:`C = H^{-1} + H^{-1}(S/n)H^{-1}`, with the sandwich variance of the estimated optimum.
+
+**Shrinkage.** Where noise dominates, the step from :math:`\bar z` to m is mostly noise, with covariance
+
+.. math:: V = K (S/n) K^T , \qquad K = C \Lambda (\Lambda + S/n)^{-1} ,
+
+while :math:`\bar z` is where the optimiser's own, falling steps have brought it. So, after James and Stein
+(1961), with k latent values the step is multiplied by
+
+.. math:: \max\big(0,\; 1 - (k - 2)/T\big) , \qquad T = (m - \bar z)^T V^{-1} (m - \bar z) ,
+
+in which k and T leave out directions without noise. T is about k if the step is noise alone, and large if the
+fit has stopped on its way. C stays as it is: the optimum is no better known.
+
+**Where the model is refuted.** Before the data the mean gradient is
+:math:`N(\Lambda P^{-1}\bar a,\; \Lambda + S/n + \Lambda P^{-1}\Lambda)`. If the one that was seen is not of
+this kind (a test at 1 %), as in networks, where it is large in directions without curvature, then m would be
+an extrapolation by a model that does not hold, and is :math:`\bar z`.
 
 **Posterior of the curvature.** It is uncertain as well. In coordinates in which the draws have unit
 covariance, :math:`\Lambda = c I + \Delta`: entries of the estimate have known variances v, deviations from
@@ -78,6 +95,10 @@ COMPONENTS = 128
 _FLOOR = 1e-3
 #: Level of the test that ends the search for earlier steps.
 _LEVEL = 0.1
+#: Level of the test of the mean gradient against the prior.
+_CONFLICT = 0.01
+#: Share of the greatest variance below which a direction counts as free of noise.
+_NOISELESS = 1e-8
 _SPARE_ROWS = 10
 _GRID = 400
 
@@ -251,9 +272,31 @@ class _Mixture:
     """Equally likely normals for one group, in the coordinates of z: components first."""
 
     mean: np.ndarray
+    optimum: np.ndarray  # where the linear model has it: the mean without shrinkage
+    believed: np.ndarray  # whether the mean gradient is of the kind that the prior lets expect
     own: np.ndarray  # variances of the mean-field family
     covariance: np.ndarray  # of full rank, with the noise
     noise: np.ndarray  # covariance that the noise adds
+
+
+def _agreement(fit: Regression, curvature: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """p-values of the mean gradient of the likelihood, if the prior is true, one for each curvature."""
+    spread = np.linalg.inv(_positive(fit.precision, _FLOOR))
+    apart = fit.likelihood - curvature @ spread @ fit.prior
+    variance = curvature + error + curvature @ spread @ curvature
+    solved = np.linalg.solve(variance, apart[..., None])[..., 0]
+    return np.asarray(stats.chi2.sf(np.sum(apart * solved, axis=-1), len(fit.prior)))
+
+
+def _shrunk(move: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Shrink displacements, shape ``(m, k)``, whose noise has the given covariances."""
+    values, vectors = np.linalg.eigh(variance)
+    noisy = values > _NOISELESS * values[:, -1:]
+    size = (np.swapaxes(vectors, -1, -2) @ move[..., None])[..., 0] ** 2
+    test = np.sum(np.divide(size, values, out=np.zeros_like(size), where=noisy), axis=-1)
+    excess = np.maximum(noisy.sum(axis=-1) - 2.0, 0.0)
+    keep = 1.0 - np.divide(excess, test, out=np.ones_like(test), where=test > excess)
+    return move * np.where(excess > 0, keep, 1.0)[:, None]
 
 
 def _mix(fit: Regression, draws: int, rng: np.random.Generator) -> _Mixture:
@@ -261,17 +304,23 @@ def _mix(fit: Regression, draws: int, rng: np.random.Generator) -> _Mixture:
     error = fit.noise / fit.n
     full = _positive(curvature + fit.precision, _FLOOR)
     inverse = np.linalg.inv(full)
+    believed = np.ones(draws, dtype=bool)
     if np.linalg.eigvalsh(fit.precision)[0] >= -_FLOOR:
         shrunk = np.linalg.solve(curvature + error, curvature)  # (Λ + S/n)^-1 Λ
         covariance = np.linalg.inv(_positive(fit.precision + curvature @ shrunk, _FLOOR))
-        gradient = fit.prior + np.swapaxes(shrunk, -1, -2) @ fit.likelihood
+        gain = covariance @ np.swapaxes(shrunk, -1, -2)
+        move = covariance @ fit.prior + gain @ fit.likelihood
+        believed = _agreement(fit, curvature, error) >= _CONFLICT
     else:
         covariance = inverse + inverse @ error @ inverse
-        gradient = np.broadcast_to(fit.prior + fit.likelihood, (draws, len(fit.prior)))
-    mean = covariance @ gradient[..., None]
+        gain = inverse
+        move = inverse @ (fit.prior + fit.likelihood)
+    kept = _shrunk(move, gain @ error @ np.swapaxes(gain, -1, -2)) * believed[:, None]
     back = np.linalg.inv(fit.root)
     return _Mixture(
-        fit.centre + mean[..., 0] @ fit.root.T,
+        fit.centre + kept @ fit.root.T,
+        fit.centre + move @ fit.root.T,
+        believed,
         1.0 / np.einsum("ij,mik,kj->mj", back, full, back),
         fit.root @ covariance @ fit.root.T,
         _positive(fit.root @ (covariance - inverse) @ fit.root.T),
@@ -331,6 +380,16 @@ class NoiseAwarePosterior:
     def mean(self) -> np.ndarray:
         """Posterior mean, shape ``(D,)``."""
         return np.concatenate([part.mean.mean(axis=0) for part in self._parts])
+
+    @property
+    def optimum(self) -> np.ndarray:
+        """Where the linear model has the optimum, without shrinkage and test, shape ``(D,)``."""
+        return np.concatenate([part.optimum.mean(axis=0) for part in self._parts])
+
+    @property
+    def stayed(self) -> bool:
+        """Whether the mean is the mean draw for most curvatures of a group, the model being refuted."""
+        return any(np.mean(part.believed) < 0.5 for part in self._parts)
 
     @property
     def family_stddev(self) -> np.ndarray:

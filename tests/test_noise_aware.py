@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -164,6 +165,59 @@ def test_an_indefinite_prior_has_the_sandwich_variance() -> None:
     np.testing.assert_allclose(found.family_stddev, np.sqrt(np.diag(h)), rtol=0.25)
 
 
+def still_rows(
+    curvature: np.ndarray, gradient: np.ndarray, noise: float, n: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Rows of a fit that stands at 0, with prior N(0, I) and this mean gradient of the likelihood."""
+    size = len(gradient)
+    z = 0.15 * rng.standard_normal((n, size))
+    likelihood = gradient - z @ curvature + noise * rng.standard_normal(z.shape)
+    return np.concatenate([z, likelihood, -z, np.full((n, 1), noise)], axis=1)
+
+
+def test_a_step_that_is_noise_is_not_taken_and_one_that_is_not_is() -> None:
+    """The optimum is at 0, where the fit stands, or a fifth of the prior's width away."""
+    size, n, noise, rng = 12, 2000, 100.0, np.random.default_rng(12)
+    curvature = 30.0 * np.eye(size)
+    squared = {"mean": 0.0, "optimum": 0.0, "noise_stddev": 0.0}
+    for _ in range(20):
+        found = posterior(still_rows(curvature, np.zeros(size), noise, n, rng))
+        for name in squared:
+            squared[name] += float(np.sum(getattr(found, name) ** 2))
+    # Shrinkage moves the mean and leaves the uncertainty.
+    assert squared["mean"] < squared["optimum"] / 5
+    np.testing.assert_allclose(squared["noise_stddev"], squared["optimum"], rtol=0.3)
+    away = 0.2 * rng.standard_normal(size)
+    found = posterior(still_rows(curvature, curvature @ away, 10.0, n, rng))
+    np.testing.assert_allclose(found.mean, away, atol=0.05)
+    np.testing.assert_allclose(found.mean, found.optimum, atol=0.01)
+    assert not found.stayed
+
+
+def test_shrinkage_is_james_and_steins() -> None:
+    rng = np.random.default_rng(13)
+    root = rng.standard_normal((5, 5))
+    variance = (root @ root.T)[None].repeat(3, axis=0)
+    move = rng.standard_normal((3, 5)) * np.array([[0.01], [1.0], [100.0]])
+    test = np.einsum("mi,mij,mj->m", move, np.linalg.inv(variance), move)
+    want = np.maximum(0.0, 1.0 - 3.0 / test)[:, None] * move
+    assert want[0].any() is np.False_ and want[2].any()
+    np.testing.assert_allclose(noise_aware._shrunk(move, variance), want, rtol=1e-8)
+    # In coordinates that are known without noise nothing is taken for noise, nor with two that are not.
+    variance[:, 2:] = variance[:, :, 2:] = 0.0
+    np.testing.assert_array_equal(noise_aware._shrunk(move, variance), move)
+    np.testing.assert_array_equal(noise_aware._shrunk(move, 0.0 * variance), move)
+
+
+def test_gradients_that_no_prior_lets_expect_are_not_followed() -> None:
+    """A slope without curvature, held by the prior alone: not a normal likelihood's, but a network's."""
+    rng = np.random.default_rng(14)
+    curvature, gradient = np.diag([40.0, 40.0, 40.0, 1e-3]), np.array([0.0, 0.0, 0.0, 25.0])
+    found = posterior(still_rows(curvature, gradient, 5.0, 2000, rng))
+    assert found.stayed and abs(found.optimum[3]) > 0.5
+    np.testing.assert_allclose(found.mean, 0.0, atol=0.02)
+
+
 def test_steps_that_do_not_agree_are_left_out() -> None:
     _, rows, _ = adam_run(20.0, 800, np.random.default_rng(9))
     rows = rows[:, 0]
@@ -231,6 +285,8 @@ def test_diagnostics_say_what_limits_a_fit() -> None:
     away = report(20.0, lambda mean: mean + 0.5)
     assert not away.converged and "Converged: no" in repr(away)
     np.testing.assert_allclose(good.noise_share, 1.0, atol=0.15)
+    assert not good.stayed and "has the place of the plain one" not in repr(good)
+    assert "has the place of the plain one" in repr(dataclasses.replace(good, stayed=True))
 
 
 def test_the_iterates_are_drawn() -> None:
