@@ -110,7 +110,7 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
             "backend='jax'."
         )
     if backend == "jax" and util.find_spec("jax") is None:
-        raise ArgumentError("backend='jax' needs JAX, which is not installed: pip install 'pymc_dpvi[jax]'.")
+        raise ArgumentError("backend='jax' needs JAX, which is not installed: pip install 'jax>=0.6'.")
     mode: Any = None
     with suppress(Exception):
         mode = get_mode(kwargs.get("mode", _BACKENDS[backend or "numba"][0]))

@@ -7,11 +7,11 @@ subsampling leave in the optimum (`noise_aware`):
 * *converged*: the average :math:`\hat\mu` of the iterates lies within half a posterior standard deviation
   of the optimum, :math:`|\hat\mu_j - m_j| \le \tfrac12 (\sigma_j^2 + \omega_j^2)^{1/2}`, in 95 % of the
   latent values. Otherwise more steps (at the same ε), or a larger learning rate, bring the plain posterior
-  closer. The noise-aware posterior starts from the gradients and needs no convergence, only straight
-  gradients.
+  closer. The noise-aware posterior depends less on it: its mean moves from the draws towards the optimum
+  as far as the gradients exceed the noise, unless prior and gradients conflict.
 * *noise-dominated*: :math:`\omega_j > \sigma_j` for most latent values. The noise hides more than the data
   leave open. A larger ε, more records or a smaller clip norm help; further steps do not.
-* *clip-dominated*: more than half of the records' gradients were clipped. It takes a private count of them,
+* *clip-dominated*: more than half of the records' gradients are to be clipped. It takes a private count,
   which only an adaptive clip norm releases: it steers them to a known share. With a fixed clip norm it
   is not known; no trace of clipped gradients tells of it.
 
@@ -62,8 +62,8 @@ class FitDiagnostics:
     n_steps_late : int
         Those of them that are taken in any case: the last half of the last run.
     stayed : bool
-        Whether the noise-aware posterior has the plain one's place, since the mean gradient is not of the
-        kind that the prior lets expect (of a group of latent values, where there are several).
+        Whether the mean of the noise-aware posterior stays at the mean draw, since gradients and prior
+        conflict (in a group of latent values, where there are several).
     clipped_share : float or None
         Share of the records to clip that an adaptive clip norm steers to, by its private counts; None if
         nothing counted them.
@@ -152,8 +152,8 @@ class FitDiagnostics:
         )
         if self.stayed:
             lines.append(
-                "The noise-aware posterior has the place of the plain one: the gradients there are not what "
-                "the prior lets expect, and no line is followed to where they point."
+                "The noise-aware posterior is centred on the mean of the fit's own draws: the gradients "
+                "there conflict with the prior, so that the linear model is not trusted to extrapolate."
             )
         return "\n".join(lines)
 

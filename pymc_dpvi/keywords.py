@@ -38,7 +38,7 @@ NOT_IN_FIT = {
 
 #: What DPADVI cannot do without.
 NEEDED = {
-    "delta": "the probability that the bound by epsilon fails, far below one over the number of records, "
+    "delta": "the additive term of the guarantee, far below one over the number of records, "
     "as in DPADVI(epsilon=1.0, delta=1e-6)"
 }
 #: What other packages, and the papers, call the arguments of DPADVI.

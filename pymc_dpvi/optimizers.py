@@ -1,4 +1,4 @@
-r"""The optimiser of a private fit: Adam whose step size falls to nothing.
+r"""The optimiser of a private fit: Adam whose step size falls linearly to a twentieth.
 
 Adam (Kingma and Ba 2015, algorithm 1) moves every parameter by about the learning rate times the ratio of
 signal to noise of its gradient. Under privacy noise that ratio is small and stays so: with a constant rate

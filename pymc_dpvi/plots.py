@@ -256,9 +256,10 @@ def plot_iterates(
     Returns
     -------
     matplotlib.axes.Axes
-        Means of the latent draws over a few steps each, in posterior standard deviations; the band holds
-        90 % of the noise-aware posterior, its inner part that of the approximation without noise. The
-        dotted line is where the average begins, the last half of the last run.
+        Means of the latent draws over a few steps each, in posterior standard deviations from where the
+        gradients' linear model has the optimum; the band is as wide as 90 % of the noise-aware posterior
+        (whose centre, ``source.mean``, is nearer to the draws), its inner part as the approximation without
+        noise. The dotted line is where the average begins, the last half of the last run.
 
     Raises
     ------
@@ -285,7 +286,7 @@ def plot_iterates(
     steps = [point.step for point in source.path]
     path = np.array([point.mean for point in source.path])
     inner = _WIDTH_90 * float(np.median(source.family_stddev / source.stddev))
-    ax.axhspan(-_WIDTH_90, _WIDTH_90, color="0.93", label="90 % of the noise-aware posterior")
+    ax.axhspan(-_WIDTH_90, _WIDTH_90, color="0.93", label="90 %, with the noise")
     ax.axhspan(-inner, inner, color="0.85", label="of the approximation alone (median)")
     for k in chosen:
         style = {"label": source.names[k], **(plot_kwargs or {})}

@@ -285,8 +285,8 @@ def test_diagnostics_say_what_limits_a_fit() -> None:
     away = report(20.0, lambda mean: mean + 0.5)
     assert not away.converged and "Converged: no" in repr(away)
     np.testing.assert_allclose(good.noise_share, 1.0, atol=0.15)
-    assert not good.stayed and "has the place of the plain one" not in repr(good)
-    assert "has the place of the plain one" in repr(dataclasses.replace(good, stayed=True))
+    assert not good.stayed and "is centred on the mean of the fit's own draws" not in repr(good)
+    assert "is centred on the mean of the fit's own draws" in repr(dataclasses.replace(good, stayed=True))
 
 
 def test_the_iterates_are_drawn() -> None:
