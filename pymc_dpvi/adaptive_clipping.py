@@ -77,6 +77,7 @@ _PRIOR_VARIANCE = 1.0  # of the log of the quantile about that of the start valu
 _LARGEST_GAIN = 0.5
 _PAPER_GAIN = 0.2
 _FLOOR = 0.03
+_RECENT = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,17 +171,18 @@ class RunningClip:
         self.log_scale: SharedVariable = pytensor.shared(np.zeros(()), name="log_clip_scale")
         self._seen: SharedVariable = pytensor.shared(np.zeros(()), name="noisy_records_seen")
         self._steps: SharedVariable = pytensor.shared(np.zeros(()), name="tally_steps")
+        self._beyond: SharedVariable = pytensor.shared(np.zeros(()), name="noisy_records_beyond")
         self._share: SharedVariable = pytensor.shared(np.asarray(self._first_share), name="share_to_clip")
 
     @property
     def state(self) -> tuple[SharedVariable, ...]:
         """All shared variables of it: functions of earlier releases, and so public."""
-        return self.log_scale, self._seen, self._steps, self._share
+        return self.log_scale, self._seen, self._steps, self._beyond, self._share
 
     def reset(self, scale: float = 1.0) -> None:
         """Put everything back to the start, with the bound at a multiple of the start value."""
         self.log_scale.set_value(np.asarray(math.log(scale)))
-        for variable in (self._seen, self._steps):
+        for variable in (self._seen, self._steps, self._beyond):
             variable.set_value(np.zeros(()))
         self._share.set_value(np.asarray(self._first_share))
 
@@ -205,9 +207,32 @@ class RunningClip:
         return float(self._seen.get_value()) / steps if steps else math.nan
 
     @property
-    def clipped_share(self) -> float:
+    def share_to_clip(self) -> float:
         """Share of the records to clip that the last step steered to."""
         return float(self._share.get_value())
+
+    def clipped_share(self, noise_multiplier: float) -> tuple[float, float] | None:
+        """Share of the records that were clipped, by the noisy counts of the later steps.
+
+        Parameters
+        ----------
+        noise_multiplier : float
+            Of the steps.
+
+        Returns
+        -------
+        tuple of float, or None
+            The share, not held between 0 and 1, and its standard deviation; None if the counts do not tell
+            that anybody was seen.
+        """
+        steps = float(self._steps.get_value())
+        size = self.mean_batch_size
+        noise = noise_multiplier * math.hypot(1.0, 1.0 / self.rule.tally_weight)  # of a count
+        if not steps or size < 4.0 * noise * math.sqrt(TALLY_COLUMNS / steps):
+            return None
+        # The weights of the mean fall to earlier steps as t^(_RECENT - 1).
+        effective = steps * (2.0 * _RECENT - 1.0) / _RECENT**2
+        return float(self._beyond.get_value()) / size, noise / (size * math.sqrt(effective))
 
     def updates(
         self, tally: TensorVariable, unit: TensorVariable, scale: TensorVariable
@@ -250,4 +275,12 @@ class RunningClip:
         gain = pt.maximum(filtered, pt.minimum(_PAPER_GAIN, _FLOOR * slope / variance))
         low, high = (math.log(c / rule.start) for c in CLIP_NORM_RANGE)
         new = pt.clip(self.log_scale - pt.minimum(_LARGEST_GAIN, gain) * moved, low, high)
-        return {self.log_scale: new, self._seen: seen, self._steps: steps, self._share: up}
+        # A mean over the steps with weights t^(_RECENT - 1): of the bound where it is now, mostly.
+        recent = self._beyond + pt.minimum(1.0, _RECENT / steps) * (beyond - self._beyond)
+        return {
+            self.log_scale: new,
+            self._seen: seen,
+            self._steps: steps,
+            self._beyond: recent,
+            self._share: up,
+        }

@@ -30,6 +30,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.adaptive_clipping import RunningClip
 from pymc_dpvi.arguments import check_flag, check_integer
 from pymc_dpvi.compat import PosteriorData, posterior_data, versions
 from pymc_dpvi.diagnostics import FitDiagnostics, diagnose
@@ -93,7 +94,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self._record = record
         self._report: PrivacyReport | None = None
         self._trace: GradientTrace | None = None
-        self._clipped_share: float | None = None
+        self._running_clip: RunningClip | None = None
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
         self.hist: np.ndarray = np.asarray(())
 
@@ -283,7 +284,8 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             names=names,
             average=self._values("mu")[0],
             epsilon=float(report.epsilon),
-            clipped_share=self._clipped_share,
+            running_clip=self._running_clip,
+            noise_multiplier=report.noise_multiplier,
         )
 
     def check_draws(self, draws: Any) -> int:

@@ -11,21 +11,23 @@ subsampling leave in the optimum (`noise_aware`):
   as far as the gradients exceed the noise, unless prior and gradients conflict.
 * *noise-dominated*: :math:`\omega_j > \sigma_j` for most latent values. The noise hides more than the data
   leave open. A larger ε, more records or a smaller clip norm help; further steps do not.
-* *clip-dominated*: more than half of the records' gradients are to be clipped. It takes a private count,
-  which only an adaptive clip norm releases: it steers them to a known share. With a fixed clip norm it
-  is not known; no trace of clipped gradients tells of it.
+* *clip-dominated*: more than half of the records' gradients were clipped in the later steps. It takes a
+  private count, which only an adaptive clip norm releases, and is known if that count's noise leaves no
+  doubt (two standard deviations). With a fixed clip norm no trace of clipped gradients tells of it.
 
 Privacy: post-processing of released sums.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pymc_dpvi.adaptive_clipping import RunningClip
 from pymc_dpvi.gradient_trace import GradientTrace, PathPoint
 from pymc_dpvi.noise_aware import NoiseAwarePosterior
 from pymc_dpvi.wording import shown
@@ -64,9 +66,11 @@ class FitDiagnostics:
     stayed : bool
         Whether the mean of the noise-aware posterior stays at the mean draw, since gradients and prior
         conflict (in a group of latent values, where there are several).
-    clipped_share : float or None
-        Share of the records to clip that an adaptive clip norm steers to, by its private counts; None if
-        nothing counted them.
+    clipped_share, clipped_share_stddev : float or None
+        Share of the records whose gradients were clipped in the later steps, by the private counts of an
+        adaptive clip norm, and what their noise leaves open; None if nothing counted them, or all is noise.
+    share_to_clip : float or None
+        Share that the adaptive clip norm was steered to; None if it is fixed.
     epsilon : float
         What was spent.
     path : tuple of PathPoint
@@ -88,6 +92,8 @@ class FitDiagnostics:
     n_steps_late: int
     stayed: bool
     clipped_share: float | None
+    clipped_share_stddev: float | None
+    share_to_clip: float | None
     epsilon: float
     path: tuple[PathPoint, ...]
 
@@ -119,7 +125,10 @@ class FitDiagnostics:
     @property
     def clip_dominated(self) -> bool | None:
         """Whether most records were clipped; None if not known."""
-        return None if self.clipped_share is None else self.clipped_share > 0.5
+        if self.clipped_share is None or self.clipped_share_stddev is None:
+            return None
+        excess = self.clipped_share - 0.5
+        return excess > 0 if abs(excess) >= 2.0 * self.clipped_share_stddev else None
 
     def __repr__(self) -> str:
         """Say it in words."""
@@ -132,15 +141,7 @@ class FitDiagnostics:
             f"Noise-dominated: {'yes' if self.noise_dominated else 'no'}. The noise's uncertainty is "
             f"{shown(float(np.median(self.noise_ratio)), digits=2)} times the approximation's (median).",
         ]
-        if self.clipped_share is None:
-            lines.append("Clip-dominated: not known. Only l2_clip_norm='adaptive' releases a count.")
-        else:
-            lines.append(
-                f"Clip-dominated: {'yes' if self.clip_dominated else 'no'}. The clip norm is steered to clip "
-                f"{shown(100 * self.clipped_share, digits=2)} % of the gradients. How far that moves the "
-                "optimum is not measured, and no interval knows of it: a fit with a larger "
-                "AdaptiveClip(quantile=...) tells."
-            )
+        lines.append(self._clipping())
         earlier = self.n_steps_used - self.n_steps_late
         lines.append(
             f"Inferred from {self.n_steps_used} steps: the last half of the run"
@@ -156,6 +157,23 @@ class FitDiagnostics:
                 "there conflict with the prior, so that the linear model is not trusted to extrapolate."
             )
         return "\n".join(lines)
+
+    def _clipping(self) -> str:
+        if self.share_to_clip is None:
+            return "Clip-dominated: not known. Only l2_clip_norm='adaptive' releases a count."
+        word = {None: "not known", True: "yes", False: "no"}[self.clip_dominated]
+        steered = f"The clip norm is steered to clip {shown(100 * self.share_to_clip, digits=2)} %"
+        if self.clipped_share is None or self.clipped_share_stddev is None:
+            counted = "the noise hides how many were clipped"
+        else:
+            share = min(max(self.clipped_share, 0.0), 1.0)
+            error = 100 * self.clipped_share_stddev
+            counted = f"of late {100 * share:.0f} ± {error:.0f} % were, by the private counts"
+        return (
+            f"Clip-dominated: {word}. {steered} of the gradients; {counted}. How far clipping moves the "
+            "optimum is not measured, and no interval knows of it: a fit with a larger "
+            "AdaptiveClip(quantile=...) tells."
+        )
 
     def plot(self, **kwargs: Any) -> Any:
         """Plot the iterates; see :func:`pymc_dpvi.plots.plot_iterates`.
@@ -181,7 +199,8 @@ def diagnose(
     names: Sequence[str],
     average: np.ndarray,
     epsilon: float,
-    clipped_share: float | None,
+    running_clip: RunningClip | None = None,
+    noise_multiplier: float = math.nan,
 ) -> FitDiagnostics:
     """Put together what is known of a fit.
 
@@ -195,12 +214,16 @@ def diagnose(
     average : ndarray, shape (D,)
         Mean of the plain posterior.
     epsilon : float
-    clipped_share : float, optional
+    running_clip : RunningClip, optional
+        Of a fit with an adaptive clip norm.
+    noise_multiplier : float, optional
+        Of its last run.
 
     Returns
     -------
     FitDiagnostics
     """
+    counted = None if running_clip is None else running_clip.clipped_share(noise_multiplier)
     return FitDiagnostics(
         names=tuple(names),
         optimum=posterior.optimum,
@@ -212,7 +235,9 @@ def diagnose(
         n_steps_used=posterior.n_rows,
         n_steps_late=posterior.n_late,
         stayed=posterior.stayed,
-        clipped_share=clipped_share,
+        clipped_share=None if counted is None else counted[0],
+        clipped_share_stddev=None if counted is None else counted[1],
+        share_to_clip=None if running_clip is None else running_clip.share_to_clip,
         epsilon=epsilon,
         path=trace.path,
     )

@@ -560,7 +560,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         drawn = 0
         self._step.trace.begin(n)
         self._approx._trace = self._step.trace
-        running_clip = self._step.running_clip
+        self._approx._running_clip = self._step.running_clip
         steps = iterate(
             self._step,
             self._mechanism,
@@ -591,7 +591,6 @@ class DPADVI(Inference):  # type: ignore[misc]
             done = self._step.calls - before
             self._steps_run += done
             self._approx._report = report.with_steps_run(done)
-            self._approx._clipped_share = None if running_clip is None else running_clip.clipped_share
             if done > averages_from(n):
                 self._iterate = [p.get_value() for p in self._approx.params]
                 for param, average in zip(self._approx.params, self._step.averages, strict=True):

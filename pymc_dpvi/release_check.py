@@ -5,12 +5,13 @@ A release is draws with a report in their attributes. From these alone it follow
 1. the report can be read, and its totals are the sums of its runs;
 2. each run's ε is at least what its accountant charges, computed anew, for its sampler, noise, steps and δ;
 3. the accountant's guarantee is the one that is stated, and nothing stands in the way of a release;
-4. the file holds draws and nothing else: every variable has axes for chain and draw, every coordinate is of
-   such a variable, and what the attributes say of ε and δ is what the report says.
+4. the file holds draws and nothing else: every variable has axes for chain and draw and is none that the
+   report names as withheld, every coordinate is the index of such a variable's axis, no attribute is another
+   than a fit leaves, and what the attributes say of ε and δ is what the report says.
 
-It does not follow that the draws are those of that fit, that no run was left out, or that nothing else was
-spent on the same data: whoever writes a file can write another one. For that a release is compared with the
-ledger of its `PrivacyBudget`, and its file's hash with one that the curator has signed.
+It does not follow that the draws and indices are those of that fit, that no run was left out, or that nothing
+else was spent on the same data: whoever writes a file can write another one. For that a release is compared
+with the ledger of its `PrivacyBudget`, and its file's hash with one that the curator has signed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ __all__ = ["check_release"]
 #: By how much two versions of an accountant may differ, relative to epsilon.
 _TOLERANCE = 1e-6
 _GROUPS = {"posterior", "unconstrained_posterior"}
+#: What `sample` and ArviZ write.
+_ATTRIBUTES = {
+    *("privacy_report", "privacy_epsilon", "privacy_delta", "noise_aware"),
+    *("inference_library", "inference_library_version", "created_at", "arviz_version", "sample_dims"),
+    *("creation_library", "creation_library_version", "creation_library_language"),
+}
 
 
 def check_release(source: Any) -> PrivacyReport:
@@ -116,15 +123,21 @@ def _in_file(source: Any, report: PrivacyReport) -> Iterator[str]:
     groups = {n.path.strip("/") for n in source.subtree} - {""} if tree else set(source.groups())
     if "posterior" not in groups:
         yield "There are no draws: the group 'posterior' is missing."
-    more = groups - _GROUPS | {str(name) for name in (source.data_vars if tree else ())}
+    more = {f"the attribute {name!r}" for name in set(source.attrs) - _ATTRIBUTES}
+    more |= groups - _GROUPS | {str(name) for name in (source.data_vars if tree else ())}
     for group in sorted(groups & _GROUPS):
-        draws = {k: v for k, v in source[group].data_vars.items() if {"chain", "draw"} <= set(v.dims)}
-        axes = {d for v in draws.values() for d in v.dims}
-        found = {
-            **source[group].data_vars,
-            **{k: v for k, v in source[group].coords.items() if set(v.dims) - axes},
+        inside = source[group]
+        draws = {
+            k: v
+            for k, v in inside.data_vars.items()
+            if {"chain", "draw"} <= set(v.dims) and k not in report.withheld
         }
-        more |= {f"{group}/{name}" for name in found if name not in draws}
+        axes = {d for v in draws.values() for d in v.dims}
+        indices = {k for k, v in inside.coords.items() if v.dims == (k,) and k in axes}
+        more |= {f"{group}/{name}" for name in {*inside.data_vars, *inside.coords} - {*draws} - indices}
+        more |= {f"the attribute {name!r} of {group}" for name in set(inside.attrs) - _ATTRIBUTES}
+        for name, values in inside.variables.items():
+            more |= {f"the attribute {key!r} of {group}/{name}" for key in values.attrs}
     if more:
         yield f"There is more than draws, which nobody has accounted for: {', '.join(sorted(more))}."
     for place in (source, source["posterior"] if "posterior" in groups else source):

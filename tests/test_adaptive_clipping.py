@@ -192,17 +192,37 @@ def test_the_share_to_clip_follows_the_noise():
     ends = []
     for noise_multiplier in (2.0, 8.0, 60.0):
         follower = Follower(AdaptiveClip(), noise_multiplier=noise_multiplier)
-        assert follower.running.clipped_share == pytest.approx(0.1)
+        assert follower.running.share_to_clip == pytest.approx(0.1)
         found = follower.follow(NORMS, batch=400, n_steps=1500)
         noise = noise_multiplier * math.hypot(1, 0.25)
         expected = 0.3 * noise / (0.02 * math.sqrt(1500 * 400 / 0.02))
-        share = follower.running.clipped_share
+        share = follower.running.share_to_clip
         assert share == pytest.approx(np.clip(expected, 0.01, 0.1), rel=0.1)
         assert abs(math.log(found / np.quantile(NORMS, 1 - share))) < 0.4
         ends.append(share)
         follower.running.reset()
-        assert follower.running.clipped_share == pytest.approx(0.1)
+        assert follower.running.share_to_clip == pytest.approx(0.1)
     assert ends[0] == pytest.approx(0.01) and 0.015 < ends[1] < 0.04 and ends[2] == pytest.approx(0.1)
+
+
+def test_how_many_were_clipped_is_told_by_the_counts_not_by_the_aim():
+    """A bound that cannot follow clips everybody, and says so; what it finds is right on average."""
+    follower = Follower(AdaptiveClip(), noise_multiplier=20.0)
+    assert follower.running.clipped_share(20.0) is None  # before the first step
+    follower.follow(1e9 * NORMS, batch=100, n_steps=60)
+    share, stddev = follower.running.clipped_share(20.0)
+    assert follower.running.share_to_clip == pytest.approx(0.1)
+    assert stddev < 0.25 and abs(share - 1.0) < 4 * stddev
+    errors = []
+    for seed in range(12):
+        follower.running.reset()
+        follower.follow(1e-9 * NORMS, batch=100, n_steps=60, seed=seed)
+        share, stddev = follower.running.clipped_share(20.0)
+        errors.append(share / stddev)  # nobody was clipped
+    assert 0.4 < np.std(errors) < 1.7 and abs(np.mean(errors)) < 1.2
+    follower.running.reset()
+    follower.follow(NORMS, batch=0, n_steps=60)
+    assert follower.running.clipped_share(20.0) is None  # the noise hides whether there is anybody
 
 
 def test_it_follows_norms_that_change():

@@ -925,7 +925,7 @@ def test_noise_aware_draws(logistic: Build, method: type[DPADVI]) -> None:
     assert flat.shape == (300, approx.latents.size)
     found = approx.diagnostics()
     assert len(found.names) == approx.latents.size
-    assert found.clipped_share is not None and 0.01 <= found.clipped_share <= 0.1
+    assert found.share_to_clip is not None and 0.01 <= found.share_to_clip <= 0.1
 
 
 def test_where_not_all_correlations_can_be_inferred_the_plain_posterior_is_the_default() -> None:

@@ -273,7 +273,7 @@ def report(noise: float, edit: Callable[[np.ndarray], np.ndarray] = lambda mean:
     _, rows, average = adam_run(noise, 800, np.random.default_rng(11), learning_rate=0.05)
     trace = trace_of(rows[:, 0])
     found = NoiseAwarePosterior(trace, np.random.default_rng(0), np.eye(D))
-    return diagnose(found, trace, names="abc", average=edit(average[0]), epsilon=1.0, clipped_share=None)
+    return diagnose(found, trace, names="abc", average=edit(average[0]), epsilon=1.0)
 
 
 def test_diagnostics_say_what_limits_a_fit() -> None:
@@ -285,6 +285,14 @@ def test_diagnostics_say_what_limits_a_fit() -> None:
     away = report(20.0, lambda mean: mean + 0.5)
     assert not away.converged and "Converged: no" in repr(away)
     np.testing.assert_allclose(good.noise_share, 1.0, atol=0.15)
+    counted = dataclasses.replace(good, share_to_clip=0.1, clipped_share=0.9, clipped_share_stddev=0.1)
+    assert counted.clip_dominated and "Clip-dominated: yes" in repr(counted)
+    assert "steered to clip 10 %" in repr(counted) and "90 ± 10 %" in repr(counted)
+    few = dataclasses.replace(counted, clipped_share=-0.02)
+    assert few.clip_dominated is False and "0 ± 10 %" in repr(few)
+    for unsure in ({"clipped_share": 0.6}, {"clipped_share": None, "clipped_share_stddev": None}):
+        hidden = dataclasses.replace(counted, **unsure)
+        assert hidden.clip_dominated is None and "Clip-dominated: not known" in repr(hidden)
     assert not good.stayed and "is centred on the mean of the fit's own draws" not in repr(good)
     assert "is centred on the mean of the fit's own draws" in repr(dataclasses.replace(good, stayed=True))
 

@@ -58,6 +58,8 @@ def diagnostics(pull: float = 0.01) -> FitDiagnostics:
         n_steps_late=500,
         stayed=False,
         clipped_share=None,
+        clipped_share_stddev=None,
+        share_to_clip=None,
         epsilon=1.0,
         path=path,
     )

@@ -145,18 +145,29 @@ def add_data(draws: Any) -> None:
         draws.add_groups(observed_data=az.convert_to_dataset({"y": np.zeros((1, 3))}))
 
 
-def not_a_draw(draws: Any) -> None:
-    if DATA_TREE:
-        draws["posterior"] = draws["posterior"].to_dataset().assign(income=("person", np.zeros(3)))
-    else:
-        draws.posterior = draws.posterior.assign(income=("person", np.zeros(3)))
+def edited(change: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Change the posterior, a dataset."""
+
+    def edit(draws: Any) -> None:
+        if DATA_TREE:
+            draws["posterior"] = change(draws["posterior"].to_dataset())
+        else:
+            draws.posterior = change(draws.posterior)
+
+    return edit
 
 
-def names_of_records(draws: Any) -> None:
-    if DATA_TREE:
-        draws["posterior"] = draws["posterior"].to_dataset().assign_coords(person=["Ann", "Bob"])
-    else:
-        draws.posterior = draws.posterior.assign_coords(person=["Ann", "Bob"])
+def withheld(draws: Any) -> None:
+    """Put back what a record's rows are in."""
+    report = dataclasses.replace(PrivacyReport.from_json(draws.attrs["privacy_report"]), withheld=("fitted",))
+    for place in (draws, draws["posterior"]):
+        place.attrs["privacy_report"] = report.to_json()
+    edited(lambda posterior: posterior.assign(fitted=posterior["beta"] * 2.0))(draws)
+
+
+def note(dataset: Any) -> Any:
+    dataset["beta"].attrs["scaled_by"] = 3.7
+    return dataset
 
 
 def outside_of_a_group(draws: Any) -> None:
@@ -183,8 +194,29 @@ FILES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "epsilon": (touch("privacy_epsilon", 0.1), "privacy_epsilon is not"),
     "delta of the group": (touch("privacy_delta", 1e-9, root=False), "privacy_delta is not"),
     "data": (add_data, "more than draws, which nobody has accounted for: observed_data"),
-    "not a draw": (not_a_draw, "more than draws, which nobody has accounted for: posterior/income"),
-    "names of records": (names_of_records, "accounted for: posterior/person"),
+    "not a draw": (
+        edited(lambda posterior: posterior.assign(income=("person", np.zeros(3)))),
+        "more than draws, which nobody has accounted for: posterior/income",
+    ),
+    "names of records": (
+        edited(lambda posterior: posterior.assign_coords(person=["Ann", "Bob"])),
+        "accounted for: posterior/person",
+    ),
+    "a number without an axis": (
+        edited(lambda posterior: posterior.assign_coords(income=52_311.7)),
+        "accounted for: posterior/income",
+    ),
+    "another coordinate of the draws": (
+        edited(lambda posterior: posterior.assign_coords(income=("draw", np.zeros(3)))),
+        "accounted for: posterior/income",
+    ),
+    "withheld": (withheld, "accounted for: posterior/fitted"),
+    "attribute": (touch("income", 3.7), "accounted for: the attribute 'income'"),
+    "attribute of the group": (
+        touch("income", 3.7, root=False),
+        "accounted for: the attribute 'income' of posterior",
+    ),
+    "attribute of a variable": (edited(note), "the attribute 'scaled_by' of posterior/beta"),
     "outside of a group": (outside_of_a_group, "accounted for: income"),
     "a group in a group": (group_in_a_group, "accounted for: posterior/raw"),
     "two reports": (other_report, "two different reports"),
