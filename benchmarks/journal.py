@@ -134,10 +134,10 @@ def groups(fits: Iterable[Fit], names: Sequence[str]) -> dict[tuple[Any, ...], l
 
 
 def mean_and_error(values: Iterable[float]) -> tuple[float, float | None]:
-    """Return the mean and its standard error, which is None for a single value."""
+    """Return the mean and its standard error, which is None for a single value, or an infinite one."""
     known = list(values)
-    error = statistics.stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None
-    return statistics.fmean(known), error
+    tells = len(known) > 1 and all(map(math.isfinite, known))
+    return statistics.fmean(known), statistics.stdev(known) / math.sqrt(len(known)) if tells else None
 
 
 def differences(doc: str | None) -> str:

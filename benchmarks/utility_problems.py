@@ -164,7 +164,11 @@ def negative_binomial() -> Problem:
     def log_density(draws: Draws) -> Array:
         rate = np.exp(draws["intercept"][:, None] + draws["beta"] @ x[_TRAIN:].T)
         alpha = draws["alpha"][:, None]
-        return np.asarray(stats.nbinom.logpmf(y[_TRAIN:], alpha, alpha / (alpha + rate)))
+        with np.errstate(all="ignore"):
+            wide = stats.nbinom.logpmf(y[_TRAIN:], alpha, alpha / (alpha + rate))
+            found = np.where(alpha > 1e8, stats.poisson.logpmf(y[_TRAIN:], rate), wide)
+        # Where nothing holds alpha or the rate, a draw can be beyond floating point: no mass on any count.
+        return np.asarray(np.where(np.isnan(found), -np.inf, found))
 
     return Problem(_TRAIN, model, log_density)
 

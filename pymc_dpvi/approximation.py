@@ -157,8 +157,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             noise leaves about it are inferred from the noisy gradients (`pymc_dpvi.noise_aware`), which takes
             ten more steps than there are latent values (64 at the most). False gives the plain variational
             posterior, with the intervals of a fit without noise. By default it is aware if the steps suffice
-            and there are at most 64 latent values, so that all correlations of the noise can be inferred; for
-            the predictions of a network the plain one may be better.
+            and there are at most 64 latent values, so that all correlations of the noise can be inferred.
         random_seed : int or numpy.random.Generator, optional
             For these draws only (public randomness).
         return_inferencedata : bool

@@ -70,9 +70,8 @@ trace of clipped gradients tells of it, and no interval here covers it. Beyond `
 values, correlations between the groups are not seen.
 
 **The default** of `sample()` where one group holds all latent values. On simulated regressions its intervals
-cover what they say at every ε, where the plain ones do not (``benchmarks/interval_coverage.py``); predictions
-of regressions are as good. In networks, and with more groups than one, they are worse
-(``benchmarks/utility.py``).
+cover what they say at every ε, where the plain ones do not (``benchmarks/interval_coverage.py``), and its
+predictions are about as good; with more groups than one they can be worse (``benchmarks/utility.py``).
 
 Privacy: post-processing of the released sums; costs nothing.
 """
