@@ -14,6 +14,7 @@ AdaGrad.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -21,10 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 from workers import compiling
 
-__all__ = ["ADAGRAD", "ADAM", "LastIterate", "fit_as_published", "optimizer"]
+__all__ = ["ADAGRAD", "ADAM", "LastIterate", "fit_as_published", "least_by_moments", "optimizer"]
 
 ADAGRAD = {"learning_rate": 0.1, "epsilon": 0.1, "n_win": 10}
 ADAM = {"learning_rate": 0.001}
+
+
+def least_by_moments(delta: float) -> float:
+    """Smallest epsilon to calibrate to by the moments accountant, whose orders end at 32.
+
+    Whatever the noise, it states no less than log(1/delta)/32; close to that the noise has no bound.
+    """
+    return 1.1 * math.log(1.0 / delta) / 32.0
 
 
 class LastIterate:
