@@ -168,7 +168,7 @@ class FitDiagnostics:
         else:
             share = min(max(self.clipped_share, 0.0), 1.0)
             error = 100 * self.clipped_share_stddev
-            counted = f"of late {100 * share:.0f} ± {error:.0f} % were, by the private counts"
+            counted = f"of late {100 * share:.1f} ± {error:.1f} % were, by the private counts"
         return (
             f"Clip-dominated: {word}. {steered} of the gradients; {counted}. How far clipping moves the "
             "optimum is not measured, and no interval knows of it: a fit with a larger "

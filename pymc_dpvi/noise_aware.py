@@ -69,9 +69,10 @@ wider range of z.
 trace of clipped gradients tells of it, and no interval here covers it. Beyond `gradient_trace.GROUP` latent
 values, correlations between the groups are not seen.
 
-**The default** of `sample()` where one group holds all latent values. On simulated regressions its intervals
-cover what they say at every ε, where the plain ones do not (``benchmarks/interval_coverage.py``), and its
-predictions are about as good; with more groups than one they can be worse (``benchmarks/utility.py``).
+**The default** of `sample()` where one group holds all latent values. On simulated regressions, after the
+default number of steps, its intervals cover what they say at every ε, where the plain ones do not
+(``benchmarks/interval_coverage.py``), and its predictions are about as good; with more groups than one they
+can be worse (``benchmarks/utility.py``).
 
 Privacy: post-processing of the released sums; costs nothing.
 """

@@ -287,9 +287,9 @@ def test_diagnostics_say_what_limits_a_fit() -> None:
     np.testing.assert_allclose(good.noise_share, 1.0, atol=0.15)
     counted = dataclasses.replace(good, share_to_clip=0.1, clipped_share=0.9, clipped_share_stddev=0.1)
     assert counted.clip_dominated and "Clip-dominated: yes" in repr(counted)
-    assert "steered to clip 10 %" in repr(counted) and "90 ± 10 %" in repr(counted)
+    assert "steered to clip 10 %" in repr(counted) and "90.0 ± 10.0 %" in repr(counted)
     few = dataclasses.replace(counted, clipped_share=-0.02)
-    assert few.clip_dominated is False and "0 ± 10 %" in repr(few)
+    assert few.clip_dominated is False and "0.0 ± 10.0 %" in repr(few)
     for unsure in ({"clipped_share": 0.6}, {"clipped_share": None, "clipped_share_stddev": None}):
         hidden = dataclasses.replace(counted, **unsure)
         assert hidden.clip_dominated is None and "Clip-dominated: not known" in repr(hidden)
