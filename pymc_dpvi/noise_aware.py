@@ -38,10 +38,10 @@ displacement gets a flat prior: m is one Newton step from :math:`\bar z`, and
 
 **Shrinkage.** Where noise dominates, the step from :math:`\bar z` to m is mostly noise, with covariance
 
-.. math:: V = K (S/n) K^T , \qquad K = C \Lambda (\Lambda + S/n)^{-1} ,
+.. math:: V = K (S/n) K^T + \operatorname{Cov}(m) , \qquad K = C \Lambda (\Lambda + S/n)^{-1} ,
 
-while :math:`\bar z` is where the optimiser's own, falling steps have brought it. So, after James and Stein
-(1961), with k latent values the step is multiplied by
+the second term over draws of the curvature (below), while :math:`\bar z` is where the optimiser's falling
+steps have brought it. So, after James and Stein (1961), with k latent values the step is multiplied by
 
 .. math:: \max\big(0,\; 1 - (k - 2)/T\big) , \qquad T = (m - \bar z)^T V^{-1} (m - \bar z) ,
 
@@ -315,7 +315,8 @@ def _mix(fit: Regression, draws: int, rng: np.random.Generator) -> _Mixture:
         covariance = inverse + inverse @ error @ inverse
         gain = inverse
         move = inverse @ (fit.prior + fit.likelihood)
-    kept = _shrunk(move, gain @ error @ np.swapaxes(gain, -1, -2)) * believed[:, None]
+    spread = np.cov(move, rowvar=False).reshape(error.shape)  # what the curvature's uncertainty adds
+    kept = _shrunk(move, gain @ error @ np.swapaxes(gain, -1, -2) + spread) * believed[:, None]
     back = np.linalg.inv(fit.root)
     return _Mixture(
         fit.centre + kept @ fit.root.T,

@@ -576,7 +576,7 @@ def plot(curves: dict[str, list[dict[str, float | bool]]], steps: list[dict[str,
     panels[2].set_yscale("log")
     panels[2].set_xlabel("steps")
     panels[2].set_ylabel("ε, one record removed")
-    panels[2].set_title(f"Abadi et al. 2016: q = 0.01, noise multiplier 4, δ = {ABADI.delta:g}", fontsize=9)
+    panels[2].set_title(f"Abadi et al. 2016: q = 0.01, noise multiplier 4, δ = {ABADI.delta:g}", fontsize=8)
     panels[2].legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=150)
     plt.close(figure)
