@@ -192,9 +192,11 @@ def log_densities(draws: Mapping[str, Array], points: Array) -> Array:
     """Log-density of each point under each draw, shape ``(draws, points)``."""
     variances = draws["variances"][:, None, :]
     square = ((points[None, :, None, :] - draws["means"][:, None]) ** 2).sum(axis=-1)
-    each = np.log(draws["weights"])[:, None, :] - 0.5 * square / variances
-    each -= 0.5 * points.shape[-1] * np.log(2.0 * np.pi * variances)
-    return np.asarray(special.logsumexp(each, axis=-1))
+    with np.errstate(all="ignore"):
+        each = np.log(draws["weights"])[:, None, :] - 0.5 * square / variances
+        each -= 0.5 * points.shape[-1] * np.log(2.0 * np.pi * variances)
+    # A variance can be beyond floating point, small or large: no mass anywhere else.
+    return np.asarray(special.logsumexp(np.where(np.isnan(each), -np.inf, each), axis=-1))
 
 
 def score(draws: Mapping[str, Array], points: Array) -> float:
