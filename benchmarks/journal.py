@@ -158,4 +158,13 @@ def write(path: Path, command: str, settings: Mapping[str, Any], **content: Any)
         "versions": {name: version(name) for name in packages},
         **content,
     }
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(_finite(document), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    """Write numbers that JSON does not know as words: nan, inf, -inf."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

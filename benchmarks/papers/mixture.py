@@ -88,6 +88,7 @@ TEST = 1000
 DELTA = 1e-3
 EPSILONS = tuple(float(e) for e in np.geomspace(0.1, 10.0, 5).round(3))
 SHOWN = 1.0  # epsilon of the picture
+LOWEST = -6.0  # of the picture: some fits of dpvi-ac are far below
 DRAWS = 200
 WHERE = {"uai": "Jälkö et al. 2017, figure 4", "d3p": "d3p, figure 7"}
 #: First step size of DP-SGLD, times the number of records: the curvature of a record is some units.
@@ -395,6 +396,7 @@ def plot(rows: Sequence[dict[str, Any]], fits: Sequence[Fit], path: Path) -> Non
                 label=method,
             )
         ax.set(xscale="log", xlabel="ε", ylabel="log-density of a test record")
+        ax.set_ylim(bottom=max(ax.get_ylim()[0], LOWEST))
         ax.set_title(f"{WHERE[paper]}, δ = {DELTA:g}")
         ax.legend(frameon=False, fontsize=7)
     points = records(PAPERS["uai"].num_records)[0]
