@@ -100,7 +100,7 @@ def test_backend_that_is_not_there(backend: Any) -> None:
 def test_backend_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     find = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "jax" else find(name, *rest))
-    with pytest.raises(ArgumentError, match=r"backend='jax' needs JAX.*pip install 'pymc_dpvi\[jax\]'"):
+    with pytest.raises(ArgumentError, match=r"backend='jax' needs JAX.*pip install 'jax>=0.6'"):
         compile_mode("jax", None)
 
 
