@@ -164,7 +164,7 @@ class FitDiagnostics:
         word = {None: "not known", True: "yes", False: "no"}[self.clip_dominated]
         steered = f"The clip norm is steered to clip {shown(100 * self.share_to_clip, digits=2)} %"
         if self.clipped_share is None or self.clipped_share_stddev is None:
-            counted = "the noise hides how many were clipped"
+            counted = "the private counts see no record (tiny batches, or NaN in every gradient?)"
         else:
             share = min(max(self.clipped_share, 0.0), 1.0)
             error = 100 * self.clipped_share_stddev

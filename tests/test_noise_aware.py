@@ -290,6 +290,7 @@ def test_diagnostics_say_what_limits_a_fit() -> None:
     assert "steered to clip 10 %" in repr(counted) and "90.0 ± 10.0 %" in repr(counted)
     few = dataclasses.replace(counted, clipped_share=-0.02)
     assert few.clip_dominated is False and "0.0 ± 10.0 %" in repr(few)
+    assert "see no record" in repr(dataclasses.replace(counted, clipped_share=None))
     for unsure in ({"clipped_share": 0.6}, {"clipped_share": None, "clipped_share_stddev": None}):
         hidden = dataclasses.replace(counted, **unsure)
         assert hidden.clip_dominated is None and "Clip-dominated: not known" in repr(hidden)
