@@ -133,17 +133,16 @@ class FitDiagnostics:
     def __repr__(self) -> str:
         """Say it in words."""
         worst = int(np.argmax(self.distance))
-        further = (
-            "" if self.converged else " More steps at the same ε, or a larger learning rate, bring it closer."
-        )
-        help_ = " A larger ε or more records help; more steps do not." if self.noise_dominated else ""
+        steps = "" if self.converged else " More steps at the same ε, or a larger learning rate, help."
+        noise = " A larger ε or more records help; more steps do not." if self.noise_dominated else ""
         lines = [
             f"Converged: {'yes' if self.converged else 'no'}. The averaged iterate is at most "
             f"{shown(float(self.distance[worst]), digits=2)} posterior standard deviations from the optimum "
             f"that the gradients point to ({self.names[worst]}); median "
-            f"{shown(float(np.median(self.distance)), digits=2)}.{further}",
+            f"{shown(float(np.median(self.distance)), digits=2)}.{steps}",
             f"Noise-dominated: {'yes' if self.noise_dominated else 'no'}. The noise's uncertainty is "
-            f"{shown(float(np.median(self.noise_ratio)), digits=2)} times the approximation's (median).{help_}",
+            f"{shown(float(np.median(self.noise_ratio)), digits=2)} times the approximation's (median)."
+            + noise,
         ]
         lines.append(self._clipping())
         earlier = self.n_steps_used - self.n_steps_late
