@@ -134,7 +134,7 @@ class FitDiagnostics:
         """Say it in words."""
         worst = int(np.argmax(self.distance))
         steps = "" if self.converged else " More steps at the same ε, or a larger learning rate, help."
-        noise = " A larger ε or more records help; more steps do not." if self.noise_dominated else ""
+        noise = " A larger ε or more records help." if self.noise_dominated else ""
         lines = [
             f"Converged: {'yes' if self.converged else 'no'}. The averaged iterate is at most "
             f"{shown(float(self.distance[worst]), digits=2)} posterior standard deviations from the optimum "
