@@ -40,8 +40,6 @@ BLOCKS = 8
 _POINTS = 8
 #: Rows that are taken up at once: as many as one matrix product needs to be quick.
 _PORTION = 256
-#: Columns up to which their products are summed in one thread.
-_FEW_COLUMNS = 64
 
 
 @dataclass(frozen=True)
@@ -215,7 +213,7 @@ class GradientTrace:
         scatter = []
         for c in self.columns:
             part = centred[:, c] if len(self.columns) > 1 else centred[:, :-1]
-            scatter.append(_cross_products(part))
+            scatter.append(part.T @ part)
         new = Moments(len(rows), mean, tuple(scatter), float(np.mean(rows[:, -1] ** 2)))
         if block == self._last:
             self._blocks[-1] = _merge(self._blocks[-1], new, self.columns)
@@ -259,15 +257,6 @@ class GradientTrace:
             if rows >= half:
                 return count
         return len(run)
-
-
-def _cross_products(part: np.ndarray) -> np.ndarray:
-    """Return ``part.T @ part``, of a few columns without BLAS.
-
-    BLAS would share so little work between threads, which then spin for a while: a processor's time, in every
-    chunk of steps.
-    """
-    return np.einsum("ij,ik->jk", part, part) if part.shape[1] <= _FEW_COLUMNS else part.T @ part
 
 
 def merged(blocks: Sequence[Moments], columns: Sequence[np.ndarray]) -> Moments:

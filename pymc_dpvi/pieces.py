@@ -11,9 +11,10 @@ to the next::
     return round(high + low) + noise
 
 What a piece needs stays in the processor's cache, where a batch of large records does not, and memory does
-not grow with the batch: the wider the gradients, the fewer records make a piece. Only where a parameter is
-large and its gradient factored, so that each piece costs a pass over all its entries, are pieces longer, and
-with JAX, which takes longer to be called than to compute a few rows. A
+not grow with the batch: the wider the gradients, the fewer records make a piece. Where a row takes many
+operations they are short, too: the rows that only fill up the last piece then cost more than the calls. Only
+where a parameter is large and its gradient factored, so that each piece costs a pass over all its entries,
+are pieces longer, and with JAX, which takes longer to be called than to compute a few rows. A
 piece is no longer than a block that `PrivateSum` adds up plainly, so that the proof of its rounding errors
 holds as it stands.
 
@@ -22,8 +23,8 @@ order that hangs on its shape, and its last rows in another order than the other
 would change the last digits of others' gradients, and where a row of data was made to cancel, all digits.
 So every piece has the same length, whatever the batch: the last one is filled up with copies of its last
 record, which are not added up. Then all shapes, and with them the order of all sums, are always the same.
-The length is a multiple of 8, of 24 if memory allows, and of 96 as a rule, so that no loop over its rows has
-a remainder that is treated differently: the blocks of matrix products are of 4, 8 or 24 rows, loops are
+The length is a multiple of 8, of 24 if memory allows, of 96 for simple rows, so that no loop over its rows
+has a remainder that is treated differently: the blocks of matrix products are of 4, 8 or 24 rows, loops are
 vectorised by up to 32 (`tests/test_batch_position.py`). BLAS has one thread meanwhile (`one_thread`).
 
 For an empty batch the rows of zeros are computed and nothing is added up: what fails, fails at the rehearsal
@@ -59,6 +60,7 @@ from pytensor.link.numba.dispatch.basic import (
     numba_njit,
     register_funcify_and_cache_key,
 )
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import DenseTensorType
 
 from pymc_dpvi import block_sums, clipping
@@ -84,6 +86,8 @@ __all__ = ["PiecewiseSum", "in_pieces"]
 _PIECE_NUMBERS = 1 << 20
 #: Lengths of pieces: multiples of one of these, the largest that memory allows.
 _LENGTHS = (96, 24, 8)
+#: Length of pieces at the most, where a row as written takes so many elementwise operations.
+_SHORT, _MANY_OPERATIONS = 24, 55
 #: Entries of a factored parameter from which on a piece is as long as a block of the sum.
 _LARGE = 1 << 15
 #: Bytes to fetch ahead.
@@ -242,9 +246,10 @@ class PiecewiseSum(Op):
         return [tuple(args[-1][-2])]
 
 
-def _length_of_pieces(width: int, large: bool) -> int:
+def _length_of_pieces(width: int, large: bool, many_operations: bool) -> int:
     """Return how many records are computed at a time. It must not depend on how many there are."""
-    most = min(BLOCK_RECORDS if large else _LENGTHS[0], _PIECE_NUMBERS // max(1, width))
+    longest = BLOCK_RECORDS if large else _SHORT if many_operations else _LENGTHS[0]
+    most = min(longest, _PIECE_NUMBERS // max(1, width))
     unit = next((length for length in _LENGTHS if length <= most), _LENGTHS[-1])
     return max(unit, most - most % unit)
 
@@ -361,7 +366,8 @@ def in_pieces(
         arrays = node.inputs[: sum(form.num_arrays for form in op.layout)]
         width = sum(math.prod(n or 1 for n in a.type.shape[1:]) for a in arrays)
         large = any(_entries(form, own) > _LARGE for form, own in _by_form(op.layout, arrays))
-        piece = _length_of_pieces(width, large or _is_jax(compile_kwargs))
+        long = large or _is_jax(compile_kwargs)
+        piece = _length_of_pieces(width, long, _operations_on_rows(arrays, batch) >= _MANY_OPERATIONS)
         rows = {b: b.type.clone(shape=(piece, *b.type.shape[1:]))() for b in batch}
         shared = {v: v.type() for v in _shared_by_rows(arrays, batch)}
         count, noise, _ = node.inputs[-3:]
@@ -386,6 +392,16 @@ def in_pieces(
         which = [] if indices is None else [indices]
         swap[variable] = piecewise(*data, *shared, *which, *node.inputs[len(arrays) :])
     return list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
+
+
+def _operations_on_rows(arrays: Sequence[Variable], batch: Sequence[Variable]) -> int:
+    """Count the elementwise operations on what depends on the batch."""
+    of_rows, count = set(batch), 0
+    for node in io_toposort([], list(arrays)):
+        if not of_rows.isdisjoint(node.inputs):
+            of_rows.update(node.outputs)
+            count += isinstance(node.op, Elemwise)
+    return count
 
 
 def _is_jax(compile_kwargs: Mapping[str, Any]) -> bool:
