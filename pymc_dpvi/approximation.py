@@ -171,7 +171,8 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
             ``posterior`` with dims ``chain`` (1), ``draw`` and the variables' own. Its attributes hold
             the privacy report as ``privacy_report`` (JSON), ``privacy_epsilon`` and ``privacy_delta``,
-            and ``noise_aware``, 0 or 1.
+            and ``noise_aware``, 0 or 1. Where it is 1, `diagnostics` are added: ``converged``,
+            ``noise_dominated`` and, if it is known, ``clip_dominated``, 0 or 1.
 
         Raises
         ------
@@ -237,6 +238,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             "privacy_delta": float(report.delta),
             "privacy_report": report.to_json(),
             "noise_aware": int(known is not None),
+            **({} if known is None else self._diagnose(known).verdict),
         }
         return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
 
@@ -267,10 +269,14 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         -----
         Privacy: post-processing of what `fit` released; it costs nothing.
         """
-        report = self.privacy
+        _ = self.privacy  # raises before `fit`
         known = self._noise_aware(np.random.default_rng(0))
         if known is None:
             raise PrivacyError(_TOO_FEW)
+        return self._diagnose(known)
+
+    def _diagnose(self, known: NoiseAwarePosterior) -> FitDiagnostics:
+        report = self.privacy
         assert self._trace is not None
         names = [
             f"{v.name}[{', '.join(map(str, at))}]" if shape else str(v.name)

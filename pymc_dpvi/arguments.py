@@ -22,6 +22,7 @@ __all__ = [
     "check_flag",
     "check_integer",
     "check_number",
+    "check_run_id",
     "check_seed",
 ]
 
@@ -110,3 +111,9 @@ def check_integer(name: str, value: Any, *, low: int = 1, high: int | None = Non
 def check_seed(name: str, value: Any) -> int:
     """Return `value` as an integer from 0 to 2**63 - 1, or raise."""
     return check_integer(name, value, low=0, high=2**63 - 1)
+
+
+def check_run_id(name: str, value: Any) -> None:
+    """Raise unless `value` is an id as fits have it, or empty: it goes into releases, as nothing else may."""
+    if not isinstance(value, str) or not set(value) <= set("0123456789abcdef") or len(value) not in (0, 16):
+        raise ArgumentError(f"{name} must be 16 hexadecimal digits, or empty.")

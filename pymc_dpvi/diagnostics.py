@@ -130,6 +130,16 @@ class FitDiagnostics:
         excess = self.clipped_share - 0.5
         return excess > 0 if abs(excess) >= 2.0 * self.clipped_share_stddev else None
 
+    @property
+    def verdict(self) -> dict[str, int]:
+        """The answers that are known, as 0 or 1: attributes of what `sample` returns."""
+        known = {
+            "converged": self.converged,
+            "noise_dominated": self.noise_dominated,
+            "clip_dominated": self.clip_dominated,
+        }
+        return {name: int(answer) for name, answer in known.items() if answer is not None}
+
     def __repr__(self) -> str:
         """Say it in words."""
         worst = int(np.argmax(self.distance))

@@ -15,6 +15,7 @@ decision to go on may depend on what was seen.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -396,7 +397,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "score=True is refused: the loss is computed on the records, and releasing it would need "
                 "noise and budget of its own. Look at the iterates with pymc.variational.callbacks.Tracker."
             )
-        refuse_unknown(kwargs, NOT_IN_FIT, "DPADVI.fit")
+        refuse_unknown(kwargs, NOT_IN_FIT, "DPADVI.fit", list(inspect.signature(self.fit).parameters))
         n_mc = check_integer("obj_n_mc", obj_n_mc, high=_MOST_DRAWS)
         include_transformed = check_flag("include_transformed", include_transformed)
         check_bar(progressbar, progressbar_theme)
@@ -507,6 +508,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 noise_multiplier=mechanism.noise_multiplier,
                 sampler=mechanism.sampler,
                 accountant=self._terms.accountant,
+                run_id=run.run_id,
                 dry_run=dry_run,
             )
 

@@ -8,8 +8,11 @@ The mathematics stands in `accounting.tradeoff`, the treatment of several runs i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
+
+import arviz as az
 
 from pymc_dpvi.accounting.profiles import PlannedRun
 from pymc_dpvi.accounting.relations import check_relation
@@ -18,11 +21,11 @@ from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.meaning import Interpretation, interpret_runs
 from pymc_dpvi.report import PrivacyReport
 
-__all__ = ["interpret", "report_of"]
+__all__ = ["interpret", "opened", "report_of"]
 
 _CARRIERS = (
-    "source must be an approximation, a PrivacyReport, or the data that sample() returned (also after "
-    "to_netcdf)"
+    "source must be an approximation, a PrivacyReport, the data that sample() returned, or the path of the "
+    "file that to_netcdf wrote"
 )
 _SOURCES = f"{_CARRIERS}; or leave it out and give noise_multiplier=, n_steps=, delta= and sampling_prob="
 
@@ -43,9 +46,9 @@ def interpret(
 
     Parameters
     ----------
-    source : DPApproximation, PrivacyReport, arviz.InferenceData or xarray.DataTree, optional
-        What was fitted: the approximation, its ``privacy``, or what its ``sample()`` returned. Without it,
-        the keywords describe a plan.
+    source : DPApproximation, PrivacyReport, arviz.InferenceData, xarray.DataTree or path, optional
+        What was fitted: the approximation, its ``privacy``, what its ``sample()`` returned, or the file that
+        ``to_netcdf`` wrote. Without it, the keywords describe a plan.
     noise_multiplier : float, optional
         Of a plan: noise standard deviation divided by `l2_clip_norm`.
     sampling_prob : float, optional
@@ -110,7 +113,7 @@ def interpret(
             raise ArgumentError(
                 f"{given[0]}= describes a plan, and source is something that was run: give one of the two."
             )
-        return report_of(source).interpret(
+        return report_of(opened(source)).interpret(
             runs_fixed_in_advance=runs_fixed_in_advance, group_sizes=group_sizes
         )
     missing = [name for name in ("noise_multiplier", "n_steps", "delta") if plan[name] is None]
@@ -148,6 +151,29 @@ def interpret(
         runs_fixed_in_advance=runs_fixed_in_advance,
         group_sizes=group_sizes,
     )
+
+
+def opened(source: Any) -> Any:
+    """Return what a path leads to, and anything else as it is.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing at the path.
+    ArgumentError
+        If it is not a file that ``to_netcdf`` wrote.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return source
+    if not os.path.exists(source):
+        raise FileNotFoundError(f"source: there is no file {os.fspath(source)!r}.")
+    try:
+        return az.from_netcdf(os.fspath(source))
+    except Exception as error:  # of many kinds, by the library that tried
+        raise ArgumentError(
+            f"source: {os.fspath(source)!r} is no netCDF file as sample(...).to_netcdf(path) writes it "
+            f"(reading it raised {type(error).__name__})."
+        ) from None
 
 
 def report_of(source: Any) -> PrivacyReport:

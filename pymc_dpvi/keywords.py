@@ -7,7 +7,7 @@ packages call the same thing, what belongs to `fit` and not to the method, what 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -62,10 +62,13 @@ MEANT = {
 }
 
 
-def refuse_unknown(kwargs: Mapping[str, Any], refused: Mapping[str, str], where: str) -> None:
-    """Raise for keyword arguments that are not taken, with the reason where there is one."""
+def refuse_unknown(
+    kwargs: Mapping[str, Any], refused: Mapping[str, str], where: str, known: Sequence[str] = ()
+) -> None:
+    """Raise for keyword arguments that are not taken, with the reason or the known name that was meant."""
     for name in kwargs:
-        reason = refused.get(name)
+        close = get_close_matches(name, known, 1)
+        reason = refused.get(name, f"did you mean {close[0]}=?" if close else None)
         end = "" if reason is not None and reason.endswith("?") else "."
         raise ArgumentError(f"{where} does not take {name}=" + (f": {reason}{end}" if reason else "."))
 
@@ -97,9 +100,7 @@ def named(
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
             if len(args) > 1:
                 raise ArgumentError(f"{where} takes its arguments by name: {next(iter(needed.values()))}.")
-            close = {k: get_close_matches(k, known, 1) for k in kwargs if k not in known}
-            likely = {k: f"did you mean {found[0]}=?" for k, found in close.items() if found}
-            refuse_unknown({k: None for k in close}, {**likely, **refused}, where)
+            refuse_unknown({k: None for k in kwargs if k not in known}, refused, where, known)
             for name, what in needed.items():
                 if name not in kwargs:
                     raise ArgumentError(f"{where} needs {name}=: {what}.")

@@ -20,7 +20,9 @@ against that,
 .. math:: r = \frac{\sigma C}{q\sqrt T} \cdot \frac{\sqrt D}{\sqrt N\,C} = \frac{\sqrt N}{\mathrm{SNR}} ,
 
 is about the error that privacy adds to the posterior mean, in posterior standard deviations, if the gradients
-have about the norm C and the entries about the same scale: an order of magnitude.
+have about the norm C and the entries about the same scale: an order of magnitude. In a direction in which the
+records say little (an intercept beside group effects) the same noise is divided by less curvature, and r is
+larger by the root of the ratio.
 
 Below an SNR of `MIN_SNR` the noise drowns what records could say, and :func:`plan` warns.
 """
@@ -166,7 +168,9 @@ class Plan:
         lines = (
             "signal/noise: all gradients pulling the same way, over the noise of the whole run; at least "
             f"{MIN_SNR:g} makes sense.",
-            "added error: about what privacy adds to the posterior mean, in posterior standard deviations.",
+            "added error: about what privacy adds to the posterior mean, in posterior standard deviations, if "
+            "the records tell all parameters apart. Several times as much where they do not: an intercept "
+            "beside group effects, predictors that are correlated.",
             "The number of records enters this plan, and no fit with a sampling_prob.",
         )
         return Page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from pymc_dpvi.arguments import check_run_id
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = ["PrivacyRun"]
@@ -40,6 +41,8 @@ class PrivacyRun:
         of 1; 0 if it is fixed, and nothing is counted.
     default_sampling : bool
         Whether the sampling probability was chosen by the package, from ε, δ and the number of steps alone.
+    run_id : str
+        Random, and the same in the report, the draws and the budget's ledger; empty in old reports.
 
     Raises
     ------
@@ -56,12 +59,14 @@ class PrivacyRun:
     l2_clip_norm: float
     tally_weight: float = 0.0
     default_sampling: bool = False
+    run_id: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.default_sampling, bool):
             raise ArgumentError("PrivacyRun: default_sampling must be True or False.")
+        check_run_id("PrivacyRun: run_id", self.run_id)
         for field in dataclasses.fields(self):
-            if field.name == "default_sampling":
+            if field.name in ("default_sampling", "run_id"):
                 continue
             value = getattr(self, field.name)
             whole = field.name in ("n_steps", "steps_run")

@@ -7,27 +7,26 @@ A release is draws with a report in their attributes. From these alone it follow
 3. the accountant's guarantee is the one that is stated, and nothing stands in the way of a release;
 4. the file holds draws and nothing else: every variable has axes for chain and draw and is none that the
    report names as withheld, every coordinate is the index of such a variable's axis, no attribute is another
-   than a fit leaves, and what the attributes say of ε and δ is what the report says.
+   than a fit leaves, and what the attributes say of ε and δ is what the report says;
+5. if the ledger of its `PrivacyBudget` is at hand: each run was charged to it, with the cost that is stated.
 
-It does not follow that the draws and indices are those of that fit, that no run was left out, or that nothing
-else was spent on the same data: whoever writes a file can write another one. For that a release is compared
-with the ledger of its `PrivacyBudget`, and its file's hash with one that the curator has signed.
+It does not follow that the draws and indices are those of that fit, or that nothing else was spent on the
+same data: whoever writes a file can write another one. For that the file's hash is compared with one that the
+curator has signed, and the ledger's total with what was agreed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import arviz as az
-
+from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES, accountant_info
 from pymc_dpvi.accounting.evaluation import Run
 from pymc_dpvi.accounting.profiles import PlannedRun
 from pymc_dpvi.accounting.relations import check_relation
 from pymc_dpvi.errors import ArgumentError, PrivacyError
-from pymc_dpvi.interpretation import report_of
+from pymc_dpvi.interpretation import opened, report_of
 from pymc_dpvi.report import PrivacyReport
 from pymc_dpvi.wording import shown
 
@@ -37,20 +36,23 @@ __all__ = ["check_release"]
 _TOLERANCE = 1e-6
 _GROUPS = {"posterior", "unconstrained_posterior"}
 #: What `sample` and ArviZ write.
+_YES_OR_NO = {"noise_aware", "converged", "noise_dominated", "clip_dominated"}
 _ATTRIBUTES = {
-    *("privacy_report", "privacy_epsilon", "privacy_delta", "noise_aware"),
+    *("privacy_report", "privacy_epsilon", "privacy_delta", *_YES_OR_NO),
     *("inference_library", "inference_library_version", "created_at", "arviz_version", "sample_dims"),
     *("creation_library", "creation_library_version", "creation_library_language"),
 }
 
 
-def check_release(source: Any) -> PrivacyReport:
+def check_release(source: Any, *, budget: PrivacyBudget | None = None) -> PrivacyReport:
     """Check a release as its reader can, and return its report.
 
     Parameters
     ----------
     source : path, arviz.InferenceData, xarray.DataTree, PrivacyReport or DPApproximation
         The file that ``to_netcdf`` wrote, what ``sample()`` returned, or a report without draws.
+    budget : PrivacyBudget, optional
+        The budget that the runs should have been charged to, as ``PrivacyBudget.open(path)`` gives it.
 
     Returns
     -------
@@ -66,17 +68,23 @@ def check_release(source: Any) -> PrivacyReport:
     Notes
     -----
     Privacy: uses no data. Finds what was altered by mistake or without care, and a report whose ε does not
-    follow from its settings. It cannot tell whose draws the file holds, or what else was spent on the same
-    data: compare the ledger of the `PrivacyBudget`, and a hash of the file that the curator has signed.
+    follow from its settings. It cannot tell whose draws the file holds: compare a hash of the file that the
+    curator has signed. What else was spent on the same data stands in the budget's ledger, where all was
+    charged to it.
 
     Examples
     --------
     >>> report = check_release("posterior.nc")  # doctest: +SKIP
     """
-    if isinstance(source, str | Path):
-        source = az.from_netcdf(str(source))
+    if budget is not None and not isinstance(budget, PrivacyBudget):
+        raise ArgumentError(
+            f"budget must be a PrivacyBudget; found a {type(budget).__name__}. Use PrivacyBudget.open(path)."
+        )
+    source = opened(source)
     report = report_of(source)
     found = [*_in_report(report), *(_in_file(source, report) if hasattr(source, "attrs") else ())]
+    if budget is not None:
+        found += _in_ledger(report, budget)
     if found:
         raise PrivacyError("This release does not hold what it says. " + " ".join(found))
     return report
@@ -116,6 +124,22 @@ def _in_report(report: PrivacyReport) -> Iterator[str]:
             )
 
 
+def _in_ledger(report: PrivacyReport, budget: PrivacyBudget) -> Iterator[str]:
+    """Name what a budget's ledger does not bear out."""
+    charges = {c.run_id: c for c in budget.ledger if c.run_id}
+    for number, run in enumerate(report.runs, start=1):
+        charge = charges.get(run.run_id)
+        if charge is None:
+            yield f"Run {number} is not in the budget's ledger: no charge there has its id."
+            continue
+        stated = (run.epsilon, run.delta, run.n_steps, run.noise_multiplier, report.neighboring_relation)
+        if stated != (
+            *(charge.epsilon, charge.delta, charge.n_steps, charge.noise_multiplier),
+            charge.neighboring_relation,
+        ):
+            yield f"Run {number} is in the budget's ledger with other settings or another cost."
+
+
 def _in_file(source: Any, report: PrivacyReport) -> Iterator[str]:
     """Name what is wrong with what stands beside a report."""
     # Of a DataTree also the groups in groups, and variables outside of any.
@@ -144,6 +168,9 @@ def _in_file(source: Any, report: PrivacyReport) -> Iterator[str]:
         attrs = place.attrs
         if attrs.get("privacy_report") != source.attrs.get("privacy_report", attrs.get("privacy_report")):
             yield "There are two different reports in it."
+        for name in sorted(_YES_OR_NO & set(attrs)):
+            if attrs[name] not in (0, 1):
+                yield f"The attribute {name} is neither 0 nor 1."
         for name in ("epsilon", "delta"):
             if attrs.get(f"privacy_{name}") != getattr(report, name):
                 yield f"The attribute privacy_{name} is not what the report says."

@@ -291,6 +291,7 @@ class PrivacyReport:
                 f"{shown(self.epsilon, up=True)} ({bound})",
             ),
             ("delta", shown(self.delta, up=True)),
+            ("releasable", "yes: no obstacle is known" if self.releasable else "NO"),
             ("protects against", relation),
             ("record", self.unit),
             ("accountant", f"{self.accountant} (guarantee: {self.guarantee})"),
@@ -306,19 +307,21 @@ class PrivacyReport:
         ]
         if self.budget is not None:
             lines.append(("budget", self.budget))
+        lines.append(("public arrays", ", ".join(self.public_arrays) or "none"))
         if self.withheld:
             lines.append(("withheld", ", ".join(self.withheld)))
         for number, run in enumerate(self.runs, start=1):
             stopped = f" ({run.steps_run} run)" if run.steps_run != run.n_steps else ""
             chosen = " (chosen: a larger one would hardly reduce the noise)" if run.default_sampling else ""
             adaptive = _ADAPTIVE.format(shown(run.tally_weight)) if run.tally_weight else ""
+            named = f", id {run.run_id}" if run.run_id else ""
             lines.append(
                 (
                     f"run {number}",
                     f"epsilon {shown(run.epsilon, up=True)}, delta {shown(run.delta, up=True)}, "
                     f"{run.n_steps} steps planned{stopped}, sampling_prob "
                     f"{shown(run.sampling_prob)}{chosen}, noise_multiplier "
-                    f"{shown(run.noise_multiplier)}, l2_clip_norm {shown(run.l2_clip_norm)}{adaptive}",
+                    f"{shown(run.noise_multiplier)}, l2_clip_norm {shown(run.l2_clip_norm)}{adaptive}{named}",
                 )
             )
         if self.versions:

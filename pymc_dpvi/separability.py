@@ -170,9 +170,9 @@ def _mixing(record: RecordModel, many: Likelihood, rows: Rows) -> str:
             named = next((v.name for v in (var, *var.owner.inputs) if v.name), None)
             where = f" (at '{named}')" if named else ""
             return (
-                f"The first operation that mixes records is {_op_name(var)}{where}. Do it outside the "
-                "model on public numbers (subtract a known constant instead of the mean of the data), or "
-                "along an axis of one record."
+                f"The first operation that mixes records is {_op_name(var)}{where}. Put in its place a "
+                "number that is known without these records (a known constant, not their mean: computed "
+                "from them in NumPy it would be released unprotected), or do it along an axis of one record."
             )
     return (
         "One record enters another record's term. Write the likelihood so that each term uses its own "

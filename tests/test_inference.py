@@ -554,6 +554,7 @@ BAD_FITS: dict[str, tuple[dict[str, Any], str]] = {
     "more_replacements": ({"more_replacements": {}}, "not accounted for"),
     "fn_kwargs": ({"fn_kwargs": {}}, "use compile_kwargs"),
     "unknown": ({"colour": "red"}, "does not take colour="),
+    "misspelt": ({"obj_optimzer": None}, "does not take obj_optimzer=: did you mean obj_optimizer="),
 }
 
 

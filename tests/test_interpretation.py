@@ -84,6 +84,9 @@ def test_a_fit_and_its_result(logistic: Any, tmp_path: Any) -> None:
     idata.to_netcdf(tmp_path / "posterior.nc")
     again = az.from_netcdf(tmp_path / "posterior.nc")
     assert interpret(again, group_sizes=()).to_dict() == found.to_dict()
+    assert interpret(tmp_path / "posterior.nc", group_sizes=()).to_dict() == found.to_dict()
+    with pytest.raises(FileNotFoundError, match="there is no file 'report'"):
+        interpret("report")
     del idata.attrs["privacy_report"]  # the group has it too
     assert interpret(idata, group_sizes=()).to_dict() == found.to_dict()
 
@@ -92,7 +95,7 @@ def test_a_fit_and_its_result(logistic: Any, tmp_path: Any) -> None:
     ("arguments", "match"),
     [
         ((3,), "source must be"),
-        (("report",), "source must be"),
+        (([],), "source must be"),
         ((EMPTY,), "nothing has been run"),
         ((), "noise_multiplier is missing. Source must be"),
     ],

@@ -14,7 +14,15 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dpvi import DPADVI, PrivacyError, PrivacyReport, PrivacyRun, accounting, check_release
+from pymc_dpvi import (
+    DPADVI,
+    PrivacyBudget,
+    PrivacyError,
+    PrivacyReport,
+    PrivacyRun,
+    accounting,
+    check_release,
+)
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.sampling import FixedSizeSampler
 
@@ -240,6 +248,51 @@ def test_no_release(source: Any) -> None:
     assert "noise_multiplier" not in str(caught.value)
 
 
-def test_no_file() -> None:
+def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         check_release("no_such_file.nc")
+    table = tmp_path / "survey.csv"
+    table.write_text("income\n52311\n", encoding="utf-8")
+    with pytest.raises(ArgumentError, match=r"survey.csv' is no netCDF file") as caught:
+        check_release(table)
+    assert "52311" not in str(caught.value)
+
+
+def test_a_release_is_found_in_its_ledger(tmp_path: Path) -> None:
+    budget = PrivacyBudget.create(tmp_path / "survey.sqlite", 2.0, 2e-6)
+    with model():
+        method = DPADVI(epsilon=0.5, delta=1e-7, random_seed=1, budget=budget)
+        approx = method.fit(5, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
+        method.refine(3, progressbar=False)
+    path = tmp_path / "posterior.nc"
+    approx.sample(5).to_netcdf(path)
+    opened = PrivacyBudget.open(tmp_path / "survey.sqlite")
+    report = check_release(path, budget=opened)
+    ids = [run.run_id for run in report.runs]
+    assert [charge.run_id for charge in opened.ledger] == ids and len(set(ids)) == 2
+    assert all(name in str(opened) and name in str(report) for name in ids)
+    with pytest.raises(PrivacyError, match=r"Run 1 is not in the budget's ledger.* Run 2 is not"):
+        check_release(path, budget=PrivacyBudget(epsilon=2.0, delta=2e-6))
+    for changes in ({"epsilon": 0.6}, {"delta": 2e-7}):
+        with pytest.raises(PrivacyError, match="Run 2 is in the budget's ledger with other"):
+            check_release(changed(report, 1, **changes), budget=opened)
+    with pytest.raises(PrivacyError, match="Run 1 is not in"):
+        check_release(changed(report, run_id=""), budget=opened)
+    with pytest.raises(ArgumentError, match="budget must be a PrivacyBudget; found a str"):
+        check_release(path, budget="survey.sqlite")  # type: ignore[arg-type]
+
+
+def test_the_verdict_goes_with_the_draws() -> None:
+    with model():
+        approx = DPADVI(epsilon=1.0, delta=1e-6, random_seed=1).fit(
+            40, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"}
+        )
+    draws = approx.sample(5)
+    verdict = approx.diagnostics().verdict
+    assert verdict.keys() >= {"converged", "noise_dominated"}
+    assert {name: draws.attrs[name] for name in verdict} == verdict
+    assert "converged" not in approx.sample(5, noise_aware=False).attrs
+    check_release(draws)
+    draws.attrs["converged"] = 0.25
+    with pytest.raises(PrivacyError, match="The attribute converged is neither 0 nor 1"):
+        check_release(draws)

@@ -286,6 +286,7 @@ class PrivacyBudget:
         noise_multiplier: float | None = None,
         sampler: EventSampler | None = None,
         accountant: Any = None,
+        run_id: str = "",
         dry_run: bool = False,
     ) -> Charge:
         """Charge a release before it is made; fits do this by themselves.
@@ -308,6 +309,8 @@ class PrivacyBudget:
             The run's sampler. A Rényi filter needs these three.
         accountant : str, dp_accounting.PrivacyAccountant or callable, optional
             What computed `epsilon`; None if you vouch for it.
+        run_id : str
+            Of a fit: the id that its report has.
         dry_run : bool
             Charge nothing; only raise if it would not be admitted now.
 
@@ -341,6 +344,7 @@ class PrivacyBudget:
             noise_multiplier=noise_multiplier,
             sampler=sampler,
             accountant=accountant,
+            run_id=run_id,
             allow_unproven=self._allow_unproven,
         )
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from pymc_dpvi.accounting.accountants import accountant_info, require_proven
 from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.accounting.events import EventSampler
-from pymc_dpvi.arguments import check_choice, check_integer, check_number
+from pymc_dpvi.arguments import check_choice, check_integer, check_number, check_run_id
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = ["RELATIONS", "Charge", "draft_charge"]
@@ -43,6 +43,8 @@ class Charge:
         Of the fit's mechanism.
     renyi : tuple of float
         Rényi divergence at each order of the budget's filter; empty without one.
+    run_id : str
+        The fit's id, which its report and its draws carry too; empty for what is not a fit.
     """
 
     when: str
@@ -56,6 +58,7 @@ class Charge:
     sampling_prob: float | None = None
     noise_multiplier: float | None = None
     renyi: tuple[float, ...] = ()
+    run_id: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the charge as plain strings and numbers; an infinite one is ``"inf"``."""
@@ -66,10 +69,11 @@ class Charge:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Charge:
         """Return the charge that :meth:`to_dict` wrote; raises if it has other fields or types."""
+        fields = {"run_id": "", **fields}  # ledgers of early versions have none
         optional = type(None)
         kinds: dict[str, tuple[type, ...]] = {
             **dict.fromkeys(
-                ("when", "label", "neighboring_relation", "accountant", "guarantee"),
+                ("when", "label", "neighboring_relation", "accountant", "guarantee", "run_id"),
                 (str,),
             ),
             **dict.fromkeys(("epsilon", "delta"), (float,)),
@@ -99,6 +103,7 @@ def draft_charge(
     noise_multiplier: float | None,
     sampler: EventSampler | None,
     accountant: Any,
+    run_id: str,
     allow_unproven: bool,
 ) -> Charge:
     """Return a charge, after checking what can be checked without the ledger.
@@ -112,6 +117,7 @@ def draft_charge(
     """
     if not isinstance(label, str) or not label.isprintable():
         raise ArgumentError("label must be a text of one line.")
+    check_run_id("run_id", run_id)
     if neighboring_relation is not None:
         check_choice("neighboring_relation", neighboring_relation, RELATIONS)
     info = None if accountant is None else accountant_info(accountant)
@@ -129,4 +135,5 @@ def draft_charge(
         n_steps=None if n_steps is None else check_integer("n_steps", n_steps, high=MAX_STEPS),
         sampling_prob=None if sampler is None else float(sampler.sampling_prob),
         noise_multiplier=None if noise is None else check_number("noise_multiplier", noise, low=0.0),
+        run_id=run_id,
     )

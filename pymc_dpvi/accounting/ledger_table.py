@@ -21,8 +21,9 @@ _HEADINGS = (
     "n_steps",
     "sampling_prob",
     "noise_multiplier",
+    "run id",
 )
-_LEFT = (1, 2, 5)
+_LEFT = (1, 2, 5, 9)
 
 
 def rounded(value: Fraction, *, up: bool) -> str:
@@ -51,6 +52,7 @@ def _row(number: int, charge: Charge) -> tuple[str, ...]:
         "" if charge.n_steps is None else str(charge.n_steps),
         _shown(charge.sampling_prob),
         _shown(charge.noise_multiplier),
+        charge.run_id,
     )
 
 
