@@ -35,7 +35,7 @@ from pymc_dpvi.arguments import check_flag, check_integer
 from pymc_dpvi.compat import PosteriorData, posterior_data, versions
 from pymc_dpvi.diagnostics import FitDiagnostics, diagnose
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
-from pymc_dpvi.gradient_trace import GROUP, GradientTrace
+from pymc_dpvi.gradient_trace import GROUP, MOST_LATENTS, GradientTrace
 from pymc_dpvi.gradients import Latents
 from pymc_dpvi.graphs import walk
 from pymc_dpvi.noise_aware import NoiseAwarePosterior
@@ -63,6 +63,11 @@ _ON_RECORDS = frozenset(
 _TOO_FEW = (
     "The fit made too few steps to tell the noise from the gradients: at least ten more than there are "
     "latent values (64 at the most) are needed. Fit with more steps, or use sample(noise_aware=False)."
+)
+_TOO_LARGE = (
+    f"The noise-aware posterior and the diagnostics are there for models of up to {MOST_LATENTS:,} latent "
+    "values: for more, what they are inferred from would be many times the model. Use sample() or "
+    "sample(noise_aware=False)."
 )
 #: Numbers that one call of `sample` makes at most: 16 GiB.
 _MOST_NUMBERS = 2**31
@@ -177,7 +182,8 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         Raises
         ------
         PrivacyError
-            Before `fit`; with ``noise_aware=True`` also after too few steps.
+            Before `fit`; with ``noise_aware=True`` also after too few steps, or with more than
+            `gradient_trace.MOST_LATENTS` latent values.
         ArgumentError
             For a bad number of draws, or anything that would put data into the result.
 
@@ -211,7 +217,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         wanted = latents.size <= GROUP if noise_aware is None else noise_aware
         known = self._noise_aware(rng) if wanted else None
         if known is None and noise_aware:
-            raise PrivacyError(_TOO_FEW)
+            raise PrivacyError(self._too_few)
         flat = self.draw_latents(draws, rng) if known is None else known.draw(draws, rng)
         withheld = self.withheld
         released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in withheld)]
@@ -263,7 +269,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         Raises
         ------
         PrivacyError
-            Before `fit`, or after too few steps to say anything.
+            Before `fit`, after too few steps to say anything, or with too many latent values.
 
         Notes
         -----
@@ -272,8 +278,13 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         _ = self.privacy  # raises before `fit`
         known = self._noise_aware(np.random.default_rng(0))
         if known is None:
-            raise PrivacyError(_TOO_FEW)
+            raise PrivacyError(self._too_few)
         return self._diagnose(known)
+
+    @property
+    def _too_few(self) -> str:
+        """Why nothing can be inferred from the trace."""
+        return _TOO_FEW if self.latents.size <= MOST_LATENTS else _TOO_LARGE
 
     def _diagnose(self, known: NoiseAwarePosterior) -> FitDiagnostics:
         report = self.privacy

@@ -15,7 +15,9 @@ around it, and a coarse path of :math:`z_t` for the picture. Moments of two sets
 
 .. math:: M = M_1 + M_2 + \frac{n_1 n_2}{n_1+n_2} (\bar r_1-\bar r_2)(\bar r_1-\bar r_2)^{\!\top} .
 
-M is kept within groups of at most `GROUP` neighbouring latent values. Memory is O(D · GROUP), not O(T · D).
+M is kept within groups of at most `GROUP` neighbouring latent values, of fewer where there are more than
+`_MANY`: memory is O(D · GROUP), not O(T · D), and a step's share of the sums stays below its own cost. Beyond
+`MOST_LATENTS` nothing is kept: there the moments would be many times the model.
 
 Privacy: post-processing. Every row is a function of noisy sums that are released anyway, of the public prior
 and of public draws. Rows are taken up in portions that do not depend on how long a step takes, so that not
@@ -31,10 +33,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["GROUP", "GradientTrace", "Moments", "PathPoint", "merged"]
+__all__ = ["GROUP", "MOST_LATENTS", "GradientTrace", "Moments", "PathPoint", "merged"]
 
 #: Latent values whose joint moments are kept: enough for most models of which intervals are read.
 GROUP = 64
+#: Latent values from which on there are only so many in a group.
+_MANY, _SMALL_GROUP = 1024, 16
+#: Latent values up to which anything is kept.
+MOST_LATENTS = 4096
 #: Blocks of steps in a run, and points of the path in a block.
 BLOCKS = 8
 _POINTS = 8
@@ -128,8 +134,8 @@ class GradientTrace:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        count = -(-size // GROUP)
-        ends = np.linspace(0, size, count + 1).round().astype(int)
+        count = -(-size // (GROUP if size <= _MANY else _SMALL_GROUP)) if size <= MOST_LATENTS else 0
+        ends = np.linspace(0, size, count + 1).round().astype(int)  # none if count is 0
         self.groups = tuple(slice(int(a), int(b)) for a, b in itertools.pairwise(ends))
         self.columns = tuple(
             np.concatenate([np.arange(g.start, g.stop) + k * size for k in range(3)]) for g in self.groups
@@ -141,13 +147,13 @@ class GradientTrace:
         self._begun = 0  # rows of earlier runs
         self._planned = 1
         self._taken = 0
-        self._waiting = np.empty((_PORTION, 3 * size + 1))
+        self._waiting = np.empty((_PORTION, self.width))
         self._n_waiting = 0
 
     @property
     def width(self) -> int:
-        """Length of a row, 3 D + 1."""
-        return 3 * self.size + 1
+        """Length of a row, 3 D + 1; 0 if nothing is kept."""
+        return 3 * self.size + 1 if self.size <= MOST_LATENTS else 0
 
     def begin(self, n_steps: int) -> None:
         """Expect a run of so many steps; what earlier runs left is kept in coarser blocks.
@@ -172,8 +178,10 @@ class GradientTrace:
 
         Parameters
         ----------
-        rows : ndarray, shape (n_steps, 3 * D + 1)
+        rows : ndarray, shape (n_steps, width)
         """
+        if not self.width:
+            return
         at = 0
         while at < len(rows):
             # Portions end with a block, or when they are full: never where a call happens to end.

@@ -67,7 +67,7 @@ wider range of z.
 
 **What it cannot know.** Clipping moves the optimum and bends the gradients. That bias is in :math:`\mu^*`; no
 trace of clipped gradients tells of it, and no interval here covers it. Beyond `gradient_trace.GROUP` latent
-values, correlations between the groups are not seen.
+values, correlations between the groups are not seen; beyond `gradient_trace.MOST_LATENTS` there is no trace.
 
 **The default** of `sample()` where one group holds all latent values. On simulated regressions, after the
 default number of steps, its intervals cover what they say at every ε, where the plain ones do not

@@ -168,8 +168,8 @@ class Plan:
         lines = (
             "signal/noise: all gradients pulling the same way, over the noise of the whole run; at least "
             f"{MIN_SNR:g} makes sense.",
-            "added error: about what privacy adds to the posterior mean, in posterior standard deviations, if "
-            "the records tell all parameters apart. Several times as much where they do not: an intercept "
+            "added error: about what privacy adds to the posterior mean, in posterior standard deviations, "
+            "if the records tell all parameters apart. Several times as much where they do not: an intercept "
             "beside group effects, predictors that are correlated.",
             "The number of records enters this plan, and no fit with a sampling_prob.",
         )

@@ -157,7 +157,10 @@ class PrivateStep:
         ]
         if max_grad_norm is not None:
             grads = total_norm_constraint(grads, max_grad_norm)
-        row = self._row(record, latents, noisy, z, mechanism.gradient, scale, unit)
+        self.trace = GradientTrace(latents.size)
+        rows = []
+        if self.trace.width:
+            rows.append(self._row(record, latents, noisy, z, mechanism.gradient, scale, unit))
         released = [v for v in walk(grads) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
         updates = self._updates(optimizer, grads)
         self._check_updates(record, updates, [*grads, *released], [*data, indices, count, noise])
@@ -167,9 +170,10 @@ class PrivateStep:
             updates[average] = (average + weight * (new - average)).astype(average.type.dtype)
         # Last, so that the optimiser is handed the release itself.
         rows_kwargs = {**compile_kwargs, **(rows_kwargs or {})}
-        *new, row = in_pieces([*updates.values(), row], batch, data, None if whole else indices, rows_kwargs)
-        updates = dict(zip(updates, new, strict=True))
-        self.trace = GradientTrace(latents.size)
+        graphs = [*updates.values(), *rows]
+        new = in_pieces(graphs, batch, data, None if whole else indices, rows_kwargs)
+        row = new[-1] if rows else None
+        updates = dict(zip(updates, new, strict=False))
         per_step = [indices, count, noise, epsilon, weight]
         self.chunk = Chunk(per_step, [unit], updates, compile_kwargs, row=row, width=self.trace.width)
         self._unit = np.asarray(mechanism.noise.unit)

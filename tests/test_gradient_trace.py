@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pymc_dpvi.gradient_trace import BLOCKS, GROUP, GradientTrace, merged
+from pymc_dpvi.gradient_trace import BLOCKS, GROUP, MOST_LATENTS, GradientTrace, merged
 
 
 def fed(rows: np.ndarray, cuts: list[int], planned: int | None = None) -> GradientTrace:
@@ -20,7 +20,7 @@ def some_rows(n: int, size: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(1e4, 1.0, size=(n, 3 * size + 1))
 
 
-@pytest.mark.parametrize(("n", "size"), [(1, 2), (7, 1), (203, 3), (2003, 5), (600, GROUP + 9)])
+@pytest.mark.parametrize(("n", "size"), [(1, 2), (7, 1), (203, 3), (2003, 5), (600, GROUP + 9), (300, 1100)])
 def test_moments_are_those_of_the_rows(n: int, size: int) -> None:
     rows = some_rows(n, size)
     cuts = np.sort(np.random.default_rng(1).integers(0, n, 9)).tolist()
@@ -102,3 +102,13 @@ def test_an_interrupted_run_counts_as_what_was_run() -> None:
     trace = fed(some_rows(250, 2), [], planned=1000)
     assert sum(b.n for b in trace.blocks) == 250
     assert trace.late_blocks == 1 and len(trace.blocks) == 2
+
+
+def test_of_a_large_model_little_or_nothing_is_kept() -> None:
+    small, many, most, more = (GradientTrace(n) for n in (1000, 1100, MOST_LATENTS, MOST_LATENTS + 1))
+    numbers = [sum(len(c) ** 2 for c in trace.columns) for trace in (small, many, most)]
+    assert numbers[1] < numbers[0] and numbers[2] < 2 * numbers[0]
+    assert more.width == 0 and more.groups == ()
+    more.begin(3)
+    more.take(np.empty((3, 0)))
+    assert more.blocks == () and more.path == ()

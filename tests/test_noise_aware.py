@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+import pymc as pm
 import pytest
 from scipy import stats
 
-from pymc_dpvi import noise_aware
+from pymc_dpvi import DPADVI, PrivacyError, noise_aware
 from pymc_dpvi.diagnostics import FitDiagnostics, diagnose
-from pymc_dpvi.gradient_trace import GradientTrace
+from pymc_dpvi.gradient_trace import MOST_LATENTS, GradientTrace
 from pymc_dpvi.noise_aware import NoiseAwarePosterior, Regression, choose_steps, regress
 
 LAMBDA = np.array([[60.0, 25.0, 0.0], [25.0, 40.0, -10.0], [0.0, -10.0, 90.0]])
@@ -267,6 +268,21 @@ def test_beyond_a_group_the_family_is_the_fitted_one() -> None:
     np.testing.assert_allclose(found.mean, 0.3 * 50 / 51, atol=0.02)
     want = family @ family.T + np.diag(found.noise_stddev**2)
     np.testing.assert_allclose(np.cov(draws.T), want, atol=6e-3)
+
+
+def test_of_a_model_with_too_many_latent_values_the_plain_posterior_is_there() -> None:
+    size = MOST_LATENTS + 1
+    with pm.Model():
+        effect = pm.Normal("effect", 0, 1, shape=size)
+        group = pm.Data("group", np.arange(30))
+        pm.Normal("y", effect[group], 1, observed=pm.Data("y_data", np.ones(30)))
+        method = DPADVI(epsilon=1.0, delta=1e-6, random_seed=1)
+    approx = method.fit(12, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
+    draws = approx.sample(3)
+    assert draws.posterior["effect"].shape == (1, 3, size) and draws.attrs["noise_aware"] == 0
+    for refused in (lambda: approx.sample(3, noise_aware=True), approx.diagnostics):
+        with pytest.raises(PrivacyError, match="of up to 4,096 latent values"):
+            refused()
 
 
 def report(noise: float, edit: Callable[[np.ndarray], np.ndarray] = lambda mean: mean) -> FitDiagnostics:
