@@ -211,24 +211,25 @@ class GradientTrace:
         points = np.arange(first, self._taken) * (BLOCKS * _POINTS) // self._planned
         points = np.minimum(points, BLOCKS * _POINTS - 1)
         self._n_waiting = 0
-        fine = np.isfinite((rows**2).sum(axis=1))  # a prior may have no gradient at a far draw
+        fine = np.isfinite(np.einsum("ij,ij->i", rows, rows))  # a prior may have no gradient at a far draw
         if not fine.all():
             rows, points = rows[fine], points[fine]
         if not len(rows):
             return
-        mean = rows.mean(axis=0)
-        centred = rows - mean
+        self._follow(rows[:, : self.size], points)
+        mean, noise = rows.mean(axis=0), float(np.mean(rows[:, -1] ** 2))
         scatter = []
-        for c in self.columns:
-            part = centred[:, c] if len(self.columns) > 1 else centred[:, :-1]
+        for group, columns in zip(self.groups, self.columns, strict=True):
+            parts = [rows[:, k * self.size : (k + 1) * self.size][:, group] for k in range(3)]
+            part = np.concatenate(parts, axis=1)
+            part -= mean[columns]
             scatter.append(part.T @ part)
-        new = Moments(len(rows), mean, tuple(scatter), float(np.mean(rows[:, -1] ** 2)))
+        new = Moments(len(rows), mean, tuple(scatter), noise)
         if block == self._last:
             self._blocks[-1] = _merge(self._blocks[-1], new, self.columns)
         else:
             self._blocks.append(new)
         self._last = block
-        self._follow(rows[:, : self.size], points)
 
     def _follow(self, draws: np.ndarray, points: np.ndarray) -> None:
         starts = np.flatnonzero(np.diff(points, prepend=-1))

@@ -302,7 +302,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     steps = min(TASK_STEPS, max(row["n_steps"] for row in rows))
-    figure, axes = plt.subplots(1, 3, figsize=(14.5, 4.2), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(16.0, 4.2), layout="constrained")
     sizes = sorted({row["num_records"] for row in pick(rows, n_steps=steps)})
     for ax, method in zip(axes, METHODS[1:], strict=False):
         budgets = sorted({row["epsilon"] for row in pick(rows, method=method, n_steps=steps)})
@@ -352,7 +352,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
                     label=f"N = {size}, {budget}",
                 )
     axes[2].set(xscale="log", xlabel="steps in all", title="effect of the number of steps (mean ± s.e.)")
-    axes[2].legend(frameon=False, fontsize=7, loc="lower right")
+    axes[2].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
