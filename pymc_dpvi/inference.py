@@ -19,8 +19,10 @@ import inspect
 import logging
 import math
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
 
@@ -412,7 +414,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         every = math.gcd(*(_every(callback) for callback in callbacks))
         kwargs_compile = compile_mode(backend, compile_kwargs)
         mechanism = self._terms.mechanism(n, self._record.num_records)
-        cost = self._terms.cost(mechanism, n)
+        cost = self._planned(mechanism, n)
         self._reserve(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
         optimizer = falling_adam(n) if obj_optimizer is None else obj_optimizer
 
@@ -478,7 +480,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         n = check_integer("n", n, high=MAX_STEPS)
         check_bar(progressbar, progressbar_theme)
         self._record.check_unchanged()
-        cost = self._terms.cost(self._mechanism, n)
+        cost = self._planned(self._mechanism, n)
         self._warn(cost)
         self._reserve(cost, self._mechanism, "refine")
         self._restore_iterate()
@@ -495,6 +497,11 @@ class DPADVI(Inference):  # type: ignore[misc]
             "run_profiling is refused: its steps would look at the records unaccounted. Use "
             "fit(..., backend='c', compile_kwargs={'profile': True}), or profile on synthetic data."
         )
+
+    def _planned(self, mechanism: Mechanism, n_steps: int) -> PrivacyRun:
+        """Return what a run costs, with an id of its own; seeded runs have none, and no ledger either."""
+        run_id = secrets.token_hex(8) if self._insecure_noise_seed is None else ""
+        return replace(self._terms.cost(mechanism, n_steps), run_id=run_id)
 
     def _reserve(self, run: PrivacyRun, mechanism: Mechanism, call: str, *, dry_run: bool = False) -> None:
         """Charge the planned cost to the budget, or raise with everything as it was."""

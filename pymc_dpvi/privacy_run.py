@@ -42,7 +42,7 @@ class PrivacyRun:
     default_sampling : bool
         Whether the sampling probability was chosen by the package, from ε, δ and the number of steps alone.
     run_id : str
-        Random, and the same in the report, the draws and the budget's ledger; empty in old reports.
+        Random, and the same in report, draws and the budget's ledger; empty where the noise is seeded.
 
     Raises
     ------

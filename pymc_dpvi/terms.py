@@ -12,7 +12,6 @@ batches of fixed size; it is then public, and the report says so.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -200,7 +199,6 @@ class PrivacyTerms:
             l2_clip_norm=mechanism.l2_clip_norm,
             tally_weight=mechanism.tally_weight,
             default_sampling=self._chooses_sampling,
-            run_id=secrets.token_hex(8),
         )
 
     @property

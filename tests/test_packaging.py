@@ -71,7 +71,7 @@ DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 # Parts that must stay usable, and readable, without PyMC.
 ACCOUNTING_MAY_IMPORT = {"dp_accounting", "numpy", "scipy", "arguments", "errors", "sampling"}
 REPORT_MAY_IMPORT = {"accounting", "errors", "meaning", "privacy_run", "report_json", "wording"}
-INTERPRETATION_MAY_IMPORT = {"accounting", "arguments", "errors", "meaning", "report"}
+INTERPRETATION_MAY_IMPORT = {"arviz", "accounting", "arguments", "errors", "meaning", "report"}
 MEANING_MAY_IMPORT = {"numpy", "accounting", "errors", "risk_words", "wording"}
 
 

@@ -63,7 +63,7 @@ def test_mixing_is_refused_and_the_operation_named(name: str):
     message = str(caught.value)
     assert "'y'" in message
     assert (name if name != "small" else "Sum") in message
-    assert "outside the model" in message
+    assert "known without these records" in message
 
 
 def test_a_sum_along_a_row_is_no_mixing():
