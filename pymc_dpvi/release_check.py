@@ -10,9 +10,9 @@ A release is draws with a report in their attributes. From these alone it follow
    than a fit leaves, and what the attributes say of ε and δ is what the report says;
 5. if the ledger of its `PrivacyBudget` is at hand: each run was charged to it, with the cost that is stated.
 
-It does not follow that the draws and indices are those of that fit, or that nothing else was spent on the
-same data: whoever writes a file can write another one. For that the file's hash is compared with one that the
-curator has signed, and the ledger's total with what was agreed.
+It does not follow that the draws and indices are those of that fit, that no run was left out, or that nothing
+else was spent on the same data: whoever writes a file can write another one. For that the file's hash is
+compared with one that the curator has signed, and the ledger, which has all runs, with what was agreed.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ def _in_ledger(report: PrivacyReport, budget: PrivacyBudget) -> Iterator[str]:
         if charge is None:
             yield f"Run {number} is not in the budget's ledger: no charge there has its id."
             continue
-        stated = (run.epsilon, run.delta, run.n_steps, run.noise_multiplier, report.neighboring_relation)
-        if stated != (
-            *(charge.epsilon, charge.delta, charge.n_steps, charge.noise_multiplier),
-            charge.neighboring_relation,
+        same = ("epsilon", "delta", "n_steps", "noise_multiplier", "sampling_prob")
+        relation = report.neighboring_relation
+        if charge.neighboring_relation != relation or any(
+            getattr(run, x) != getattr(charge, x) for x in same
         ):
             yield f"Run {number} is in the budget's ledger with other settings or another cost."
 
