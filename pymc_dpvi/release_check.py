@@ -133,10 +133,8 @@ def _in_ledger(report: PrivacyReport, budget: PrivacyBudget) -> Iterator[str]:
             yield f"Run {number} is not in the budget's ledger: no charge there has its id."
             continue
         same = ("epsilon", "delta", "n_steps", "noise_multiplier", "sampling_prob")
-        relation = report.neighboring_relation
-        if charge.neighboring_relation != relation or any(
-            getattr(run, x) != getattr(charge, x) for x in same
-        ):
+        stated = (report.neighboring_relation, *(getattr(run, name) for name in same))
+        if stated != (charge.neighboring_relation, *(getattr(charge, name) for name in same)):
             yield f"Run {number} is in the budget's ledger with other settings or another cost."
 
 
