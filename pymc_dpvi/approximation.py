@@ -244,7 +244,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             "privacy_delta": float(report.delta),
             "privacy_report": report.to_json(),
             "noise_aware": int(known is not None),
-            **({} if known is None else self._diagnose(known).verdict),
+            **({} if known is None else self.diagnostics().verdict),
         }
         return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
 
@@ -275,19 +275,10 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         -----
         Privacy: post-processing of what `fit` released; it costs nothing.
         """
-        _ = self.privacy  # raises before `fit`
+        report = self.privacy
         known = self._noise_aware(np.random.default_rng(0))
         if known is None:
             raise PrivacyError(self._too_few)
-        return self._diagnose(known)
-
-    @property
-    def _too_few(self) -> str:
-        """Why nothing can be inferred from the trace."""
-        return _TOO_FEW if self.latents.size <= MOST_LATENTS else _TOO_LARGE
-
-    def _diagnose(self, known: NoiseAwarePosterior) -> FitDiagnostics:
-        report = self.privacy
         assert self._trace is not None
         names = [
             f"{v.name}[{', '.join(map(str, at))}]" if shape else str(v.name)
@@ -303,6 +294,11 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             running_clip=self._running_clip,
             noise_multiplier=report.noise_multiplier,
         )
+
+    @property
+    def _too_few(self) -> str:
+        """Why nothing can be inferred from the trace."""
+        return _TOO_FEW if self.latents.size <= MOST_LATENTS else _TOO_LARGE
 
     def check_draws(self, draws: Any) -> int:
         """Return the number of draws, or raise if it is none or there is no room for them.
