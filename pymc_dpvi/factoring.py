@@ -8,6 +8,8 @@ Three uses of a variable v give gradients that need not be formed (`blocks`):
   scattered to the places that were looked up;
 * anything else: dense.
 
+A variable that no record's density uses, a parameter of others' priors, has the form of a look-up of nothing.
+
 So the graph is differentiated with respect to h instead of v. If a variable is used several times in one of
 the first two ways, the products, or the entries, are put side by side; used in several ways it is dense.
 
@@ -300,7 +302,11 @@ def find_uses(
                 clients.setdefault(i, []).append((node, k))
     from_record = _Depends(rows)
     return [
-        _lookups(v, clients, from_record) or _products(v, clients, from_record) or _dense(v) for v in draw
+        _nothing(v, clients)
+        or _lookups(v, clients, from_record)
+        or _products(v, clients, from_record)
+        or _dense(v)
+        for v in draw
     ]
 
 
@@ -309,6 +315,14 @@ Clients = dict[Variable, list[tuple[Apply, int]]]
 
 def _dense(v: TensorVariable) -> Use:
     return Use(Form("dense"), (v,), lambda grads: [grads[0].flatten()])
+
+
+def _nothing(v: TensorVariable, clients: Clients) -> Use | None:
+    """`v` is not used: it is a parameter of others' priors."""
+    if v in clients:
+        return None
+    nothing = [pt.constant(np.empty(0, dtype)) for dtype in (v.type.dtype, "int64")]
+    return Use(Form("sparse", math.prod(v.type.shape), True), (), lambda grads: nothing)  # type: ignore[arg-type]
 
 
 def _ends(
