@@ -204,6 +204,7 @@ def _compiled_loop(
         Key of the graph that `step` was made from.
     """
     compiled, compiled_key = numba_funcify_and_cache_key(step.maker.fgraph)
+    compiled = numba_njit(compiled.py_func, fastmath=False, inline="always")
     state = [f"s{k}" for k in range(len(arrays))]
     new = [f"n{k}" for k in range(len(arrays))]
     held = [f"x{k}" for k in range(n_held)]

@@ -273,6 +273,7 @@ def _make_sum(pulled: bool) -> Any:
 @register_funcify_and_cache_key(PiecewiseSum)
 def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
     per_record, per_record_key = numba_funcify_and_cache_key(op.per_record.maker.fgraph)
+    per_record = numba_njit(per_record.py_func, fastmath=False, inline="always")
     private_sum = op.private_sum
     records = [f"d{k}" for k in range(op.n_records)]
     n_shared = len(node.inputs) - op.n_records - 3 - op.sampled - private_sum.num_shared
