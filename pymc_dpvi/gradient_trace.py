@@ -44,8 +44,9 @@ MOST_LATENTS = 4096
 #: Blocks of steps in a run, and points of the path in a block.
 BLOCKS = 8
 _POINTS = 8
-#: Rows that are taken up at once: as many as one matrix product needs to be quick.
-_PORTION = 256
+#: Rows that are taken up at once: as many as one matrix product needs to be quick, and of short rows more, as
+#: long as they are no more than so many numbers.
+_PORTION, _LONGEST_PORTION, _PORTION_NUMBERS = 256, 1024, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ class GradientTrace:
         self._begun = 0  # rows of earlier runs
         self._planned = 1
         self._taken = 0
-        self._waiting = np.empty((_PORTION, self.width))
+        portion = int(np.clip(_PORTION_NUMBERS // max(1, self.width), _PORTION, _LONGEST_PORTION))
+        self._waiting = np.empty((portion, self.width))
         self._n_waiting = 0
 
     @property
@@ -186,12 +188,12 @@ class GradientTrace:
         while at < len(rows):
             # Portions end with a block, or when they are full: never where a call happens to end.
             block_end = self._block_end()
-            size = min(len(rows) - at, _PORTION - self._n_waiting, block_end - self._taken)
+            size = min(len(rows) - at, len(self._waiting) - self._n_waiting, block_end - self._taken)
             self._waiting[self._n_waiting : self._n_waiting + size] = rows[at : at + size]
             self._n_waiting += size
             self._taken += size
             at += size
-            if self._n_waiting == _PORTION or self._taken == block_end:
+            if self._n_waiting == len(self._waiting) or self._taken == block_end:
                 self._flush()
 
     def _block_end(self) -> int:

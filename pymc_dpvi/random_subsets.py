@@ -14,7 +14,8 @@ infinitely many bits, of which a 64-bit word *w* is the first part: ``w 2^-64 <=
 be ``log(U) / (-l)`` in float64, from the middle of this interval. It differs from the truth by
 
     2^-48 / l   since U is known to 2^-65 and is at least exp(-11.1) where it matters, and then rounded;
-    2^-47 / l   for the logarithm, allowing it 4 units in the last place at 8 and beyond;
+    2^-47 / l   for the logarithm, allowing it 4 units in the last place at 8 and beyond: the bound of
+                NumPy's functions for vector units (its pull request 19478); the C library's is below 1;
     2^-46 / l   for ``l``, allowing ``log1p`` 4 units in the last place, with *v* at most ``11.1 / l``;
     2^-49 / l   for the division,
 
@@ -118,7 +119,8 @@ def _gaps(stream: KeyStream, prob: float, block: int, n: int) -> NDArray[np.floa
     words = stream.words(n)
     gaps, places = np.empty(n), np.empty(n + 1, dtype=np.int64)
     log_fail = math.log1p(-prob)
-    open_questions = _decide_gaps(words_to_uniforms(words), log_fail, _UNDECIDED, gaps, places)
+    logs = np.log(words_to_uniforms(words))
+    open_questions = _decide_gaps(logs, log_fail, _UNDECIDED, gaps, places)
     for i in places[:open_questions]:
         k = round(math.log(words_to_uniforms(words[i : i + 1])[0]) / log_fail)
         if k <= block:
@@ -128,12 +130,12 @@ def _gaps(stream: KeyStream, prob: float, block: int, n: int) -> NDArray[np.floa
 
 @_kernel
 def _decide_gaps(
-    uniforms: np.ndarray, log_fail: float, undecided: float, gaps: np.ndarray, places: np.ndarray
+    logs: np.ndarray, log_fail: float, undecided: float, gaps: np.ndarray, places: np.ndarray
 ) -> int:  # pragma: no cover
     """Fill `gaps` by float64; list where that does not decide, and count those places."""
     count = 0
-    for i in range(uniforms.size):
-        v = np.log(uniforms[i]) / log_fail
+    for i in range(logs.size):
+        v = logs[i] / log_fail
         gaps[i] = np.floor(v)
         places[count] = i
         count += abs(v - np.rint(v)) * -log_fail < undecided
