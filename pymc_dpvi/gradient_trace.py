@@ -213,7 +213,7 @@ class GradientTrace:
         points = np.arange(first, self._taken) * (BLOCKS * _POINTS) // self._planned
         points = np.minimum(points, BLOCKS * _POINTS - 1)
         self._n_waiting = 0
-        fine = np.isfinite(np.einsum("ij,ij->i", rows, rows))  # a prior may have no gradient at a far draw
+        fine = np.isfinite(rows.sum(axis=1))  # a prior may have no gradient at a far draw
         if not fine.all():
             rows, points = rows[fine], points[fine]
         if not len(rows):
@@ -234,12 +234,10 @@ class GradientTrace:
         self._last = block
 
     def _follow(self, draws: np.ndarray, points: np.ndarray) -> None:
-        starts = np.flatnonzero(np.diff(points, prepend=-1))
-        counts = np.diff(starts, append=len(points))
-        means = np.add.reduceat(draws, starts, axis=0) / counts[:, None]
-        squares = np.add.reduceat(draws**2, starts, axis=0) / counts[:, None]
-        for point, n, mean, square in zip(points[starts], counts, means, squares, strict=True):
+        for point, first, n in zip(*np.unique(points, return_index=True, return_counts=True), strict=True):
             last = self._begun + -(-(int(point) + 1) * self._planned // (BLOCKS * _POINTS))
+            part = draws[first : first + n]
+            mean, square = part.mean(axis=0), np.einsum("ij,ij->j", part, part) / n
             new = PathPoint(last, int(n), mean, np.maximum(square - mean**2, 0.0))
             if self._path and self._path[-1].step == last:
                 self._path[-1] = _merge_points(self._path[-1], new)

@@ -26,11 +26,11 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.scalar.basic import Add, Mul, Second
+from pytensor.tensor import special
 from pytensor.tensor.basic import Alloc, Join, Split, get_underlying_scalar_constant_value
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
-from pytensor.tensor.special import SoftmaxGrad
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 
 __all__ = ["without_loops"]
@@ -121,7 +121,7 @@ def _put_in(op: AdvancedIncSubtensor, inputs: Sequence[Variable], batch: int) ->
     return [pt.switch(here, value, pt.zeros_like(value)).astype(x.type.dtype)]
 
 
-def _softmax_gradient(op: SoftmaxGrad, inputs: Sequence[Variable], batch: int) -> list[Variable] | None:
+def _softmax_gradient(op: Op, inputs: Sequence[Variable], batch: int) -> list[Variable] | None:
     gradient, values = inputs
     return [pt.zeros_like(values)] if _is_zero(gradient) else None
 
@@ -146,8 +146,9 @@ _RULES: dict[type[Op], Callable[[Any, Sequence[Variable], int], list[Variable] |
     Join: _join,
     AdvancedSubtensor: _look_up,
     AdvancedIncSubtensor: _put_in,
-    SoftmaxGrad: _softmax_gradient,
 }
+if hasattr(special, "SoftmaxGrad"):  # in PyTensor 2; in 3 it is no operation of its own
+    _RULES[special.SoftmaxGrad] = _softmax_gradient
 
 
 @node_rewriter([Blockwise])

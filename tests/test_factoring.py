@@ -169,14 +169,15 @@ def both(n: Net, logp: Any) -> tuple[list[Any], np.ndarray, np.ndarray]:
     batch = [pt.as_tensor(v) for v in n.data.values()]
     z = pt.matrix("z", shape=(1, latents.size))
     blocks = aligned_gradients(record, batch, latents, z, 1)
-    flat = pt.concatenate([g.flatten() for g in pytensor.grad(logp, n.latent)])
+    grads = pytensor.grad(logp, n.latent, disconnected_inputs="ignore")
+    flat = pt.concatenate([g.flatten() for g in grads])
     rows = list(n.rows.values())
     mode = {"mode": "PYTHON", "on_unused_input": "ignore"}
-    plain = pytensor.function([*n.latent, *rows], flat, **mode)
+    by_hand = pytensor.function([*n.latent, *rows], flat, **mode)
     factored = pytensor.function([z], as_matrix(blocks), **mode)
     at = n.rng.normal(size=(1, latents.size)) * 0.7
     values = [at[0, s].reshape(shape) for s, shape in zip(slices, shapes, strict=True)]
-    one_by_one = [plain(*values, *(v[i : i + 1] for v in n.data.values())) for i in range(BATCH)]
+    one_by_one = [by_hand(*values, *(v[i : i + 1] for v in n.data.values())) for i in range(BATCH)]
     return blocks, factored(at), np.array(one_by_one)
 
 
@@ -224,6 +225,19 @@ def test_forms(part: Callable, expected: list[str], monkeypatch: pytest.MonkeyPa
     order = [b.form.kind for b in blocks]
     assert order == expected or sorted(order) == sorted(expected)
     np.testing.assert_allclose(factored, plain, rtol=1e-10, atol=1e-10)
+
+
+def test_what_no_density_uses_has_no_entries():
+    """Parameters of priors alone: no zeros are formed for each record."""
+    n = Net(np.random.default_rng(0), 3, 40)
+    logp = log_density(n, [intercept])
+    n.new(4, 5)
+    n.new()
+    blocks, factored, plain = both(n, logp)
+    assert [b.form.size for b in blocks] == [40, 20, 1]
+    assert [b.left.type.shape[-1] for b in blocks] == [1, 0, 0]
+    np.testing.assert_array_equal(factored[:, 40:], 0.0)
+    np.testing.assert_allclose(factored, plain, rtol=1e-10)
 
 
 def test_positions_are_distinct_only_where_that_is_certain():
