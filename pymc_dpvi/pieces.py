@@ -146,6 +146,20 @@ def _places(indices: np.ndarray, first: int, piece: int) -> np.ndarray:  # pragm
 
 
 @numba.njit
+def _take_entries(
+    records: np.ndarray, indices: np.ndarray, first: int, piece: int
+) -> np.ndarray:  # pragma: no cover
+    """Copy the entries at `_places` of a vector."""
+    out = np.empty(piece, records.dtype)
+    there = min(piece, indices.size - first)
+    for i in range(there):
+        out[i] = records[indices[first + i]]
+    for i in range(there, piece):
+        out[i] = out[there - 1]
+    return out
+
+
+@numba.njit
 def _take_rows(
     records: np.ndarray, indices: np.ndarray, first: int, piece: int
 ) -> np.ndarray:  # pragma: no cover
@@ -270,6 +284,10 @@ def _make_sum(pulled: bool) -> Any:
     return scope["noisy_sum"]
 
 
+#: How the rows of a piece are fetched, by the number of axes.
+_FETCH = {1: "take_entries({}, indices, first, piece)", 2: "take_rows({}, indices, first, piece)"}
+
+
 @register_funcify_and_cache_key(PiecewiseSum)
 def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
     per_record, per_record_key = numba_funcify_and_cache_key(op.per_record.maker.fgraph)
@@ -279,11 +297,11 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
     n_shared = len(node.inputs) - op.n_records - 3 - op.sampled - private_sum.num_shared
     shared = [f"s{k}" for k in range(n_shared)]
     rows: list[str] = []
-    fetch = ["    places = places_of(indices, first, piece)"]
+    fetch: list[str] = []
     for name, variable in zip(records, node.inputs, strict=False):
         rows.append(f"r{len(rows)}")
-        how = f"take_rows({name}, indices, first, piece)" if variable.type.ndim == 2 else f"{name}[places]"
-        fetch.append(f"    {rows[-1]} = {how}")
+        how = _FETCH.get(variable.type.ndim, "{}[places_of(indices, first, piece)]")
+        fetch.append(f"    {rows[-1]} = {how.format(name)}")
     arrays = [f"x{k}" for k in range(sum(form.num_arrays for form in private_sum.layout))]
     in_order = [f"{array}_in_order" for array in arrays]
     to_sum = arguments_of_sum(private_sum.pulled)
@@ -310,6 +328,7 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
         **_scope(),
         "np": np,
         "places_of": _places,
+        "take_entries": _take_entries,
         "take_rows": _take_rows,
         "in_order": _in_order,
         "add_clipped": numba.njit(fastmath=False)(op._add_clipped),

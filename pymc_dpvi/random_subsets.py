@@ -14,16 +14,16 @@ infinitely many bits, of which a 64-bit word *w* is the first part: ``w 2^-64 <=
 be ``log(U) / (-l)`` in float64, from the middle of this interval. It differs from the truth by
 
     2^-48 / l   since U is known to 2^-65 and is at least exp(-11.1) where it matters, and then rounded;
-    2^-47 / l   for the logarithm, allowing it 4 units in the last place at 8 and beyond: the bound of
-                NumPy's functions for vector units (its pull request 19478); the C library's is below 1;
+    2^-47 / l   for the logarithm, allowing it 4 units in the last place at 8 and beyond;
     2^-46 / l   for ``l``, allowing ``log1p`` 4 units in the last place, with *v* at most ``11.1 / l``;
     2^-49 / l   for the division,
 
-together less than ``2^-45 / l``. Where no integer is that near, floor(v) is the gap for every U in the
-interval. Where one is, *k*, the question ``U <= (1 - q)^k`` is decided by decimal arithmetic of 80 digits,
-with further words of the stream as further bits of U for as long as it stays open. The sequence is therefore
-that of exact coins. The argument needs ``2^-30 <= q <= 1 - 2^-16``; that "near" then is rare, ``2^-44 / l``
-of the draws, only makes it fast.
+together less than ``2^-45 / l``. (Four units are what NumPy's functions for vector units keep to, by its pull
+request 19478; the C library's logarithm is within one.) Where no integer is that near, floor(v) is the gap
+for every U in the interval. Where one is, *k*, the question ``U <= (1 - q)^k`` is decided by decimal
+arithmetic of 80 digits, with further words of the stream as further bits of U for as long as it stays open.
+The sequence is that of exact coins. The argument needs ``2^-30 <= q <= 1 - 2^-16``; that "near" then
+is rare, ``2^-44 / l`` of the draws, only makes it fast.
 
 **Uniform subsets.** Of independent uniform integers, the first *B* distinct values, in order of appearance,
 are a uniform subset of size *B*, exactly. Beyond half of the population the complement is drawn instead.
