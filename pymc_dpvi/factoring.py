@@ -302,7 +302,7 @@ def find_uses(
                 clients.setdefault(i, []).append((node, k))
     from_record = _Depends(rows)
     return [
-        _nothing(v, clients)
+        _nothing(v, graph, clients)
         or _lookups(v, clients, from_record)
         or _products(v, clients, from_record)
         or _dense(v)
@@ -317,9 +317,9 @@ def _dense(v: TensorVariable) -> Use:
     return Use(Form("dense"), (v,), lambda grads: [grads[0].flatten()])
 
 
-def _nothing(v: TensorVariable, clients: Clients) -> Use | None:
+def _nothing(v: TensorVariable, graph: TensorVariable, clients: Clients) -> Use | None:
     """`v` is not used: it is a parameter of others' priors."""
-    if v in clients:
+    if v in clients or v is graph:
         return None
     nothing = [pt.constant(np.empty(0, dtype)) for dtype in (v.type.dtype, "int64")]
     return Use(Form("sparse", math.prod(v.type.shape), True), (), lambda grads: nothing)  # type: ignore[arg-type]

@@ -213,7 +213,7 @@ class GradientTrace:
         points = np.arange(first, self._taken) * (BLOCKS * _POINTS) // self._planned
         points = np.minimum(points, BLOCKS * _POINTS - 1)
         self._n_waiting = 0
-        fine = np.isfinite(rows.sum(axis=1))  # a prior may have no gradient at a far draw
+        fine = np.isfinite(np.einsum("ij,ij->i", rows, rows))  # a prior may have no gradient at a far draw
         if not fine.all():
             rows, points = rows[fine], points[fine]
         if not len(rows):

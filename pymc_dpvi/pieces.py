@@ -90,6 +90,8 @@ _LENGTHS = (96, 24, 8)
 _SHORT, _MANY_OPERATIONS = 24, 55
 #: Entries of a factored parameter from which on a piece is as long as a block of the sum.
 _LARGE = 1 << 15
+#: Seen at the rehearsal, before anything is spent.
+_ROWS = "every block needs a row per record of a piece"
 #: Bytes to fetch ahead.
 _AHEAD = 4096
 _CACHE_LINE = 64
@@ -244,6 +246,8 @@ class PiecewiseSum(Op):
                     places = indices[places]
                 rows = [r[places] if n else np.zeros((self.piece, *r.shape[1:]), r.dtype) for r in records]
                 arrays = self.per_record(*rows, *shared)
+                if any(np.shape(a)[0] != self.piece for a in arrays):
+                    raise ValueError(_ROWS)
                 self._add_clipped(*map(np.asarray, arrays), min(self.piece, n - first), *rest)
 
         output_storage[0][0] = self._sum(
@@ -319,6 +323,8 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
             "    if n == 0:",
             *(f"        {row}.fill(0)" for row in rows),
             f"    {', '.join(arrays)}, = per_record({', '.join([*rows, *shared])})",
+            f"    if {' or '.join(f'{array}.shape[0] != piece' for array in arrays)}:",
+            f"        raise ValueError({_ROWS!r})",
             *(f"    {name} = in_order({array})" for name, array in zip(in_order, arrays, strict=True)),
             f"    add_clipped({', '.join(in_order)}, min(piece, n - first), {', '.join(to_sum)})",
             *end_of_sum(private_sum.pulled),

@@ -126,8 +126,17 @@ def _softmax_gradient(op: Op, inputs: Sequence[Variable], batch: int) -> list[Va
     return [pt.zeros_like(values)] if _is_zero(gradient) else None
 
 
+def _fewer_rows(new: Variable, old: Variable, batch: int) -> bool:
+    """Whether records would share what they had of their own, as where a rule leaves an input out."""
+    pairs = zip(new.type.broadcastable[:batch], old.type.broadcastable[:batch], strict=True)
+    return any(one and not before for one, before in pairs)
+
+
 def _is_zero(variable: Variable) -> bool:
-    """Whether it can be seen from the graph that a variable is zero everywhere."""
+    """Whether it can be seen from the graph that a variable is zero everywhere.
+
+    Zero times anything is, as in PyTensor's own rewrites, which do not think of NaN.
+    """
     node = variable.owner
     if node is None:
         return isinstance(variable, Constant) and not np.any(variable.data)
@@ -156,8 +165,9 @@ def _one_operation(fgraph: FunctionGraph, node: Apply) -> Any:
     """Write a ``Blockwise`` as one operation on all rows."""
     op = node.op.core_op
     rule = _RULES.get(type(op))
-    new = None if rule is None else rule(op, node.inputs, node.op.batch_ndim(node))
-    if new is None:
+    batch = node.op.batch_ndim(node)
+    new = None if rule is None else rule(op, node.inputs, batch)
+    if new is None or any(_fewer_rows(v, old, batch) for v, old in zip(new, node.outputs, strict=True)):
         return None
     return [
         pt.specify_shape(v, old.type.shape) if old.type.shape != v.type.shape else v

@@ -240,6 +240,12 @@ def test_what_no_density_uses_has_no_entries():
     np.testing.assert_allclose(factored, plain, rtol=1e-10)
 
 
+def test_a_density_that_is_the_variable_uses_it():
+    v, row = pt.scalar("v"), pt.tensor("row", shape=(1,))
+    (use,) = factoring.find_uses(v, [v], [row])
+    assert use.form.kind == "dense"
+
+
 def test_positions_are_distinct_only_where_that_is_certain():
     for part, distinct in ((intercept, True), (slopes, True), (two_indices, True), (difference, False)):
         n = Net(np.random.default_rng(0), 3, 40)

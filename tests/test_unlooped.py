@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
@@ -17,6 +18,7 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.subtensor import AdvancedIncSubtensor
 from zoo import ZOO
 
+from pymc_dpvi import DPADVI
 from pymc_dpvi.approximation import DPMeanField
 from pymc_dpvi.clipping import private_sum
 from pymc_dpvi.gradients import aligned_gradients
@@ -182,6 +184,29 @@ def test_models_that_had_such_a_loop(name: str):
     left = loops([out.variable for out in per_record.maker.outputs])
     gone = ("Split", "Join", "SoftmaxGrad", "AdvancedIncSubtensor")
     assert not [op for op in left if type(op.core_op).__name__ in gone]
+
+
+def test_what_each_record_has_of_its_own_is_not_shared():
+    """Zeros of a record that meet what all records share: the result still has a row per record."""
+    p, y = pt.tensor("p", shape=(3,)), pt.tensor("y", shape=(3,))
+    graphs = [(y * 0.0)[pt.constant([1])].inc(2.0), p[pt.constant([0])].sum() * y]
+    if hasattr(special, "SoftmaxGrad"):
+        graphs.append(special.SoftmaxGrad(axis=0)(y * 0.0, p))
+    for graph in graphs:
+        rows = pt.tensor("rows", shape=(None, 3))
+        (after,) = without_loops(vectorize_graph([graph], {y: rows}))
+        found = pytensor.function([p, rows], after, mode="FAST_COMPILE", on_unused_input="ignore")
+        assert found(np.ones(3), np.ones((ROWS, 3))).shape == (ROWS, 3)
+
+
+def test_a_model_with_such_zeros_can_be_fitted():
+    with pm.Model() as model:
+        mu, v = pm.Normal("mu"), pm.Normal("v", shape=3)
+        y = pm.Data("y", np.arange(12.0))
+        nothing = (pm.math.softmax(v) * pt.zeros(3)).sum()
+        pm.Potential("density", -((y - mu) ** 2) + y * nothing)
+    fit = DPADVI(epsilon=1.0, delta=1e-5, sampling_prob=0.9, model=model).fit(5, progressbar=False)
+    assert np.isfinite(fit.mean.eval()).all()
 
 
 def test_where_it_cannot_be_helped_the_loop_stays():
