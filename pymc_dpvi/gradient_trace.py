@@ -6,16 +6,20 @@ Step t of a fit evaluates the model at a public latent draw :math:`z_t` and rele
 
 the noisy gradient of the log-likelihood, the gradient of the log-prior, and the standard deviation of the
 privacy noise in a coordinate of :math:`l_t`. With several latent draws a step, their means stand for them.
-A fit of T steps makes T such rows; kept are only moments of the rows :math:`r_t = (z_t, l_t, a_t, s_t)`,
+A fit of T steps makes T such rows; kept are only those moments of :math:`r_t = (z_t, l_t, a_t, s_t)` that a
+regression on :math:`z_t` takes,
 
-.. math:: n, \qquad \bar r = \frac1n \sum_t r_t, \qquad M = \sum_t (r_t-\bar r)(r_t-\bar r)^{\!\top},
+.. math:: n, \qquad \bar r = \frac1n \sum_t r_t, \qquad M = \sum_t (z_t-\bar z)(r_t-\bar r)^{\!\top}, \qquad
+    \sum_t (l_t-\bar l)(l_t-\bar l)^{\!\top},
 
 in eight blocks of consecutive steps, so that the steps before the optimum was reached can be told from those
 around it, and a coarse path of :math:`z_t` for the picture. Moments of two sets of rows merge by
 
-.. math:: M = M_1 + M_2 + \frac{n_1 n_2}{n_1+n_2} (\bar r_1-\bar r_2)(\bar r_1-\bar r_2)^{\!\top} .
+.. math:: M = M_1 + M_2 + \frac{n_1 n_2}{n_1+n_2} (\bar z_1-\bar z_2)(\bar r_1-\bar r_2)^{\!\top} .
 
-M is kept within groups of at most `GROUP` neighbouring latent values, of fewer where there are more than
+Within a block, products of :math:`r_t - r_1` are added up, and :math:`n (\bar r - r_1)(\bar r - r_1)^\top` is
+taken off at its end: as :math:`r_1` is one of the rows, all but the n-th part of them may cancel, not more.
+They are kept within groups of at most `GROUP` neighbouring latent values, of fewer where there are more than
 `_MANY`: memory is O(D · GROUP), not O(T · D), and a step's share of the sums stays below its own cost. Beyond
 `MOST_LATENTS` nothing is kept: there the moments would be many times the model.
 
@@ -59,8 +63,11 @@ class Moments:
         Number of rows.
     mean : ndarray, shape (3 * D + 1,)
         Of the latent draws, the gradients of log-likelihood and log-prior, and the noise.
-    scatter : tuple of ndarray, shape (3 * k, 3 * k)
-        For each group of k latent values, the sum of squares and products about the mean.
+    scatter : tuple of ndarray, shape (k, 3 * k)
+        For each group of k latent values, the sum of products of the latent draws with the group's columns,
+        about the mean.
+    spread : tuple of ndarray, shape (k, k)
+        For each group, that of the likelihood's gradients with each other.
     noise_variance : float
         Mean square of the noise's standard deviation.
     """
@@ -68,6 +75,7 @@ class Moments:
     n: int
     mean: np.ndarray
     scatter: tuple[np.ndarray, ...]
+    spread: tuple[np.ndarray, ...]
     noise_variance: float
 
 
@@ -98,8 +106,12 @@ def _merge(a: Moments, b: Moments, columns: Sequence[np.ndarray]) -> Moments:
         n,
         a.mean + apart * (b.n / n),
         tuple(
-            s + t + weight * np.outer(apart[c], apart[c])
+            s + t + weight * np.outer(apart[c[: len(s)]], apart[c])
             for s, t, c in zip(a.scatter, b.scatter, columns, strict=True)
+        ),
+        tuple(
+            s + t + weight * np.outer(apart[c[len(s) : 2 * len(s)]], apart[c[len(s) : 2 * len(s)]])
+            for s, t, c in zip(a.spread, b.spread, columns, strict=True)
         ),
         a.noise_variance + (b.noise_variance - a.noise_variance) * (b.n / n),
     )
@@ -114,6 +126,43 @@ def _merge_points(a: PathPoint, b: PathPoint) -> PathPoint:
         a.mean + apart * share,
         a.variance * (1 - share) + b.variance * share + apart**2 * share * (1 - share),
     )
+
+
+class _Sums:
+    """Sums of products of rows less the first of them, for one block of steps."""
+
+    def __init__(self, origin: np.ndarray, groups: Sequence[slice]) -> None:
+        self.origin = origin
+        self._size, self._groups = len(origin) // 3, groups
+        self._n, self._total, self._noise = 0, np.zeros(len(origin)), 0.0
+        lengths = [g.stop - g.start for g in groups]
+        self._scatter = [np.zeros((k, 3 * k)) for k in lengths]
+        self._spread = [np.zeros((k, k)) for k in lengths]
+
+    def add(self, rows: np.ndarray, total: np.ndarray) -> None:
+        """Add rows from which the origin is taken, with their sum."""
+        size = self._size
+        parts = [rows[:, k * size : (k + 1) * size] for k in range(3)]
+        for group, scatter, spread in zip(self._groups, self._scatter, self._spread, strict=True):
+            draws, gradients = parts[0][:, group], parts[1][:, group]
+            k = len(spread)
+            for j, part in enumerate(parts):
+                scatter[:, j * k : (j + 1) * k] += draws.T @ part[:, group]
+            spread += gradients.T @ gradients
+        self._n += len(rows)
+        self._total += total
+        self._noise += float(np.sum((rows[:, -1] + self.origin[-1]) ** 2))
+
+    def moments(self, columns: Sequence[np.ndarray]) -> Moments:
+        """Return the moments about the mean."""
+        mean = self._total / self._n
+        scatter, spread = [], []
+        for c, products, squares in zip(columns, self._scatter, self._spread, strict=True):
+            k = len(squares)
+            gradients = c[k : 2 * k]
+            scatter.append(products - np.outer(self._total[c[:k]], mean[c]))
+            spread.append(squares - np.outer(self._total[gradients], mean[gradients]))
+        return Moments(self._n, mean + self.origin, tuple(scatter), tuple(spread), self._noise / self._n)
 
 
 class GradientTrace:
@@ -142,6 +191,7 @@ class GradientTrace:
             np.concatenate([np.arange(g.start, g.stop) + k * size for k in range(3)]) for g in self.groups
         )
         self._blocks: list[Moments] = []
+        self._open: _Sums | None = None  # of the last block
         self._path: list[PathPoint] = []
         self._before = 0  # blocks of earlier runs
         self._last = -1  # which block of this run the last one is
@@ -165,6 +215,7 @@ class GradientTrace:
         n_steps : int
         """
         self._flush()
+        self._close()
         while len(self._blocks) > BLOCKS:
             pairs = [self._blocks[k : k + 2] for k in range(0, len(self._blocks), 2)]
             self._blocks = [merged(pair, self.columns) for pair in pairs]
@@ -213,32 +264,34 @@ class GradientTrace:
         points = np.arange(first, self._taken) * (BLOCKS * _POINTS) // self._planned
         points = np.minimum(points, BLOCKS * _POINTS - 1)
         self._n_waiting = 0
-        fine = np.isfinite(np.einsum("ij,ij->i", rows, rows))  # a prior may have no gradient at a far draw
-        if not fine.all():
+        if self._open is None or block != self._last:
+            fine = np.isfinite(np.einsum("ij,ij->i", rows, rows))
+            if not fine.any():
+                return
+            self._close()
+            self._open = _Sums(rows[fine.argmax()].copy(), self.groups)
+            self._last = block
+        rows -= self._open.origin
+        total = np.ones(len(rows)) @ rows
+        if not np.isfinite(total @ total):  # a prior may have no gradient at a far draw
+            fine = np.isfinite(np.einsum("ij,ij->i", rows, rows))
             rows, points = rows[fine], points[fine]
-        if not len(rows):
-            return
-        self._follow(rows[:, : self.size], points)
-        mean, noise = rows.mean(axis=0), float(np.mean(rows[:, -1] ** 2))
-        scatter = []
-        for group, columns in zip(self.groups, self.columns, strict=True):
-            parts = [rows[:, k * self.size : (k + 1) * self.size][:, group] for k in range(3)]
-            part = np.concatenate(parts, axis=1)
-            part -= mean[columns]
-            scatter.append(part.T @ part)
-        new = Moments(len(rows), mean, tuple(scatter), noise)
-        if block == self._last:
-            self._blocks[-1] = _merge(self._blocks[-1], new, self.columns)
-        else:
-            self._blocks.append(new)
-        self._last = block
+            total = np.ones(len(rows)) @ rows
+        self._follow(rows[:, : self.size], points, self._open.origin[: self.size])
+        self._open.add(rows, total)
 
-    def _follow(self, draws: np.ndarray, points: np.ndarray) -> None:
+    def _close(self) -> None:
+        if self._open is not None:
+            self._blocks.append(self._open.moments(self.columns))
+            self._open = None
+
+    def _follow(self, draws: np.ndarray, points: np.ndarray, origin: np.ndarray) -> None:
         for point, first, n in zip(*np.unique(points, return_index=True, return_counts=True), strict=True):
             last = self._begun + -(-(int(point) + 1) * self._planned // (BLOCKS * _POINTS))
             part = draws[first : first + n]
             mean, square = part.mean(axis=0), np.einsum("ij,ij->j", part, part) / n
-            new = PathPoint(last, int(n), mean, np.maximum(square - mean**2, 0.0))
+            variance = np.maximum(square - mean**2, 0.0)
+            new = PathPoint(last, int(n), mean + origin, variance)
             if self._path and self._path[-1].step == last:
                 self._path[-1] = _merge_points(self._path[-1], new)
             else:
@@ -248,7 +301,8 @@ class GradientTrace:
     def blocks(self) -> tuple[Moments, ...]:
         """Moments of consecutive steps, the oldest first."""
         self._flush()
-        return tuple(self._blocks)
+        now = [] if self._open is None else [self._open.moments(self.columns)]
+        return (*self._blocks, *now)
 
     @property
     def path(self) -> tuple[PathPoint, ...]:

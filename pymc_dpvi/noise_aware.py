@@ -149,7 +149,7 @@ class Regression:
         if block.n <= k:  # too few draws for slopes: their scatter is singular, but for its rounding
             return float(2 * level)
         try:
-            half = np.linalg.solve(self.root, scatter[:k, : 2 * k])
+            half = np.linalg.solve(self.root, scatter[:, : 2 * k])
             spread = np.linalg.inv(np.linalg.solve(self.root, half[:, :k].T))
         except np.linalg.LinAlgError:
             return float(2 * level)
@@ -159,14 +159,17 @@ class Regression:
         return float(2 * min(level, 2 * stats.norm.sf(abs(z))))
 
 
-def regress(moments: Moments, scatter: np.ndarray, columns: np.ndarray) -> Regression | None:
+def regress(
+    moments: Moments, scatter: np.ndarray, spread: np.ndarray, columns: np.ndarray
+) -> Regression | None:
     """Fit the linear model of the gradients by least squares.
 
     Parameters
     ----------
     moments : Moments
-    scatter : ndarray, shape (3 * k, 3 * k)
-        That of the group.
+    scatter : ndarray, shape (k, 3 * k)
+    spread : ndarray, shape (k, k)
+        Those of the group.
     columns : ndarray
         The group's columns in a row.
 
@@ -180,17 +183,17 @@ def regress(moments: Moments, scatter: np.ndarray, columns: np.ndarray) -> Regre
         return None
     z, lik, prior = slice(0, k), slice(k, 2 * k), slice(2 * k, 3 * k)
     try:
-        root = np.linalg.cholesky(scatter[z, z] / n)
+        root = np.linalg.cholesky(scatter[:, z] / n)
     except np.linalg.LinAlgError:
         return None
     if not np.isfinite(root).all() or np.diag(root).min() <= 1e-12 * (1.0 + np.abs(root).max()):
         return None
     # Coordinates u with z = centre + root u; a gradient with respect to u is root' times that by z.
-    white = np.linalg.solve(root, scatter[z]) / n
+    white = np.linalg.solve(root, scatter) / n
     slope, prior_slope = -white[:, lik] @ root, -white[:, prior] @ root
-    spread = root.T @ (scatter[lik, lik] / n) @ root
+    about_line = root.T @ (spread / n) @ root
     known = moments.noise_variance * (root.T @ root)
-    noise = known + _positive((spread - slope.T @ slope) * (n / (n - k - 1.0)) - known)
+    noise = known + _positive((about_line - slope.T @ slope) * (n / (n - k - 1.0)) - known)
     weight = 1.0 / np.diag(noise)
     both = weight[:, None] + weight[None, :]
     # Entries (i, j) and (j, i) are one number, estimated under the noise of coordinates i and j.
@@ -480,7 +483,8 @@ def _fits(blocks: Sequence[Moments], columns: Sequence[np.ndarray]) -> list[Regr
     if not blocks:
         return []
     moments = merged(blocks, columns)
-    fits = [regress(moments, s, c) for s, c in zip(moments.scatter, columns, strict=True)]
+    parts = zip(moments.scatter, moments.spread, columns, strict=True)
+    fits = [regress(moments, *part) for part in parts]
     found = [f for f in fits if f is not None]
     return found if len(found) == len(fits) else []
 
