@@ -73,10 +73,10 @@ def main() -> None:
     )
     methods = [m for m in METHODS if m not in ("c", "jax")]
     parser.add_argument("--methods", nargs="+", default=methods, choices=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=5, help="turns for each method")
     parser.add_argument(
-        "--quick", action="store_true", help="one round; no memory, no times of the first step"
+        "--rounds", type=int, default=argparse.SUPPRESS, help="turns for each method (5, with --quick 1)"
     )
+    parser.add_argument("--quick", action="store_true", help="neither memory nor times of the first step")
     parser.add_argument("--scaling", action="store_true", help="cost of a private step against B, D and N")
     parser.add_argument(
         "--output", type=Path, default=Path(__file__).resolve().parent / "output" / "step_time.json"
@@ -87,19 +87,19 @@ def main() -> None:
     arguments = parser.parse_args()
     one_thread_each()  # BLAS threads that wait count as work, whoever's step they belong to
     if arguments.child:
-        what, case, methods, rounds = arguments.child
-        print(json.dumps(measure(what, find(case), methods.split(","), int(rounds))))
+        what, case, methods, turns = arguments.child
+        print(json.dumps(measure(what, find(case), methods.split(","), int(turns))))
         return
-    if arguments.rounds < 1:
+    rounds = getattr(arguments, "rounds", 1 if arguments.quick else 5)
+    if rounds < 1:
         parser.error("--rounds must be at least 1")
     console = Console()
     if arguments.scaling:
-        document = scaling(arguments.rounds, console)
+        document = scaling(rounds, console)
     else:
         cases = [name for name in MODELS if chosen(name, arguments.models)]
         if not cases:
             parser.error(f"--models: none of {arguments.models} is known; there are {names}")
-        rounds = 1 if arguments.quick else arguments.rounds
         results = {}
         for name in cases:
             results[name] = compare(name, arguments.methods, rounds, arguments.quick, console)
