@@ -157,11 +157,12 @@ class _Sums:
         """Return the moments about the mean."""
         mean = self._total / self._n
         scatter, spread = [], []
-        for c, products, squares in zip(columns, self._scatter, self._spread, strict=True):
-            k = len(squares)
-            gradients = c[k : 2 * k]
-            scatter.append(products - np.outer(self._total[c[:k]], mean[c]))
-            spread.append(squares - np.outer(self._total[gradients], mean[gradients]))
+        with np.errstate(all="ignore"):  # of a fit that diverges
+            for c, products, squares in zip(columns, self._scatter, self._spread, strict=True):
+                k = len(squares)
+                gradients = c[k : 2 * k]
+                scatter.append(products - np.outer(self._total[c[:k]], mean[c]))
+                spread.append(squares - np.outer(self._total[gradients], mean[gradients]))
         return Moments(self._n, mean + self.origin, tuple(scatter), tuple(spread), self._noise / self._n)
 
 
