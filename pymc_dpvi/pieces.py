@@ -32,7 +32,7 @@ of a step on no records (`step`), before anything is spent, and hangs on no reco
 
 **Fetching.** Records of a batch lie anywhere in memory, and a processor that waits for each in turn is idle
 for most of a step. So the records some kilobytes ahead are asked for (LLVM's ``prefetch``) while the present
-one is copied.
+one is copied; of a long one the first lines, as the processor sees by itself how it goes on.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ _LARGE = 1 << 15
 _ROWS = "every block needs a row per record of a piece"
 #: Bytes to fetch ahead.
 _AHEAD = 4096
+#: Bytes of a record to fetch: to ask for all of a long one takes longer than to wait for it.
+_OF_A_RECORD = 512
 _CACHE_LINE = 64
 
 
@@ -174,7 +176,7 @@ def _take_rows(
     for i in range(piece):
         if together and first + i + ahead < indices.size:
             start = indices[first + i + ahead] * records.strides[0]
-            for byte in range(0, length, _CACHE_LINE):
+            for byte in range(0, min(length, _OF_A_RECORD), _CACHE_LINE):
                 _prefetch(records, start + byte)
         row = indices[min(first + i, indices.size - 1)]
         for j in range(width):
