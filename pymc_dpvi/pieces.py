@@ -5,7 +5,7 @@ goes into the operation, which fetches some records, computes their rows, clips 
 to the next::
 
     for piece in batch:                            # all of one length
-        rows = records[piece]                      # fetched ahead of their use
+        rows = records[piece]                      # `fetching`
         factors = per_record(rows, shared)
         high, low += clipped sum of the factors
     return round(high + low) + noise
@@ -29,10 +29,6 @@ vectorised by up to 32 (`tests/test_batch_position.py`). BLAS has one thread mea
 
 For an empty batch the rows of zeros are computed and nothing is added up: what fails, fails at the rehearsal
 of a step on no records (`step`), before anything is spent, and hangs on no record.
-
-**Fetching.** Records of a batch lie anywhere in memory, and a processor that waits for each in turn is idle
-for most of a step. So the records some kilobytes ahead are asked for (LLVM's ``prefetch``) while the present
-one is copied; of a long one the first lines, as the processor sees by itself how it goes on.
 """
 
 from __future__ import annotations
@@ -45,9 +41,6 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core.imputils import impl_ret_borrowed
-from numba.extending import intrinsic
 from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.io import In, Out
 from pytensor.compile.mode import get_mode
@@ -77,6 +70,7 @@ from pymc_dpvi.clipping import (
     tally_units,
 )
 from pymc_dpvi.errors import PrivacyError
+from pymc_dpvi.fetching import in_order, places_of, take_entries, take_rows
 from pymc_dpvi.graph_keys import graph_key, source_hash
 from pymc_dpvi.unlooped import without_loops
 
@@ -92,96 +86,6 @@ _SHORT, _MANY_OPERATIONS = 24, 55
 _LARGE = 1 << 15
 #: Seen at the rehearsal, before anything is spent.
 _ROWS = "every block needs a row per record of a piece"
-#: Bytes to fetch ahead.
-_AHEAD = 4096
-#: Bytes of a record to fetch: to ask for all of a long one takes longer than to wait for it.
-_OF_A_RECORD = 512
-_CACHE_LINE = 64
-
-
-@intrinsic
-def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:  # pragma: no cover
-    """Ask for the cache line at a byte offset from the start of an array. It is a hint: nothing is read."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.gep(builder.bitcast(data, byte), [args[1]])
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        builder.call(function, [place, word(0), word(3), word(1)])  # to read, often, data
-        return context.get_dummy_value()
-
-    return numba.types.void(array, offset), codegen
-
-
-@intrinsic
-def _known_to_be_in_order(typing_context: Any, array: Any) -> Any:  # pragma: no cover
-    """Return an array as one of C order, which numba lays out alike."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return impl_ret_borrowed(context, builder, signature.return_type, args[0])
-
-    return array.copy(layout="C")(array), codegen
-
-
-@numba.njit
-def _in_order(array: np.ndarray) -> np.ndarray:  # pragma: no cover
-    """Return an array in C order. Of most that PyTensor makes, numba does not know that they are.
-
-    The loops over them are then for any strides, several times slower.
-    """
-    expected, in_order = array.itemsize, True
-    for axis in range(array.ndim - 1, -1, -1):
-        in_order &= array.strides[axis] == expected
-        expected *= array.shape[axis]
-    if in_order:
-        return _known_to_be_in_order(array)
-    return array.copy()
-
-
-@numba.njit
-def _places(indices: np.ndarray, first: int, piece: int) -> np.ndarray:  # pragma: no cover
-    """Return ``indices[first : first + piece]``, filled up with the last index there is."""
-    out = np.empty(piece, np.int64)
-    for i in range(piece):
-        out[i] = indices[min(first + i, indices.size - 1)]
-    return out
-
-
-@numba.njit
-def _take_entries(
-    records: np.ndarray, indices: np.ndarray, first: int, piece: int
-) -> np.ndarray:  # pragma: no cover
-    """Copy the entries at `_places` of a vector."""
-    out = np.empty(piece, records.dtype)
-    there = min(piece, indices.size - first)
-    for i in range(there):
-        out[i] = records[indices[first + i]]
-    for i in range(there, piece):
-        out[i] = out[there - 1]
-    return out
-
-
-@numba.njit
-def _take_rows(
-    records: np.ndarray, indices: np.ndarray, first: int, piece: int
-) -> np.ndarray:  # pragma: no cover
-    """Copy the rows at `_places` of a matrix, fetching what comes next."""
-    width = records.shape[1]
-    length = width * records.itemsize
-    together = width > 0 and records.strides[1] == records.itemsize
-    ahead = 1 + _AHEAD // max(length, _CACHE_LINE)
-    out = np.empty((piece, width), records.dtype)
-    for i in range(piece):
-        if together and first + i + ahead < indices.size:
-            start = indices[first + i + ahead] * records.strides[0]
-            for byte in range(0, min(length, _OF_A_RECORD), _CACHE_LINE):
-                _prefetch(records, start + byte)
-        row = indices[min(first + i, indices.size - 1)]
-        for j in range(width):
-            out[i, j] = records[row, j]
-    return out
 
 
 class PiecewiseSum(Op):
@@ -309,7 +213,7 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
         how = _FETCH.get(variable.type.ndim, "{}[places_of(indices, first, piece)]")
         fetch.append(f"    {rows[-1]} = {how.format(name)}")
     arrays = [f"x{k}" for k in range(sum(form.num_arrays for form in private_sum.layout))]
-    in_order = [f"{array}_in_order" for array in arrays]
+    ordered = [f"{array}_in_order" for array in arrays]
     to_sum = arguments_of_sum(private_sum.pulled)
     pull_back = ["place", "slope", "shift"][: private_sum.num_shared]
     which = ["indices"] if op.sampled else []
@@ -327,18 +231,18 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
             f"    {', '.join(arrays)}, = per_record({', '.join([*rows, *shared])})",
             f"    if {' or '.join(f'{array}.shape[0] != piece' for array in arrays)}:",
             f"        raise ValueError({_ROWS!r})",
-            *(f"    {name} = in_order({array})" for name, array in zip(in_order, arrays, strict=True)),
-            f"    add_clipped({', '.join(in_order)}, min(piece, n - first), {', '.join(to_sum)})",
+            *(f"    {name} = in_order({array})" for name, array in zip(ordered, arrays, strict=True)),
+            f"    add_clipped({', '.join(ordered)}, min(piece, n - first), {', '.join(to_sum)})",
             *end_of_sum(private_sum.pulled),
         ]
     )
     scope = {
         **_scope(),
         "np": np,
-        "places_of": _places,
-        "take_entries": _take_entries,
-        "take_rows": _take_rows,
-        "in_order": _in_order,
+        "places_of": places_of,
+        "take_entries": take_entries,
+        "take_rows": take_rows,
+        "in_order": in_order,
         "add_clipped": numba.njit(fastmath=False)(op._add_clipped),
         "per_record": per_record,
         "piece": op.piece,

@@ -39,7 +39,7 @@ LAYERS = (
     ("gradients",),
     ("factoring",),
     ("adaptive_clipping", "chunk", "pieces"),
-    ("one_thread", "unlooped"),
+    ("fetching", "one_thread", "unlooped"),
     ("clipping",),
     ("block_sums", "blocks"),
     ("starting_values",),
