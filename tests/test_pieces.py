@@ -113,6 +113,19 @@ def test_pieces_of_python_are_bounded(monkeypatch: pytest.MonkeyPatch):
     check(both, np.arange(N), N)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_row_for_all_records_is_refused_even_on_no_records(mode: str, n: int):
+    """One record would stand for a piece; that this is so must be seen before anything is spent."""
+    x, indices, noise, count = pytensor.shared(np.ones((7, 2))), pt.lvector(), pt.lvector(), pt.lscalar()
+    batch = x[indices]
+    release = private_sum([Block(batch[:1])], noise, 1.0, np.asarray(UNIT), count)
+    (cut,) = in_pieces([release], [batch], [x], indices, {"mode": mode})
+    run = pytensor.function([indices, noise, count], cut, mode="CVM" if mode == "JAX" else mode)
+    with pytest.raises(ValueError, match="a row per record"):
+        run([0], [0, 0], n)
+
+
 def test_dense_gradients_of_a_batch_are_never_there_at_once():
     rows, columns = 4096, 2000  # 64 MB as a matrix
     x = pytensor.shared(np.ones((rows, 1)), shape=(None, 1))
