@@ -98,21 +98,25 @@ class PathPoint:
     variance: np.ndarray
 
 
+def _products(
+    u: np.ndarray, v: np.ndarray, columns: Sequence[np.ndarray]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return what the row pair u, v adds to `Moments.scatter` and to `Moments.spread`."""
+    draws = [c[: len(c) // 3] for c in columns]
+    gradients = [c[len(c) // 3 : 2 * len(c) // 3] for c in columns]
+    scatter = [np.outer(u[z], v[c]) for z, c in zip(draws, columns, strict=True)]
+    return scatter, [np.outer(u[g], v[g]) for g in gradients]
+
+
 def _merge(a: Moments, b: Moments, columns: Sequence[np.ndarray]) -> Moments:
     n = a.n + b.n
     apart = b.mean - a.mean
-    weight = a.n * b.n / n
+    scatter, spread = _products(a.n * b.n / n * apart, apart, columns)
     return Moments(
         n,
         a.mean + apart * (b.n / n),
-        tuple(
-            s + t + weight * np.outer(apart[c[: len(s)]], apart[c])
-            for s, t, c in zip(a.scatter, b.scatter, columns, strict=True)
-        ),
-        tuple(
-            s + t + weight * np.outer(apart[c[len(s) : 2 * len(s)]], apart[c[len(s) : 2 * len(s)]])
-            for s, t, c in zip(a.spread, b.spread, columns, strict=True)
-        ),
+        tuple(s + t + p for s, t, p in zip(a.scatter, b.scatter, scatter, strict=True)),
+        tuple(s + t + p for s, t, p in zip(a.spread, b.spread, spread, strict=True)),
         a.noise_variance + (b.noise_variance - a.noise_variance) * (b.n / n),
     )
 
@@ -128,11 +132,16 @@ def _merge_points(a: PathPoint, b: PathPoint) -> PathPoint:
     )
 
 
-class _Sums:
-    """Sums of products of rows less the first of them, for one block of steps."""
+def _finite(rows: np.ndarray) -> np.ndarray:
+    """Whether each row has finite entries, and their squares are."""
+    return np.isfinite(np.einsum("ij,ij->i", rows, rows))
 
-    def __init__(self, origin: np.ndarray, groups: Sequence[slice]) -> None:
-        self.origin = origin
+
+class _Sums:
+    """Sums of products of rows less the first of them, for one block of a run's steps."""
+
+    def __init__(self, block: int, origin: np.ndarray, groups: Sequence[slice]) -> None:
+        self.block, self.origin = block, origin
         self._size, self._groups = len(origin) // 3, groups
         self._n, self._total, self._noise = 0, np.zeros(len(origin)), 0.0
         lengths = [g.stop - g.start for g in groups]
@@ -156,14 +165,15 @@ class _Sums:
     def moments(self, columns: Sequence[np.ndarray]) -> Moments:
         """Return the moments about the mean."""
         mean = self._total / self._n
-        scatter, spread = [], []
         with np.errstate(all="ignore"):  # of a fit that diverges
-            for c, products, squares in zip(columns, self._scatter, self._spread, strict=True):
-                k = len(squares)
-                gradients = c[k : 2 * k]
-                scatter.append(products - np.outer(self._total[c[:k]], mean[c]))
-                spread.append(squares - np.outer(self._total[gradients], mean[gradients]))
-        return Moments(self._n, mean + self.origin, tuple(scatter), tuple(spread), self._noise / self._n)
+            scatter, spread = _products(self._total, mean, columns)
+            return Moments(
+                self._n,
+                mean + self.origin,
+                tuple(s - p for s, p in zip(self._scatter, scatter, strict=True)),
+                tuple(s - p for s, p in zip(self._spread, spread, strict=True)),
+                self._noise / self._n,
+            )
 
 
 class GradientTrace:
@@ -195,7 +205,6 @@ class GradientTrace:
         self._open: _Sums | None = None  # of the last block
         self._path: list[PathPoint] = []
         self._before = 0  # blocks of earlier runs
-        self._last = -1  # which block of this run the last one is
         self._begun = 0  # rows of earlier runs
         self._planned = 1
         self._taken = 0
@@ -223,7 +232,7 @@ class GradientTrace:
         while len(self._path) > BLOCKS * _POINTS:
             pairs_ = [self._path[k : k + 2] for k in range(0, len(self._path), 2)]
             self._path = [_merge_points(p[0], p[1]) if len(p) == 2 else p[0] for p in pairs_]
-        self._before, self._last = len(self._blocks), -1
+        self._before = len(self._blocks)
         self._begun += self._taken
         self._planned, self._taken = n_steps, 0
 
@@ -265,17 +274,16 @@ class GradientTrace:
         points = np.arange(first, self._taken) * (BLOCKS * _POINTS) // self._planned
         points = np.minimum(points, BLOCKS * _POINTS - 1)
         self._n_waiting = 0
-        if self._open is None or block != self._last:
-            fine = np.isfinite(np.einsum("ij,ij->i", rows, rows))
+        if self._open is None or block != self._open.block:
+            fine = _finite(rows)
             if not fine.any():
                 return
             self._close()
-            self._open = _Sums(rows[fine.argmax()].copy(), self.groups)
-            self._last = block
+            self._open = _Sums(block, rows[fine.argmax()].copy(), self.groups)
         rows -= self._open.origin
         total = np.ones(len(rows)) @ rows
         if not np.isfinite(total @ total):  # a prior may have no gradient at a far draw
-            fine = np.isfinite(np.einsum("ij,ij->i", rows, rows))
+            fine = _finite(rows)
             rows, points = rows[fine], points[fine]
             total = np.ones(len(rows)) @ rows
         self._follow(rows[:, : self.size], points, self._open.origin[: self.size])

@@ -74,6 +74,18 @@ def test_how_calls_are_cut_changes_no_bit() -> None:
         )
 
 
+def test_a_first_row_far_from_the_others_costs_no_digits() -> None:
+    # Products are added up about it.
+    rows = some_rows(1000, 2) - 1e4
+    rows[0] += 1e4
+    trace = fed(rows, [])
+    whole = merged(trace.blocks, trace.columns)
+    centred = rows - rows.mean(axis=0)
+    np.testing.assert_allclose(whole.scatter[0], centred[:, :2].T @ centred[:, :6], rtol=1e-9)
+    late = merged(trace.blocks[1:], trace.columns)
+    assert np.all(np.diag(late.spread[0]) < 2000)
+
+
 def test_steps_without_a_finite_gradient_are_left_out() -> None:
     rows = some_rows(400, 2)
     bad = rows.copy()
