@@ -35,6 +35,7 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.type import DenseTensorType
 
 from pymc_dpvi.graph_keys import graph_key, source_hash
+from pymc_dpvi.inlining import inlined
 
 __all__ = ["Chunk"]
 
@@ -204,10 +205,11 @@ def _compiled_loop(
         Key of the graph that `step` was made from.
     """
     compiled, compiled_key = numba_funcify_and_cache_key(step.maker.fgraph)
-    compiled = numba_njit(compiled.py_func, fastmath=False, inline="always")
     state = [f"s{k}" for k in range(len(arrays))]
     new = [f"n{k}" for k in range(len(arrays))]
     held = [f"x{k}" for k in range(n_held)]
+    of_a_step = ["batch", "count", "noise[t]", "epsilon[t]", "np.asarray(weights[t])"]
+    compiled, given = inlined(compiled, [*of_a_step, *state, *held])
     copies = [f"    {s} = {s}.copy()" for s, ndim in zip(state, arrays, strict=True) if ndim is not None]
     # Contiguous, so that a type stays the same from step to step: else the step is compiled twice.
     changes = []
@@ -227,8 +229,7 @@ def _compiled_loop(
             "        batch = indices[offsets[t] : offsets[t + 1]]",
             "        count = np.asarray(batch.size)",
             "        batch = batch if batch.size else nothing",
-            f"        {', '.join([*new, *(['row'] if width else [])])}, = step("
-            f"batch, count, noise[t], epsilon[t], np.asarray(weights[t]), {', '.join([*state, *held])})",
+            f"        {', '.join([*new, *(['row'] if width else [])])}, = step({given})",
             *changes,
             *(_LEAVE_ROW if width else []),
             f"    return {', '.join([*state, 'rows'])}",

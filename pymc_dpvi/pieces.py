@@ -72,6 +72,7 @@ from pymc_dpvi.clipping import (
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.fetching import in_order, places_of, take_entries, take_rows
 from pymc_dpvi.graph_keys import graph_key, source_hash
+from pymc_dpvi.inlining import inlined
 from pymc_dpvi.unlooped import without_loops
 
 __all__ = ["PiecewiseSum", "in_pieces"]
@@ -201,7 +202,6 @@ _FETCH = {1: "take_entries({}, indices, first, piece)", 2: "take_rows({}, indice
 @register_funcify_and_cache_key(PiecewiseSum)
 def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
     per_record, per_record_key = numba_funcify_and_cache_key(op.per_record.maker.fgraph)
-    per_record = numba_njit(per_record.py_func, fastmath=False, inline="always")
     private_sum = op.private_sum
     records = [f"d{k}" for k in range(op.n_records)]
     n_shared = len(node.inputs) - op.n_records - 3 - op.sampled - private_sum.num_shared
@@ -212,6 +212,7 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
         rows.append(f"r{len(rows)}")
         how = _FETCH.get(variable.type.ndim, "{}[places_of(indices, first, piece)]")
         fetch.append(f"    {rows[-1]} = {how.format(name)}")
+    per_record, given = inlined(per_record, [*rows, *shared])
     arrays = [f"x{k}" for k in range(sum(form.num_arrays for form in private_sum.layout))]
     ordered = [f"{array}_in_order" for array in arrays]
     to_sum = arguments_of_sum(private_sum.pulled)
@@ -228,7 +229,7 @@ def _numba_piecewise_sum(op: PiecewiseSum, node: Apply, **kwargs: Any) -> Any:
             *fetch,
             "    if n == 0:",
             *(f"        {row}.fill(0)" for row in rows),
-            f"    {', '.join(arrays)}, = per_record({', '.join([*rows, *shared])})",
+            f"    {', '.join(arrays)}, = per_record({given})",
             f"    if {' or '.join(f'{array}.shape[0] != piece' for array in arrays)}:",
             f"        raise ValueError({_ROWS!r})",
             *(f"    {name} = in_order({array})" for name, array in zip(ordered, arrays, strict=True)),
