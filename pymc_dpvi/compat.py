@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from pytensor.compile.mode import Mode, get_mode
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from pymc_dpvi.errors import ArgumentError
 
@@ -28,8 +29,16 @@ __all__ = ["PosteriorData", "compile_mode", "posterior_data", "quiet_pytensor", 
 PosteriorData = Any
 
 _TAKEN = {"allow_input_downcast", "givens", "inputs", "on_unused_input", "outputs", "updates"}
+#: No compiler: each operation as NumPy and SciPy compute it. Fused, they would be Python calls on scalars.
+_PYTHON = Mode("py", RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion"]))
 #: The mode of a step, and that of the rows of its batch if it is another one.
-_BACKENDS = {"numba": ("NUMBA", None), "c": ("CVM", None), "cvm": ("CVM", None), "jax": ("CVM", "JAX")}
+_BACKENDS: dict[str, tuple[Any, str | None]] = {
+    "numba": ("NUMBA", None),
+    "c": ("CVM", None),
+    "cvm": ("CVM", None),
+    "jax": ("CVM", "JAX"),
+    "python": (_PYTHON, None),
+}
 
 
 def posterior_data(
@@ -79,7 +88,7 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
 
     Parameters
     ----------
-    backend : {"numba", "c", "jax"}, optional
+    backend : {"numba", "c", "jax", "python"}, optional
     compile_kwargs : mapping, optional
         Passed to PyTensor's ``function``; may hold ``mode`` instead.
 
@@ -106,8 +115,8 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
     if backend is not None and (not isinstance(backend, str) or backend not in _BACKENDS):
         found = repr(backend) if type(backend) is str else f"a {type(backend).__name__}"
         raise ArgumentError(
-            f"backend={found} is not available: choose backend='numba' (default), backend='c', or "
-            "backend='jax'."
+            f"backend={found} is not available: choose backend='numba' (default), backend='c', "
+            "backend='jax', or backend='python'."
         )
     if backend == "jax" and util.find_spec("jax") is None:
         raise ArgumentError("backend='jax' needs JAX, which is not installed: pip install 'jax>=0.6'.")

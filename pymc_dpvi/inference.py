@@ -35,7 +35,8 @@ from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed
-from pymc_dpvi.compat import compile_mode, quiet_pytensor, rows_mode, versions
+from pymc_dpvi.backends import Backend, backends, first_that_works
+from pymc_dpvi.compat import quiet_pytensor, versions
 from pymc_dpvi.errors import (
     ArgumentError,
     InsecureNoiseWarning,
@@ -81,11 +82,6 @@ _ANALYSIS = (
     "the model on made-up data and call pymc_dpvi.records.build_record_model(model)."
 )
 _STARTING = "The fit cannot start: {} was raised. Check start= and start_sigma=, and the variables' initval."
-_COMPILING = (
-    "The private step could not be compiled: {} was raised. Check compile_kwargs=, obj_optimizer= and "
-    "backend= (backend='numba' takes models that 'jax' does not); what PyTensor says may quote data and is "
-    "left out, so try them on made-up data. Nothing is spent."
-)
 
 Callback = Callable[[DPApproximation, None, int], Any]
 
@@ -262,6 +258,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._insecure_noise_seed = insecure_noise_seed
         self._streams: Streams | None = None
         self._step: PrivateStep | None = None
+        self._backend = ""
         self._mechanism: Mechanism | None = None
         self._iterate: list[np.ndarray] | None = None
         self._callbacks: list[Callback] = []
@@ -355,10 +352,12 @@ class DPADVI(Inference):  # type: ignore[misc]
         progressbar : bool
             Show steps, speed and ε.
         progressbar_theme : rich.theme.Theme, optional
-        backend : {"numba", "c", "jax"}, optional
-            Where the step is compiled; numba by default. With ``"jax"``, the gradients of the records of a
-            batch are computed by JAX, on the device that it takes by default (``jax.default_device``), a
-            piece of the batch at a time; clipping, sums and noise are the same code as ever.
+        backend : {"numba", "c", "jax", "python"}, optional
+            Where the step is compiled. By default numba; if it cannot compile the model, C, and then Python
+            mode, with a line in the log and the reason in the report. With ``"jax"``, the gradients of the
+            records of a batch are computed by JAX, on the device that it takes by default
+            (``jax.default_device``), a piece of the batch at a time; clipping, sums and noise are the same
+            code as ever.
         include_transformed : bool
             Let `sample` add the unconstrained values.
         obj_n_mc : int
@@ -412,27 +411,28 @@ class DPADVI(Inference):  # type: ignore[misc]
             if not callable(callback):
                 raise ArgumentError("callbacks must be functions of (approx, losses, i).")
         every = math.gcd(*(_every(callback) for callback in callbacks))
-        kwargs_compile = compile_mode(backend, compile_kwargs)
+        candidates = backends(backend, compile_kwargs)
         mechanism = self._terms.mechanism(n, self._record.num_records)
         cost = self._planned(mechanism, n)
         self._reserve(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
         optimizer = falling_adam(n) if obj_optimizer is None else obj_optimizer
 
-        @quiet_pytensor()
-        def compiled() -> PrivateStep:
-            return PrivateStep(
-                self._record,
-                self._approx.latents,
-                self._approx.groups[0],
-                mechanism,
-                n_mc=n_mc,
-                optimizer=optimizer,
-                max_grad_norm=total_grad_norm_constraint,
-                compile_kwargs=kwargs_compile,
-                rows_kwargs=rows_mode(backend),
-            )
+        def compiled(candidate: Backend) -> PrivateStep:
+            with quiet_pytensor():
+                return PrivateStep(
+                    self._record,
+                    self._approx.latents,
+                    self._approx.groups[0],
+                    mechanism,
+                    n_mc=n_mc,
+                    optimizer=optimizer,
+                    max_grad_norm=total_grad_norm_constraint,
+                    compile_kwargs=dict(candidate.step),
+                    rows_kwargs=candidate.rows,
+                )
 
-        step = shielded(compiled, ArgumentError, _COMPILING)
+        step, taken = first_that_works(candidates, compiled)
+        cost = replace(cost, backend=taken)
         self._warn(cost)
         self._reserve(cost, mechanism, "fit")
         earlier = self._approx._report
@@ -445,7 +445,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             )
         self._restore_iterate()
         self._approx.groups[0].include_transformed = include_transformed
-        self._mechanism, self._step = mechanism, step
+        self._mechanism, self._step, self._backend = mechanism, step, taken
         self._callbacks, self._every = callbacks, every
         self._run(cost, progressbar, progressbar_theme)
         return self._approx
@@ -480,7 +480,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         n = check_integer("n", n, high=MAX_STEPS)
         check_bar(progressbar, progressbar_theme)
         self._record.check_unchanged()
-        cost = self._planned(self._mechanism, n)
+        cost = replace(self._planned(self._mechanism, n), backend=self._backend)
         self._warn(cost)
         self._reserve(cost, self._mechanism, "refine")
         self._restore_iterate()

@@ -2,12 +2,15 @@
 
 A function that numba inlines into its only caller is compiled once, and one that it calls is compiled with a
 level of its own: seconds of every first fit. But Python hands more than 30 arguments over as one tuple
-(``CALL_FUNCTION_EX``; `STACK_USE_GUIDELINE` in CPython's compiler), and numba inlines no such call: "Calling a
-closure with *args is unsupported". A model with many variables, or a likelihood that reads many intermediate
-results, has as many arguments. So from 31 arguments on the function is rewritten to take them in groups, each a
-tuple::
+(``CALL_FUNCTION_EX``; `STACK_USE_GUIDELINE` in CPython's compiler), and numba inlines no such call: "Calling
+a closure with *args is unsupported". A model with many variables, or a likelihood that reads many
+intermediate results, has as many arguments. So from 31 arguments on the function is rewritten to take them in
+groups, each a tuple::
 
-    def function(a0, ..., a45): body    ->    def function(g0, g1): (a0, ..., a29,) = g0; (a30, ...,) = g1; body
+    def function(a0, ..., a45):      ->     def function(g0, g1):
+        ...                                     (a0, ..., a29,) = g0
+                                                (a30, ..., a45,) = g1
+                                                ...
 
 which is the same computation.
 """
@@ -46,9 +49,7 @@ def inlined(function: Any, arguments: Sequence[str]) -> tuple[Any, str]:
     """
     python = function.py_func
     if len(arguments) > MOST_ARGUMENTS:
-        groups = [
-            arguments[k : k + MOST_ARGUMENTS] for k in range(0, len(arguments), MOST_ARGUMENTS)
-        ]
+        groups = [arguments[k : k + MOST_ARGUMENTS] for k in range(0, len(arguments), MOST_ARGUMENTS)]
         grouped = _grouped(python, [len(group) for group in groups])
         if grouped is None or len(groups) > MOST_ARGUMENTS:
             return numba_njit(python, fastmath=False), ", ".join(arguments)

@@ -44,6 +44,10 @@ class PrivacyRun:
     run_id : str
         Random, and the same in report, draws and the budget's ledger; empty where the noise is seeded.
 
+    backend : str
+        What computed the steps: ``"numba"``, ``"c"``, ``"jax"`` or ``"python"``, with the reason if the
+        default could not be had; ``"compile_kwargs"`` for a mode of the user's own. Empty if not known.
+
     Raises
     ------
     ArgumentError
@@ -60,13 +64,16 @@ class PrivacyRun:
     tally_weight: float = 0.0
     default_sampling: bool = False
     run_id: str = ""
+    backend: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.default_sampling, bool):
             raise ArgumentError("PrivacyRun: default_sampling must be True or False.")
         check_run_id("PrivacyRun: run_id", self.run_id)
+        if not isinstance(self.backend, str):
+            raise ArgumentError("PrivacyRun: backend must be a string.")
         for field in dataclasses.fields(self):
-            if field.name in ("default_sampling", "run_id"):
+            if field.name in ("default_sampling", "run_id", "backend"):
                 continue
             value = getattr(self, field.name)
             whole = field.name in ("n_steps", "steps_run")

@@ -315,6 +315,7 @@ class PrivacyReport:
             chosen = " (chosen: a larger one would hardly reduce the noise)" if run.default_sampling else ""
             adaptive = _ADAPTIVE.format(shown(run.tally_weight)) if run.tally_weight else ""
             named = f", id {run.run_id}" if run.run_id else ""
+            named += f", backend {run.backend}" if run.backend else ""
             lines.append(
                 (
                     f"run {number}",

@@ -1,7 +1,7 @@
 """The file format of a privacy report: strict JSON with a version, read back with its history.
 
-Version 4 added ``run_id`` to the runs. Version 3 added ``tally_weight`` and ``default_sampling``; before it,
-every clip norm was fixed.
+Version 5 added ``backend`` to the runs, version 4 ``run_id``. Version 3 added ``tally_weight`` and
+``default_sampling``; before it, every clip norm was fixed.
 Version 2 added ``noise`` and ``budget``. Version 1 knew one kind of noise, drawn in floating point, and no
 budgets; that is how it is read.
 """
@@ -17,11 +17,12 @@ from pymc_dpvi.errors import ArgumentError
 __all__ = ["header", "read", "to_number", "write"]
 
 _FORMAT = "pymc_dpvi.PrivacyReport"
-_VERSION = 4
+_VERSION = 5
 _BEFORE: dict[int, dict[str, Any]] = {
     1: {"noise": "gaussian_float64", "budget": None},
     2: {},
     3: {},
+    4: {},
     _VERSION: {},
 }
 

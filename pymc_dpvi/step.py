@@ -38,6 +38,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.adaptive_clipping import RunningClip
+from pymc_dpvi.backends import StepFailedError, reason_of
 from pymc_dpvi.blocks import Block, PullBack
 from pymc_dpvi.chunk import Chunk
 from pymc_dpvi.clipping import PrivateSum, private_sum
@@ -220,7 +221,10 @@ class PrivateStep:
 
         Raises
         ------
+        StepFailedError
+            If it raises.
         ArgumentError
+            If it leads to infinity.
         """
         before = [variable.get_value() for variable in state]
         failure = ""
@@ -233,18 +237,13 @@ class PrivateStep:
                 np.zeros(1, dtype=self.dtype),
             )
         except Exception as error:  # raised below, so that it is not chained
-            failure = type(error).__name__
+            failure = reason_of(error)
         after = [p.get_value() for p in self.params]
         shapes = [p.get_value(borrow=True).shape for p in self.averages]
         for variable, value in zip(state, before, strict=True):
             variable.set_value(value)
         if failure:
-            raise ArgumentError(
-                f"A step on no records raised {failure}: the backend cannot compile the model "
-                "(backend='numba' takes models that 'jax' does not), obj_optimizer returned updates that do "
-                "not fit its parameters, or a public array has not the shape that the model was written for. "
-                "Nothing is spent."
-            )
+            raise StepFailedError(failure)
         if [a.shape for a in after] != shapes:
             raise ArgumentError("obj_optimizer returned updates of another shape than its parameters.")
         if not all(np.isfinite(a).all() for a in after):

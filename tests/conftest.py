@@ -13,6 +13,7 @@ import pytest
 import python_mode  # noqa: F401
 
 from pymc_dpvi import inference
+from pymc_dpvi.backends import Backend, backends
 from pymc_dpvi.compat import compile_mode
 
 with warnings.catch_warnings():
@@ -76,11 +77,11 @@ def without_compiling(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     if request.node.get_closest_marker("compiled"):
         return
 
-    def in_python(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    def in_python(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> list[Backend]:
         if backend is None and (
             compile_kwargs is None or (isinstance(compile_kwargs, dict) and "mode" not in compile_kwargs)
         ):
-            compile_kwargs = {**(compile_kwargs or {}), "mode": "PYTHON"}
-        return compile_mode(backend, compile_kwargs)
+            return [Backend("python", compile_mode(None, {**(compile_kwargs or {}), "mode": "PYTHON"}))]
+        return backends(backend, compile_kwargs)
 
-    monkeypatch.setattr(inference, "compile_mode", in_python)
+    monkeypatch.setattr(inference, "backends", in_python)

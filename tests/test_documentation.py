@@ -181,7 +181,7 @@ def test_the_code_on_the_pages_runs(
         return fit(min(n, 20), *args, **{"progressbar": False, **kwargs})
 
     monkeypatch.setattr(pm, "fit", short)
-    monkeypatch.setattr(auditing_run, "compile_mode", inference.compile_mode)
+    monkeypatch.setattr(auditing_run, "backends", inference.backends)
     monkeypatch.chdir(tmp_path)
     found = blocks(DOCS / f"{page}.md")
     assert len(found) >= 4

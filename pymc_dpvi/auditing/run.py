@@ -17,7 +17,8 @@ from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import AuditReport
 from pymc_dpvi.auditing.sensitivity import check_lattice, check_one_way_out, check_sensitivity
 from pymc_dpvi.auditing.transcript import check_noise, check_randomness
-from pymc_dpvi.compat import compile_mode, rows_mode, versions
+from pymc_dpvi.backends import Backend, backends, first_that_works
+from pymc_dpvi.compat import versions
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.inference import DPADVI
 from pymc_dpvi.mechanism import Streams
@@ -61,7 +62,7 @@ def audit(
         10 % too small in one of the numbers released.
     obj_n_mc : int
         As in `fit`.
-    backend : {"numba", "c", "jax"}, optional
+    backend : {"numba", "c", "jax", "python"}, optional
         As in `fit`.
     compile_kwargs : dict, optional
         As in `fit`.
@@ -104,15 +105,19 @@ def audit(
     n_mc = check_integer("obj_n_mc", obj_n_mc)
     if random_seed is not None:
         check_seed("random_seed", random_seed)
-    mode = compile_mode(backend, compile_kwargs)
+    candidates = backends(backend, compile_kwargs)
     audited = _method(model, method, kwargs)
     rng = np.random.default_rng(random_seed)
     record, approx, terms = audited._record, audited._approx, audited._terms
     if not all(np.isfinite(p.get_value(borrow=True)).all() for p in approx.params):
         raise ArgumentError("the method's variational parameters are not finite; make a new method to audit.")
     mechanism = terms.mechanism(n, record.num_records)
-    rows = rows_mode(backend)
-    probe = Probe(record, approx, mechanism, n_mc=n_mc, compile_kwargs=mode, rows_kwargs=rows, rng=rng)
+
+    def compiled(candidate: Backend) -> Probe:
+        kwargs: dict[str, Any] = {"compile_kwargs": dict(candidate.step), "rows_kwargs": dict(candidate.rows)}
+        return Probe(record, approx, mechanism, n_mc=n_mc, rng=rng, **kwargs)
+
+    probe, taken = first_that_works(candidates, compiled)
     streams = Streams.make(None)
     kept = int(np.clip(_MOST_NUMBERS // probe.num_noise, 100, runs))
     attack = run_attack(probe, mechanism, streams, rng, runs)
@@ -134,6 +139,7 @@ def audit(
     settings = {
         "method": type(audited).__name__,
         "gradients": mechanism.gradient,
+        "backend": taken,
         "latent values": str(approx.latents.size),
         "numbers released a step": str(probe.num_noise),
         "sampler": sampler.name,

@@ -1,0 +1,177 @@
+"""Where a private step is computed, and what to do where that backend cannot compile the model.
+
+Who names no backend gets the first of ``numba``, ``c`` and ``python`` that compiles the step and makes one on
+no records (`step.PrivateStep` rehearses). What a fit computes is the same in each; what it takes differs:
+
+* ``numba``: fastest; compiles in seconds to half a minute;
+* ``c``: needs a C++ compiler (``pytensor.config.cxx``);
+* ``python``: no compiler at all; a step takes some hundred times as long. It knows every operation.
+
+A fallback is no accident to be hidden: one line in the log and the report's ``backend`` say what was taken
+and why. Nothing has been charged by then, and no record has been read: which backend works follows from the
+model's graph and from types.
+
+Who names a backend gets that one, or an error that says why it cannot be had.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytensor
+
+from pymc_dpvi.compat import compile_mode, rows_mode
+from pymc_dpvi.errors import ArgumentError, PrivacyError
+
+__all__ = ["Backend", "StepFailedError", "backends", "first_that_works"]
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ADVICE = {
+    "numba": "Leave backend= out: C or Python mode is taken where numba cannot; or give backend='c'",
+    "c": "Leave backend= out, or give backend='numba'",
+    "jax": "Leave backend= out, or give backend='numba', which knows more operations than JAX",
+    "compile_kwargs": "Leave compile_kwargs= out",
+}
+_NO_BACKEND = (
+    "A step on no records raised {}, and not on one backend alone: obj_optimizer returned updates that do "
+    "not fit its parameters, a public array has not the shape that the model was written for, or "
+    "compile_kwargs= has something that PyTensor does not take. What PyTensor says may quote data and is "
+    "left out, so try it on made-up data. Nothing is spent."
+)
+#: Of numba's long messages, lines that only say where it was.
+_WHERE = ("Failed in", "During", "File ", "<source", "[", "-", "^", "This error", "def ", "Enable")
+_MOST_CHARACTERS = 160
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compile a step.
+
+    Attributes
+    ----------
+    name : str
+        ``"numba"``, ``"c"``, ``"jax"`` or ``"python"``; ``"compile_kwargs"`` where the user gave a mode.
+    step : dict
+        Keyword arguments of PyTensor's ``function`` for the step.
+    rows : dict
+        What is different for the rows of a batch.
+    """
+
+    name: str
+    step: Mapping[str, Any] = field(repr=False)
+    rows: Mapping[str, Any] = field(repr=False, default_factory=dict)
+
+
+class StepFailedError(Exception):
+    """A step was compiled, and raised on no records."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> list[Backend]:
+    """Return the backends to try, in this order: one if the user named one.
+
+    Parameters
+    ----------
+    backend : {"numba", "c", "jax", "python"}, optional
+    compile_kwargs : mapping, optional
+        Passed to PyTensor's ``function``; may hold ``mode`` instead of a backend's name.
+
+    Raises
+    ------
+    ArgumentError
+        As `compat.compile_mode`.
+    """
+    if backend is not None or (compile_kwargs is not None and "mode" in compile_kwargs):
+        name = "compile_kwargs" if backend is None else {"cvm": "c"}.get(backend, backend)
+        return [Backend(name, compile_mode(backend, compile_kwargs), rows_mode(backend))]
+    names = ["numba", *(["c"] if pytensor.config.cxx else []), "python"]
+    return [Backend(name, compile_mode(name, compile_kwargs), rows_mode(name)) for name in names]
+
+
+def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]) -> tuple[T, str]:
+    """Return what `make` returns for the first backend for which it does not fail.
+
+    Where the first one fails, Python mode is asked, which knows every operation: if it fails too, no backend
+    is to blame, and none of the others is tried.
+
+    Parameters
+    ----------
+    candidates : sequence of Backend
+    make : callable
+        Compiles and rehearses; raises what the backend raises, or `StepFailedError`.
+
+    Returns
+    -------
+    made : object
+    backend : str
+        Its name; with the reason in brackets if an earlier one failed.
+
+    Raises
+    ------
+    PrivacyError
+        As `make` raised it; `ArgumentError` if no backend works, or the one that was named does not.
+    """
+    first, *others = candidates
+    made, reason = _attempt(make, first)
+    if made is not None:
+        return made, first.name
+    python = Backend("python", {**first.step, **compile_mode("python", None)})
+    in_python, failure = (None, reason) if first.name == "python" else _attempt(make, python)
+    if in_python is None:
+        raise ArgumentError(_NO_BACKEND.format(failure))
+    if not others:
+        named = "compile_kwargs=" if first.name == "compile_kwargs" else f"backend={first.name!r}"
+        raise ArgumentError(
+            f"{named} cannot compile this model: {reason}. {_ADVICE[first.name]}. Nothing is spent."
+        )
+    reasons = [f"{first.name}: {reason}"]
+    made, taken = in_python, python.name
+    for candidate in others:
+        if candidate.name == "python":
+            break
+        found, why = _attempt(make, candidate)
+        if found is not None:
+            made, taken = found, candidate.name
+            break
+        reasons.append(f"{candidate.name}: {why}")
+    said = "; ".join(reasons)
+    _logger.warning("The fit runs with backend=%r, as others cannot compile this model (%s).", taken, said)
+    return made, f"{taken} ({said})"
+
+
+def reason_of(error: BaseException) -> str:
+    """Say in a few words what a compiler did not like: its error's type, and numba's first reason.
+
+    Compilers see graphs and types and the model's public constants, no records. Numbers are left out all the
+    same.
+    """
+    kind = type(error).__name__
+    if type(error).__module__.partition(".")[0] != "numba":
+        return kind
+    for line in re.sub("\x1b\\[[0-9;]*m", "", str(error)).splitlines():
+        line = line.strip()
+        if line and not line.startswith(_WHERE):
+            plain = re.sub(r"0x[0-9a-fA-F]+|[-+]?\d[\w.+-]*", "#", line).rstrip(".: ")
+            return f"{kind}: {plain[:_MOST_CHARACTERS]}"
+    return kind
+
+
+def _attempt(make: Callable[[Backend], T], candidate: Backend) -> tuple[T | None, str]:
+    try:
+        return make(candidate), ""
+    except (PrivacyError, MemoryError):
+        raise
+    except StepFailedError as error:
+        return None, error.reason
+    except Exception as error:  # its text may quote arrays of the model
+        return None, reason_of(error)
