@@ -30,6 +30,7 @@ from pymc.logprob.utils import CheckParameterValue
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import io_toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.random.op import RandomVariable
@@ -47,6 +48,7 @@ __all__ = [
     "inner_constants",
     "is_array",
     "resize_records",
+    "substituted",
     "walk",
 ]
 
@@ -238,6 +240,21 @@ def resize_records(
                 fresh.name = old.name
             memo[old] = fresh
     return [memo.get(v, v) for v in outputs], memo
+
+
+def substituted(outputs: Sequence[Variable], swap: Mapping[Variable, Variable]) -> list[Variable]:
+    """Put other variables in place of some; what stands behind a replaced one is not looked at.
+
+    ``pytensor.graph.replace.graph_replace`` raises "not a part of graph" in PyTensor 2 where one of the
+    replaced variables is needed for another one alone.
+    """
+    memo = dict(swap)
+    for node in io_toposort(list(swap), list(outputs)):
+        inputs = [memo.get(i, i) for i in node.inputs]
+        if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+            for old, new in zip(node.outputs, node.clone_with_new_inputs(inputs).outputs, strict=True):
+                memo.setdefault(old, new)
+    return [memo.get(out, out) for out in outputs]
 
 
 def fold_shapes(outputs: Sequence[Variable]) -> list[Variable]:

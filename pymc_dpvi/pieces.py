@@ -72,6 +72,7 @@ from pymc_dpvi.clipping import (
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.fetching import in_order, places_of, take_entries, take_rows
 from pymc_dpvi.graph_keys import graph_key, source_hash
+from pymc_dpvi.graphs import substituted
 from pymc_dpvi.inlining import inlined
 from pymc_dpvi.unlooped import without_loops
 
@@ -306,7 +307,7 @@ def in_pieces(
         count, noise, _ = node.inputs[-3:]
         _refuse_records(shared, [*data, *([] if indices is None else [indices]), count, noise])
         inputs = [*rows.values(), *shared.values()]
-        outputs_of_rows = without_loops(graph_replace(arrays, {**rows, **shared}, strict=False))
+        outputs_of_rows = without_loops(substituted(arrays, {**rows, **shared}))
         per_record = pm_compile(
             [In(v, borrow=True) for v in inputs],
             [Out(a, borrow=True) for a in outputs_of_rows],

@@ -17,7 +17,7 @@ from pytensor.graph.basic import Variable
 from pytensor.raise_op import Assert
 
 from pymc_dpvi.errors import NotSeparableError
-from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, walk
+from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, substituted, walk
 
 N = 13
 X = np.random.default_rng(0).normal(size=(N, 3))
@@ -179,3 +179,21 @@ def test_arrays():
         assert np.shares_memory(array_value(var), value)
     assert not is_array(pt.matrix()) and not is_array(shared + 1)
     assert not is_array(pytensor.shared(np.random.default_rng(0)))
+
+
+def test_substituted_variables_may_stand_behind_each_other() -> None:
+    """PyTensor 2's graph_replace raises for the first of them."""
+    x, y = pt.vector("x"), pt.vector("y")
+    inner = pt.exp(x)
+    outer = inner * y
+    both = [outer.sum(), outer + inner]
+    a, b = pt.vector("a"), pt.vector("b")
+    total, added = substituted(both, {inner: a, outer: b})
+    values = {a: np.array([1.0, 2.0]), b: np.array([10.0, 20.0])}
+    np.testing.assert_allclose(total.eval({b: values[b]}), 30.0)
+    np.testing.assert_allclose(added.eval(values), [11.0, 22.0])
+    (alone,) = substituted([outer.sum()], {inner: a, outer: b})
+    np.testing.assert_allclose(alone.eval({b: values[b]}), 30.0)
+    assert substituted([x, inner], {x: a})[0] is a
+    (same,) = substituted([pt.cos(y)], {x: a})
+    assert same.owner.inputs[0] is y
