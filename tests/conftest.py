@@ -1,7 +1,12 @@
-"""What every test file shares: PyTensor's warning about BLAS, and two tiny models."""
+"""What every test file shares: PyTensor's warning about BLAS, two tiny models, and half of the zoo.
+
+A whole fit compiles for ten seconds and more, so that one run fits every model of the zoo once: half of them
+with PyMC 5 and the other half with PyMC 6, swapped from commit to commit. Two runs have seen all on both.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +28,30 @@ with warnings.catch_warnings():
     _ = pytensor.config.blas__ldflags
 
 NUM_RECORDS = 61
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part-of-zoo",
+        metavar="K/M",
+        help="of the tests marked zoo, every M-th from the K-th on; 'half': every other one, by the commit's "
+        "number and PyMC's version",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--part-of-zoo")
+    if part is None:
+        return
+    if part == "half":
+        counting = ["git", "rev-list", "--count", "HEAD"]
+        counted = subprocess.run(counting, cwd=config.rootpath, capture_output=True, text=True, check=False)
+        part = f"{(int(counted.stdout or 0) + int(pm.__version__.split('.')[0])) % 2}/2"
+    first, every = map(int, part.split("/"))
+    models = [item for item in items if item.get_closest_marker("zoo")]
+    left_out = set(models) - set(models[first::every])
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

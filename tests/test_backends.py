@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Callable
@@ -163,3 +164,23 @@ def test_python_mode_computes_what_numba_does(logistic: Callable[[], pm.Model]) 
             approx = method.fit(20, backend=backend, progressbar=False)
         means.append(approx.mean.eval())
     np.testing.assert_allclose(means[0], means[1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_again(enabled: bool) -> None:
+    seen: list[bool] = []
+
+    def make(candidate: Backend) -> str:
+        seen.append(gc.isenabled())
+        if len(seen) == 1:
+            raise StepFailedError("ValueError")
+        return "step"
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        first_that_works(DEFAULT, make)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert seen == [False] * 3
