@@ -18,6 +18,7 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.lowering import without_raising
 
 with warnings.catch_warnings():  # ArviZ 0.23 announces its next version on import
     warnings.simplefilter("ignore", FutureWarning)
@@ -132,7 +133,7 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
             "compile_kwargs['mode'] is not available: a private step needs the noise kernel, which exists "
             "for the modes 'NUMBA' (default) and 'CVM'. For JAX, give backend='jax'."
         )
-    kwargs["mode"] = mode
+    kwargs["mode"] = without_raising(mode)
     return kwargs
 
 
@@ -143,7 +144,7 @@ def rows_mode(backend: str | None) -> dict[str, Any]:
     lattice; the step around them is PyTensor's.
     """
     mode = _BACKENDS[backend or "numba"][1]
-    return {} if mode is None else {"mode": get_mode(mode)}
+    return {} if mode is None else {"mode": without_raising(get_mode(mode))}
 
 
 @contextmanager

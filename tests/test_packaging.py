@@ -64,7 +64,7 @@ LAYERS = (
     ("backends",),
     ("compat", "privacy_run", "progress", "report_json", "wording"),
     ("optimizers",),
-    ("arguments", "keywords", "tracebacks"),
+    ("arguments", "keywords", "lowering", "tracebacks"),
     ("errors",),
 )
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}

@@ -1,0 +1,60 @@
+"""Operations that a backend turns into machine code that can raise, rewritten to ones that cannot.
+
+One record must not be able to make a step raise: that it did would tell everybody that the record is there. In
+a graph, ``float ** integer`` is a number for all inputs. numba computes it by repeated squaring and divides at
+the end (`numba.cpython.numbers.int_power_impl`): ``0.0 ** -1`` raises ZeroDivisionError, and so does
+``0.5 ** -2000``, whose denominator underflows. Here the exponent becomes a float, of which every backend makes
+C's ``pow``; it returns infinity there. Constant exponents of zero and more stay integers: squaring does not divide.
+
+The rewrite is the last before elementwise operations are fused. So it sees the powers that the model has, those
+that differentiation makes of them, and those that PyTensor's own rewrites bring in.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import in2out, node_rewriter
+from pytensor.scalar.basic import Pow
+from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
+
+__all__ = ["without_raising"]
+
+#: After "specialize" and what undoes canonical forms (48), before fusion (49).
+_POSITION = 48.5
+
+
+def without_raising(mode: Mode) -> Mode:
+    """Return a mode whose functions raise on no number.
+
+    Parameters
+    ----------
+    mode : Mode
+
+    Returns
+    -------
+    Mode
+    """
+    return mode.register((in2out(float_exponents, name="float_exponents"), _POSITION))
+
+
+@node_rewriter([Elemwise])
+def float_exponents(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Make the integer exponent of a float power a float."""
+    if not isinstance(node.op.scalar_op, Pow):
+        return None
+    base, exponent = node.inputs
+    kind = node.outputs[0].type.dtype
+    if np.dtype(kind).kind != "f" or np.dtype(exponent.type.dtype).kind not in "iub":
+        return None
+    try:
+        if get_underlying_scalar_constant_value(exponent) >= 0:
+            return None
+    except NotScalarConstantError:
+        pass
+    return [pt.pow(base, exponent.astype(kind)).astype(kind)]
