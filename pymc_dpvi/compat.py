@@ -14,6 +14,7 @@ from importlib import metadata, util
 from typing import Any
 
 import numpy as np
+import pytensor
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
@@ -121,6 +122,11 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
         )
     if backend == "jax" and util.find_spec("jax") is None:
         raise ArgumentError("backend='jax' needs JAX, which is not installed: pip install 'jax>=0.6'.")
+    if backend in ("c", "cvm") and not pytensor.config.cxx:
+        raise ArgumentError(
+            f"backend={backend!r} needs a C++ compiler, and PyTensor has found none (pytensor.config.cxx is "
+            "empty). Install one, such as g++, or leave backend= out."
+        )
     mode: Any = None
     with suppress(Exception):
         mode = get_mode(kwargs.get("mode", _BACKENDS[backend or "numba"][0]))

@@ -1,24 +1,36 @@
 """Operations that a backend turns into machine code that can raise, rewritten to ones that cannot.
 
-One record must not be able to make a step raise: that it did would tell everybody that the record is there. In
-a graph, ``float ** integer`` is a number for all inputs. numba computes it by repeated squaring and divides at
-the end (`numba.cpython.numbers.int_power_impl`): ``0.0 ** -1`` raises ZeroDivisionError, and so does
-``0.5 ** -2000``, whose denominator underflows. Here the exponent becomes a float, of which every backend makes
-C's ``pow``; it returns infinity there. Constant exponents of zero and more stay integers: squaring does not divide.
+One record must not be able to make a step raise: that it did would tell everybody that the record is there.
+In a graph, ``float ** integer`` is a number for all inputs. numba computes it by repeated squaring and
+divides at the end (`numba.cpython.numbers.int_power_impl`): ``0.0 ** -1`` raises ZeroDivisionError, and so
+does ``0.5 ** -2000``, whose denominator underflows. Here the exponent becomes a float, of which every
+backend makes C's ``pow``; it returns infinity there. Constant exponents of zero and more stay integers:
+squaring does not divide.
 
-The rewrite is the last before elementwise operations are fused. So it sees the powers that the model has, those
-that differentiation makes of them, and those that PyTensor's own rewrites bring in.
+The rewrite is the last before elementwise operations are fused. So it sees the powers that the model has,
+those that differentiation makes of them, and those that PyTensor's own rewrites bring in.
+
+Where Python itself computes (``backend="python"``, or C without a compiler), a sum of three or more arrays
+and a fused operation are Python functions of Python's numbers: an integer beyond 64 bits raises
+OverflowError. There sums and products of integers are taken two by two, which NumPy does, and nothing is
+fused.
 """
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
-from pytensor.scalar.basic import Pow
+from pytensor.link.basic import PerformLinker
+from pytensor.link.c.basic import CLinker, OpWiseCLinker
+from pytensor.link.vm import VMLinker
+from pytensor.scalar.basic import Add, Mul, Pow
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
@@ -40,7 +52,35 @@ def without_raising(mode: Mode) -> Mode:
     -------
     Mode
     """
-    return mode.register((in2out(float_exponents, name="float_exponents"), _POSITION))
+    rewrites = [(in2out(float_exponents, name="float_exponents"), _POSITION)]
+    if _is_python(mode):
+        mode = mode.excluding("fusion")
+        rewrites.append((in2out(two_by_two, name="two_by_two"), _POSITION + 0.1))
+    return mode.register(*rewrites)
+
+
+def _is_python(mode: Mode) -> bool:
+    """Whether NumPy and Python compute what the mode compiles."""
+    linker = mode.linker
+    if isinstance(linker, VMLinker):
+        return not (linker.c_thunks and pytensor.config.cxx)
+    return isinstance(linker, PerformLinker) or (
+        isinstance(linker, CLinker | OpWiseCLinker) and not pytensor.config.cxx
+    )
+
+
+@node_rewriter([Elemwise])
+def two_by_two(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Add or multiply more than two integers one after the other."""
+    kind = node.outputs[0].type.dtype
+    if (
+        not isinstance(node.op.scalar_op, Add | Mul)
+        or len(node.inputs) < 3
+        or np.dtype(kind).kind not in "iu"
+    ):
+        return None
+    combine = pt.add if isinstance(node.op.scalar_op, Add) else pt.mul
+    return [reduce(combine, node.inputs).astype(kind)]
 
 
 @node_rewriter([Elemwise])
