@@ -1,9 +1,9 @@
 """Every scalar operation of PyTensor on hostile numbers, in a backend's own machine code.
 
-``python operations.py BACKEND FIRST`` evaluates the operations from number FIRST on, one after the other,
-in value and gradient, and says on a line of its own which one it begins and how it ended. It is run in a
-process that is killed if a line takes too long (`test_lowering`): what raises, warns or does not end must
-be refused or guarded by `pymc_dpvi.guards`.
+``python operations.py BACKEND FIRST ONLY`` evaluates the operations from number FIRST on, one by one, in
+value and gradient, and says on a line of its own which one it begins and how it ended. It is run in a process
+that is killed if a line takes too long (`test_lowering`): what raises, warns or does not end must be refused
+or guarded by `pymc_dpvi.guards`.
 """
 
 from __future__ import annotations
@@ -99,16 +99,17 @@ def operations() -> list[Operation]:
     return out
 
 
-def run(backend: str, first: int) -> Iterator[str]:
+def run(backend: str, first: int, only: str) -> Iterator[str]:
     """Evaluate the operations from one on; say what is begun and what came of it."""
-    table = operations()
-    for number, operation in enumerate(table[first:], start=first):
+    for number, operation in enumerate(operations()):
+        if number < first or (only and str(operation) not in only.split(";")):
+            continue
         yield f"{number} begin {operation}"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 inputs, graphs = operation.graphs()
-        except TypeError as error:  # not for these types
+        except Exception as error:  # not for these types, or without a gradient
             yield f"{number} none {operation} {type(error).__name__}"
             continue
         try:
@@ -136,5 +137,5 @@ def run(backend: str, first: int) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for line in run(sys.argv[1], int(sys.argv[2])):
+    for line in run(sys.argv[1], int(sys.argv[2]), sys.argv[3]):
         print(line, flush=True)

@@ -425,3 +425,60 @@ def test_a_sort_of_each_record_is_not_refused() -> None:
         highest = pt.concatenate([pt.sort(x, axis=1), x], axis=1)[:, 2]
         pm.Normal("y", mu * highest, 1.0, observed=np.ones(6))
     assert build_record_model(model).num_records == 6
+
+
+@pytest.mark.parametrize("divisor", [-1, 0, "record", "public"])
+@pytest.mark.parametrize("op", ["mod", "int_div", "pow"])
+def test_integers_are_divided_by_harmless_constants_only(op: str, divisor: Any) -> None:
+    """The least integer divided by -1 ends the process; anything divided by zero raises."""
+    counts = np.arange(6)
+    by = {"record": np.arange(1, 7), "public": pm.Data}.get(divisor, divisor)
+    function = {"mod": pt.mod, "int_div": pt.int_div, "pow": pt.pow}[op]
+
+    def model(by: Any) -> pm.Model:
+        with pm.Model() as made:
+            beta = pm.Normal("beta")
+            x = pm.Data("x", counts)
+            by = pm.Data("by", np.int64(3)) if divisor == "public" else by
+            pm.Normal("y", beta * function(x, by), 1.0, observed=np.ones(6))
+        return made
+
+    if op == "pow" and divisor == 0:
+        build_record_model(model(by))
+    else:
+        with pytest.raises(NotSeparableError, match=r"operation (Mod|IntDiv|Pow)"):
+            build_record_model(model(by), public_data=["by"] if divisor == "public" else [])
+    if isinstance(divisor, int):
+        build_record_model(model(3))
+
+
+@pytest.mark.parametrize("what", ["psi", "psi of a count", "polygamma", "hyp2f1"])
+def test_no_record_lets_an_operation_run_on(what: str) -> None:
+    """A trigamma at -1e15 takes as many steps; a record beyond the range has density and gradient zero."""
+    x = np.linspace(0.1, 0.9, 7)
+    with pm.Model() as model:
+        t = pm.HalfNormal("t")
+        data = pm.Data("x", np.arange(7) if "count" in what else x)
+        mu = {
+            "psi": lambda: pt.psi(t + data),
+            "psi of a count": lambda: pt.psi(t + data),
+            "polygamma": lambda: pt.polygamma(1, t + data),
+            "hyp2f1": lambda: pt.hyp2f1(t, 1.0, 2.0, data),
+        }[what]()
+        pm.Normal("y", mu, 1.0, observed=np.ones(7))
+    record = build_record_model(model)
+    latents, start = latents_of(model)
+    batch = [pt.tensor(dtype=r.dtype, shape=(None, *r.type.shape[1:])) for r in record.rows]
+    z = pt.matrix("z", shape=(1, latents.size))
+    gradients = as_matrix(aligned_gradients(record, batch, latents, z, 1))
+    evaluate = pm_compile([*batch, z], gradients, mode="FAST_COMPILE")
+    rows = [array_value(a).copy() for a in record.arrays]
+    plain = evaluate(*rows, start[None])
+    assert np.all(plain != 0.0)
+    at = next(k for k, a in enumerate(record.arrays) if a.name == "x")
+    hostile = [-(10**9)] if "count" in what else [-1e15, -1e300, np.nan, -np.inf]
+    for value in hostile:
+        rows[at][3] = value
+        found = evaluate(*rows, start[None])
+        assert not np.any(found[3])
+        np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(plain, 3, 0))

@@ -1,0 +1,154 @@
+"""No operation raises, warns or runs on for ever, whatever the numbers, in any backend's machine code.
+
+A short list runs on every push, the whole of PyTensor's scalar operations in the deep profile. An operation
+that fails here has to be refused or guarded by `pymc_dpvi.guards`, and then stands in `GUARDED`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import operations
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from operations import FLOATS, INTEGERS
+
+from pymc_dpvi.compat import compile_mode
+from pymc_dpvi.errors import ArgumentError
+
+BACKENDS = ("numba", "c", "python", "jax")
+#: Seconds that the evaluation of an operation at all hostile numbers may take, and its compilation.
+LIMIT, COMPILING = 30, 300
+#: What `guards` keeps records out of, or within bounds of: see there, and `test_guards`.
+GUARDED = {"Hyp2F1", "PolyGamma", "Psi", "TriGamma", "IntDiv(i,i)", "Mod(i,i)", "Pow(i,i)"}
+#: The operations that likelihoods are made of, and those that have been seen to fail.
+SHORT = {
+    *("Abs(f)", "Clip(f,f,f)", "Erfcx(f)", "Exp(f)", "GammaLn(f)", "IntDiv(f,f)", "Log(f)", "Log1mexp(f)"),
+    *("Log1p(f)", "Maximum(f,f)", "Mod(f,f)", "Mod(f,i)", "Mul(i,i,i)", "Add(i,i,i)", "Pow(f,f)", "Pow(f,i)"),
+    *("IntDiv(f,i)", "Reciprocal(f)", "Sigmoid(f)", "Softplus(f)", "Sqr(f)", "Sqrt(f)", "Switch(b,f,f)"),
+    *("TrueDiv(f,f)", "TrueDiv(i,i)", "Cast(f)", "Log(i)", "Sqrt(i)"),
+}
+
+
+def lines(backend: str, first: int, only: str) -> Iterator[str]:
+    """What a process that evaluates operations says; killed where a line does not come in time."""
+    command = [sys.executable, operations.__file__, backend, str(first), only]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "JAX_ENABLE_X64": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=Path(__file__).parent)
+    said: queue.Queue[str | None] = queue.Queue()
+
+    assert process.stdout is not None
+
+    def read() -> None:
+        for line in process.stdout:
+            said.put(line.strip())
+        said.put(None)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    last = f"{first} begin"
+    try:
+        while (line := said.get(timeout=LIMIT if " run " in last else COMPILING)) != "end":
+            if line is None:
+                yield f"{last} DIED"
+                return
+            last = line
+            yield line
+        yield "end"
+    except queue.Empty:
+        yield f"{last} HANGS"
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stdout.close()
+
+
+def failures(backend: str, only: str = "") -> list[str]:
+    """Everything that raises, warns, dies or hangs."""
+    found, first, line = [], 0, ""
+    while line != "end":
+        for line in lines(backend, first, only):
+            if any(word in line.split() for word in ("raised", "DIED", "HANGS")):
+                found.append(line)
+                first = int(line.split()[0]) + 1
+    names = [line.split()[2] for line in found]
+    return [
+        line for line, name in zip(found, names, strict=True) if not {name, name.partition("(")[0]} & GUARDED
+    ]
+
+
+@pytest.mark.parametrize(
+    "backend", ["numba", "python", *(pytest.param(b, marks=pytest.mark.slow) for b in "c")]
+)
+def test_the_short_list(backend: str) -> None:
+    assert not SHORT - {str(o) for o in operations.operations()}
+    assert failures(backend, ";".join(sorted(SHORT))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_scalar_operation(backend: str) -> None:
+    assert failures(backend) == []
+
+
+def power(backend: str, rewritten: bool) -> list[np.ndarray]:
+    x, k = pt.dvector("x"), pt.lvector("k")
+    value = x**k
+    kwargs = compile_mode(backend, None) if rewritten else {"mode": "NUMBA"}
+    fn = pytensor.function([x, k], [value, pt.grad(value.sum(), x)], **kwargs)
+    grid = np.array([(a, b) for a in FLOATS for b in INTEGERS])
+    with np.errstate(all="ignore"):
+        return fn(grid[:, 0], np.array([b for _ in FLOATS for b in INTEGERS]))
+
+
+@pytest.mark.parametrize("backend", ["numba", "python"])
+def test_integer_powers_are_those_of_c(backend: str) -> None:
+    """Whatever the exponent: infinity where numba would raise."""
+    value, slope = power(backend, rewritten=True)
+    with np.errstate(all="ignore"):
+        expected = np.array([np.float64(a) ** np.float64(b) for a in FLOATS for b in INTEGERS])
+        slopes = np.array([b * np.float64(a) ** (np.float64(b) - 1) for a in FLOATS for b in INTEGERS])
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    fine = np.isfinite(slopes) & (np.abs([float(b) for _ in FLOATS for b in INTEGERS]) < 2**31)
+    np.testing.assert_allclose(slope[fine], slopes[fine], rtol=1e-12)
+
+
+def test_without_the_rewrite_numba_raises() -> None:
+    """Else the rewrite can go."""
+    with pytest.raises(ZeroDivisionError):
+        power("numba", rewritten=False)
+
+
+def test_constant_powers_stay_as_they_were() -> None:
+    """A square is a product, and a cube is by squaring: no call of pow."""
+    x = pt.dvector("x")
+    for exponent in (2, 3):
+        fn = pytensor.function([x], x**exponent, **compile_mode("numba", None))
+        casts = [n for n in fn.maker.fgraph.apply_nodes if "Cast" in str(n.op)]
+        assert not casts
+        assert not any(
+            getattr(v, "data", None) is not None and v.dtype == "float64" for v in fn.maker.fgraph.variables
+        )
+
+
+def test_c_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be Python, under another name; a mode of the user's own raises on no integer."""
+    monkeypatch.setattr(pytensor.config, "cxx", "")
+    with pytest.raises(ArgumentError, match=r"needs a C\+\+ compiler.*leave backend= out"):
+        compile_mode("c", None)
+    a = pt.lvectors(3)
+    graphs = [a[0] + a[1] + a[2], a[0] * a[1] * a[2] + a[0]]
+    fn = pytensor.function(a, graphs, **compile_mode(None, {"mode": "CVM"}))
+    largest = np.array([2**63 - 1])
+    with np.errstate(all="ignore"):
+        total, product = fn(largest, largest, largest)
+    assert total == np.int64(2**63 - 3) and product == np.int64(-2)
