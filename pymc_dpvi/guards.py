@@ -37,8 +37,9 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_value, is_array, walk
+from pymc_dpvi.structural import is_structural
 
-__all__ = ["guard_records", "is_grid", "is_structural"]
+__all__ = ["guard_records"]
 
 #: Operations that neither raise nor mix entries that a batch axis separates, whatever their input holds.
 _TOTAL = {
@@ -190,54 +191,6 @@ def guard_records(
         whole = pt.all(pt.stack([pt.all(v) for v in valid]))
         new = [pt.switch(whole, t, np.asarray(-np.inf, dtype=t.dtype)) for t in new]
     return new, [pt.all(v) for v in fixed]
-
-
-def is_structural(array: np.ndarray) -> bool:
-    """Whether an array says no more than its shape does.
-
-    That is one number throughout, an identity, 0, 1, 2, ..., or the positions of a lower triangle.
-    """
-    if array.size <= 1 or bool(np.all(array == array.flat[0])):
-        return True
-    if array.ndim == 2 and array.shape[0] == array.shape[1]:
-        return bool(np.array_equal(array, np.eye(len(array))))
-    if array.ndim != 1:
-        return False
-    side = int((np.sqrt(8 * array.size + 1) - 1) / 2)
-    known = [np.arange(array.size), *np.tril_indices(side)]
-    return any(np.array_equal(array, k) for k in known)
-
-
-def is_grid(array: np.ndarray) -> bool:
-    """Whether an array says no more than its shape and two numbers for each axis.
-
-    That is steps of equal width, ``a, a + b, a + 2 b, ...`` (the frequencies of a Fourier series, inducing
-    points), the points of a grid of several such axes as ``numpy.meshgrid`` lays them out (the basis of
-    ``pm.gp.HSGP``), or a multiple of the identity (jitter).
-    """
-    if array.dtype.kind not in "iuf" or array.ndim > 2 or not array.size or not np.isfinite(array).all():
-        return False
-    if array.ndim == 2 and min(array.shape) > 1:
-        if np.array_equal(array, array[0, 0] * np.eye(*array.shape, dtype=array.dtype)):
-            return True
-        points = array if len(array) >= len(array.T) else array.T
-        return len(points) > 2 and all(_is_grid_axis(axis) for axis in points.T)
-    return _is_grid_axis(array.ravel())
-
-
-def _is_grid_axis(values: np.ndarray) -> bool:
-    """Whether values are equal steps, each some times in a row, and all of it over and over again."""
-    changes = np.flatnonzero(values != values[0])
-    run = int(changes[0]) if changes.size else len(values)
-    steps = values[::run]
-    again = np.flatnonzero(steps[1:] == steps[0])
-    period = steps[: int(again[0]) + 1] if again.size else steps
-    times, rest = divmod(len(values), run * len(period))
-    if rest or not np.array_equal(values, np.tile(np.repeat(period, run), times)):
-        return False
-    even = np.linspace(float(period[0]), float(period[-1]), len(period))
-    width = max(float(np.abs(even).max()), np.finfo(float).tiny)
-    return bool((np.abs(period.astype(float) - even) <= 1e-12 * width).all())
 
 
 def _in_range(index: Variable, table: Variable, axis: int) -> tuple[Variable, Variable]:

@@ -6,7 +6,7 @@ in the log-density of one record, or in the prior, enters every step whole, with
 
 * an array with an axis as long as the records may be records, whatever it holds;
 * a shared array (``pm.Data``) has to be declared public, and so has a constant array in the likelihood,
-  unless it says next to nothing (`guards.is_structural`, `guards.is_grid`);
+  unless it says next to nothing (`structural`);
 * an operation or a constant may hold data where no graph shows them (`opaque`: a black-box likelihood,
   ``pytensor.wrap_py``, a fitted spline).
 
@@ -27,9 +27,9 @@ from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
-from pymc_dpvi.guards import is_grid, is_structural
 from pymc_dpvi.model_checks import array_name, global_dims
 from pymc_dpvi.opaque import is_opaque_value, opaque_part
+from pymc_dpvi.structural import is_grid, is_structural
 
 __all__ = ["refuse_unprotected", "says_nothing"]
 

@@ -49,7 +49,7 @@ LAYERS = (
     ("guards",),
     ("model_checks",),
     ("graphs",),
-    ("opaque",),
+    ("opaque", "structural"),
     ("plots",),
     ("release_check",),
     ("interpretation",),
