@@ -25,8 +25,8 @@ grid: ``a + b * ((i // r) % p)``, as in the last row but one             2 a row
 (``linspace`` and its ``meshgrid``)
 =======================================================================  =============  =============
 
-All but the last are *structural* (`is_structural`), and may stand in any graph. A *grid* (`is_grid`) has numbers of
-its own for each axis, and may stand in the likelihood.
+All but the last are *structural* (`is_structural`), and may stand in any graph. A *grid* (`is_grid`) has
+numbers of its own for each axis, and may stand in the likelihood.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def is_structural(array: np.ndarray) -> bool:
         if _is_band(array) or _is_band(array[:, ::-1]) or _is_incidence(array) or _is_incidence(array.T):
             return True
         pair = array if len(array) == 2 else array.T
-        if len(pair) == 2 and pair.shape[1] > 2 and all(map(_is_triangle, pair)):
+        if len(pair) == 2 and pair.shape[1] > 2 and _is_triangle_pair(pair[0], pair[1]):
             return True
     return any(all(map(_is_count, rows)) for rows in _few_rows(array))
 
@@ -130,7 +130,7 @@ def _is_count(values: np.ndarray) -> bool:
 
 
 def _position(values: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return ``(i // run) % period`` for the run and the period that values suggest, and if they end with one."""
+    """Return ``(i // run) % period`` as the values suggest it, and whether they end with a period."""
     changes = np.flatnonzero(values != values[0])
     run = int(changes[0]) if changes.size else len(values)
     steps = values[::run]
@@ -161,14 +161,30 @@ def _is_incidence(matrix: np.ndarray) -> bool:
 
 
 def _is_triangle(values: np.ndarray) -> bool:
-    """Whether values are rows or columns of ``tril_indices`` or ``triu_indices``, or positions in a matrix."""
-    whole = np.rint(values).astype(np.int64) if np.abs(values).max() < 2**53 else np.zeros(0)
-    if not np.array_equal(whole, values) or whole.min() < 0:
+    """Whether values are rows or columns of ``tril_indices`` or ``triu_indices``, or flat positions."""
+    whole = _positions(values)
+    if whole is None:
         return False
-    if _are_rows(whole) or _are_columns(whole):
+    if _are_rows(whole) or _are_columns(np.split(whole, np.flatnonzero(np.diff(whole) != 1) + 1)):
         return True
     widths = range(2, min(int(whole.max()), _MOST_COLUMNS) + 2)
-    return any(_are_rows(whole // m) and _are_columns(whole % m) for m in widths)
+    return len(whole) > 2 and any(_is_triangle_pair(whole // m, whole % m) for m in widths)
+
+
+def _is_triangle_pair(rows: np.ndarray, columns: np.ndarray) -> bool:
+    """Whether values are the rows and the columns of one triangle."""
+    whole, across = _positions(rows), _positions(columns)
+    if whole is None or across is None or not _are_rows(whole):
+        return False
+    return _are_columns(np.split(across, np.flatnonzero(np.diff(whole)) + 1))
+
+
+def _positions(values: np.ndarray) -> np.ndarray | None:
+    """Return values as integers from 0, or None if they are others."""
+    if values.min() < 0 or values.max() >= 2**53:
+        return None
+    whole = np.rint(values).astype(np.int64)
+    return whole if np.array_equal(whole, values) else None
 
 
 def _are_rows(values: np.ndarray) -> bool:
@@ -180,9 +196,10 @@ def _are_rows(values: np.ndarray) -> bool:
     return _is_slope(counts) and (values[0] == 0 or counts[0] < counts[-1])
 
 
-def _are_columns(values: np.ndarray) -> bool:
+def _are_columns(rows: list[np.ndarray]) -> bool:
     """Whether values count up by one, row by row, from a common start or to a common end."""
-    rows = np.split(values, np.flatnonzero(np.diff(values) != 1) + 1)
+    if any((np.diff(r) != 1).any() for r in rows):
+        return False
     starts, ends = {int(r[0]) for r in rows}, {int(r[-1]) for r in rows}
     counts = np.array([len(r) for r in rows])
     return _is_slope(counts) and (starts == {0} or (len(ends) == 1 and counts[0] > counts[-1]))

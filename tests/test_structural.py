@@ -55,6 +55,8 @@ DATA: dict[str, np.ndarray] = {
     "group of each": np.array([0, 0, 1, 2, 1, 0, 2, 2]),
     "ranks": np.array([3, 1, 4, 0, 2, 5]),
     "counts": np.array([12, 9, 31]),
+    "chosen columns": np.array([0, 3, 2]),
+    "pairs that do not belong together": np.array([[0, 1, 1, 2, 2, 2], [0, 1, 2, 0, 1, 0]]),
     "a table": np.array([[4, 1], [2, 7]]),
     "tril with one wrong": np.array([0, 1, 1, 2, 2, 1]),
     "a run too long": np.array([0, 1, 1, 1, 2, 2]),
