@@ -67,7 +67,7 @@ def describe_public(
                 var not in own and any(np.array_equal(value, v) for v in initial.values())
             ):
                 continue
-        names.add(f"{name or 'constant' + _place(model, named, var)} {value.shape}")
+        names.add(f"{name or 'constant' + _place(model, named, prior, var)} {value.shape}")
     for dim in dims:
         if (labels := model.coords.get(dim)) is not None and list(labels) != list(range(len(labels))):
             names.add(f"labels of {dim} ({len(labels)},)")
@@ -76,7 +76,7 @@ def describe_public(
     return sorted(names)
 
 
-def _place(model: pm.Model, named: Sequence[Variable], var: Variable) -> str:
+def _place(model: pm.Model, named: Sequence[Variable], prior: Sequence[Variable], var: Variable) -> str:
     """Name the first variable of the model that an array without a name stands directly behind."""
     for one in named:
         if var in set(walk([one], stop=[v for v in named if v is not one])):
@@ -84,4 +84,4 @@ def _place(model: pm.Model, named: Sequence[Variable], var: Variable) -> str:
     for rv, initial in model.rvs_to_initial_values.items():
         if isinstance(initial, Variable) and var in set(walk([initial])):
             return f" of {rv.name}"
-    return ""
+    return " of the prior" if var in set(walk(prior, into_size=True)) else ""
