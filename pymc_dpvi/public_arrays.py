@@ -48,12 +48,12 @@ def describe_public(
         Such as ``"region (7,)"`` for an array with a name, ``"constant of beta (3,)"`` for one without,
         ``"labels of county (7,)"``, and one sentence if the prior holds very many single numbers.
     """
-    named = [*model.free_RVs, *model.observed_RVs, *model.potentials, *model.deterministics]
     values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
     roots = [*model.free_RVs, *model.observed_RVs, *model.potentials, *values]
     found = walk([*roots, *prior, *evaluated], through_shape=False)
     plain = shape_vectors(found) | set(arrays)
     own = set(walk(roots))
+    places = _places(model, prior)
     initial = {rv.name: v for rv, v in model.rvs_to_initial_values.items() if isinstance(v, np.ndarray)}
     names = {f"initial value of {name} {v.shape}" for name, v in initial.items() if v.size > 1}
     for var in found:
@@ -67,7 +67,7 @@ def describe_public(
                 var not in own and any(np.array_equal(value, v) for v in initial.values())
             ):
                 continue
-        names.add(f"{name or 'constant' + _place(model, named, prior, var)} {value.shape}")
+        names.add(f"{name or 'constant' + places.get(var, '')} {value.shape}")
     for dim in dims:
         if (labels := model.coords.get(dim)) is not None and list(labels) != list(range(len(labels))):
             names.add(f"labels of {dim} ({len(labels)},)")
@@ -76,12 +76,14 @@ def describe_public(
     return sorted(names)
 
 
-def _place(model: pm.Model, named: Sequence[Variable], prior: Sequence[Variable], var: Variable) -> str:
-    """Name the first variable of the model that an array without a name stands directly behind."""
-    for one in named:
-        if var in set(walk([one], stop=[v for v in named if v is not one])):
-            return f" of {one.name}"
-    for rv, initial in model.rvs_to_initial_values.items():
-        if isinstance(initial, Variable) and var in set(walk([initial])):
-            return f" of {rv.name}"
-    return " of the prior" if var in set(walk(prior, into_size=True)) else ""
+def _places(model: pm.Model, prior: Sequence[Variable]) -> dict[Variable, str]:
+    """Say of each variable of a graph which variable of the model it stands directly behind."""
+    named = [*model.free_RVs, *model.observed_RVs, *model.potentials, *model.deterministics]
+    initial = [(rv, v) for rv, v in model.rvs_to_initial_values.items() if isinstance(v, Variable)]
+    places: dict[Variable, str] = {}
+    for one, graph in [*((v, v) for v in named), *initial]:
+        for var in walk([graph], stop=[v for v in named if v is not graph]):
+            places.setdefault(var, f" of {one.name}")
+    for var in walk(prior, into_size=True):
+        places.setdefault(var, " of the prior")
+    return places

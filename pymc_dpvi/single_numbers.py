@@ -15,7 +15,8 @@ table:
 * **one expression with other numbers in it.** Nodes that differ in their numbers alone, as ``mu - 1`` and
   ``mu - 0`` do, are rows of a table, also where only two different numbers occur (the answers yes and no).
   An unrolled loop is none: each turn is computed from the one before. Nor are a hundred times ``0.1 * b``:
-  all rows but eight at most are the same.
+  all rows but eight at most are the same. Nor are ``x**0``, ``x**1``, ..., ``x**99``: equal steps, each
+  as often, say two numbers (`structural`).
 
 The threshold says how many numbers go uncounted: a user who writes up to 64 summaries of the data into a
 model, one by one, is not stopped (``docs/limitations.md``, 1).
@@ -32,7 +33,7 @@ from typing import Any
 import numpy as np
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.scalar.basic import ScalarType
+from pytensor.scalar.basic import Cast, ScalarType
 from pytensor.tensor.basic import Alloc, Split
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.random.op import RandomVariable
@@ -40,7 +41,7 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dpvi.graphs import array_value, is_array, is_static_shape
-from pymc_dpvi.structural import is_structural
+from pymc_dpvi.structural import is_grid, is_structural
 
 __all__ = ["MOST_NUMBERS", "constant_parts", "holds_table", "shape_vectors", "written_triangles"]
 
@@ -108,22 +109,36 @@ def _count(nodes: Sequence[Apply], different: set[float]) -> bool:
             kind[out] = name((made, k))
         if held and len(held) == len(read) and isinstance(node.op, Alloc | DimShuffle | Elemwise):
             # A number still, whichever it is; it counts where it is used.
-            number[node.outputs[0]] = float(name((made, tuple(held))))
+            same = not isinstance(node.op, Elemwise) or isinstance(node.op.scalar_op, Cast)
+            number[node.outputs[0]] = held[0] if same else float(name((made, tuple(held))))
         elif held:
             rows.setdefault(made, []).append(tuple(held))
         for part in (node.op, getattr(node.op, "core_op", None), getattr(node.op, "scalar_op", None)):
             inner = getattr(part, "fgraph", None)
             if inner is not None and _count(inner.toposort(), different):
                 return True
-    if len(different) > MOST_NUMBERS:
-        return True
-    return any(_is_table(t) or any(_is_table([(v,) for v in row]) for row in t) for t in rows.values())
+    tables: list[list[tuple[float, ...]]] = list(rows.values())
+    tables += [[(v,) for v in row] for table in tables for row in table]
+    for table in tables:
+        if _is_progression(table):
+            different.difference_update(*table)
+        elif _is_table(table):
+            return True
+    return len(different) > MOST_NUMBERS
 
 
 def _is_table(rows: Sequence[tuple[float, ...]]) -> bool:
     """Whether rows of numbers are many, and not the same one but for a few."""
     ((_, most),) = Counter(rows).most_common(1)
     return len(rows) * len(rows[0]) > MOST_NUMBERS and len(rows) - most > _FEW
+
+
+def _is_progression(rows: Sequence[tuple[float, ...]]) -> bool:
+    """Whether rows are single numbers at equal distances, each as often: two numbers say them all."""
+    times = Counter(rows)
+    if len(times) <= _FEW or len(set(times.values())) > 1 or any(len(row) != 1 for row in rows):
+        return False
+    return is_grid(np.sort(np.array(list(times))[:, 0]))
 
 
 def _computed_with(node: Apply) -> set[int]:

@@ -163,8 +163,9 @@ def refuse_unprotected(
                     "record. Arrays in a logp= or dist= function count: hand them over as arguments of "
                     "pm.CustomDist."
                 )
-        if strict and holds_table(found):
-            raise UnsupportedModelError(_MANY.format("likelihood of " + _names(model.observed_RVs)))
+    # What is derived of a graph repeats its numbers, not always as often.
+    if any(holds_table(walk(graphs, through_shape=False)) for graphs in (generative, derived)):
+        raise UnsupportedModelError(_MANY.format("likelihood of " + _names(model.observed_RVs)))
     for pot in data_free:
         for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
             if is_array(var) and var not in public and not says_nothing(var):
