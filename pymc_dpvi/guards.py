@@ -29,6 +29,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Cast, IntDiv, Mod, Pow, ScalarOp, ScalarType
 from pytensor.scan.op import Scan
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import TensorType
@@ -213,9 +214,20 @@ def _in_range(index: Variable, table: Variable, axis: int) -> tuple[Variable, Va
 
 
 def _length(table: Variable, axis: int) -> Variable:
-    """Return the length of an axis, a constant if the type knows it."""
+    """Return the length of an axis, a constant if the type knows it.
+
+    If it is that of a public array (``X - pm.Data("center", ...)``), it is asked of the array: of the
+    difference, it would be computed for each record, and no index may differ between records.
+    """
     known = table.type.shape[axis]
-    return table.shape[axis] if known is None else pt.constant(known, dtype="int64")
+    if known is not None:
+        return pt.constant(known, dtype="int64")
+    if table.owner is not None and isinstance(table.owner.op, Elemwise):
+        # Inputs of unknown length are as long as the output: PyTensor broadcasts what is known to be 1.
+        return _length(next(i for i in table.owner.inputs if i.type.shape[axis] != 1), axis)
+    if table.owner is not None and isinstance(table.owner.op, DimShuffle):
+        return _length(table.owner.inputs[0], table.owner.op.new_order[axis])
+    return table.shape[axis]
 
 
 def _truncates(node: Apply) -> bool:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import pymc as pm
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
@@ -109,7 +110,8 @@ def refuse_unprotected(
         Naming the array or the operation.
     """
     own = {rv for rv in model.free_RVs}
-    shapes_of_own = {tuple(rv.type.shape) for rv in own}
+    initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, np.ndarray)]
+    entrywise = {np.shape(v) for v in initial} | {tuple(rv.type.shape) for rv in own}
     for graphs, where, into_size in (
         ([*generative, *derived], "likelihood", False),
         (derived, "likelihood", True),
@@ -139,7 +141,7 @@ def refuse_unprotected(
                 )
             if not is_array(var) or var in public or var in lengths:
                 continue
-            if where == "start" and array_shape(var) in shapes_of_own:
+            if where == "start" and array_shape(var) in entrywise:
                 continue  # a number for each entry of a free variable, which has no axis over records
             if not _may_stay(model, num_records, var):
                 raise NotSeparableError(

@@ -39,7 +39,13 @@ SUMMARIES: dict[str, np.ndarray] = {
     "counts": np.bincount((Y > 0) + 2 * (Y > 1), minlength=4),
     "few counts": np.array([41, 42, 44]),
 }
-ONE = next(iter(SUMMARIES.values()))
+
+SETTINGS: dict[str, Any] = {
+    "noise_multiplier": 2.0,
+    "delta": 1e-6,
+    "sampling_prob": 0.5,
+    "accountant": "rdp",
+}
 
 
 def normal(value: Any, mu: Any) -> Any:
@@ -183,7 +189,7 @@ def test_what_pymc_computes_of_constants_is_not_taken_for_data() -> None:
             "y", pm.math.dot(X[:, :1] * pt.as_tensor(grid), kernel @ weights), logp=normal, observed=Y
         )
         pm.Normal("z", pm.math.dot(X[:, :1] * pt.as_tensor(grid), kernel @ weights), 1, observed=Y)
-    build_record_model(model)
+    DPADVI(model=model, **SETTINGS)  # with its check of the rows
 
 
 # -------------------------------------------------------------------------------- very many single numbers
@@ -375,6 +381,16 @@ def test_an_array_as_long_as_the_records_is_refused_in_the_prior(how: Callable[[
         build_record_model(with_prior(how, Y))
 
 
+def test_an_initial_value_for_as_many_groups_as_records_is_accepted() -> None:
+    """The variable has a dim of its own, and a number for each of its entries."""
+    with pm.Model(coords={"person": range(N), "group": range(N)}) as model:
+        effect = pm.Normal("effect", dims="group", initval=Y)
+        group = pm.Data("group_of", RNG.integers(0, N, N), dims="person")
+        pm.Normal("y", effect[group], 1, observed=Y, dims="person")
+    record = build_record_model(model, record_dim="person")
+    assert record.public_arrays == (f"initial value of effect ({N},)",)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_shared_array_in_a_closure_is_refused(named: bool) -> None:
     held = pytensor.shared(np.diff(Y), name="held" if named else None)
@@ -464,7 +480,7 @@ def test_labels_of_a_dim_that_no_parameter_has_stay_back() -> None:
             pm.Normal("y", b[0] + pt.as_tensor(Y), 1.0, observed=Y)
             pm.Deterministic("named", pt.full((n,), b[0]), dims="person")
             pm.Deterministic("of places", 2 * b, dims="place")
-        method = DPADVI(model=model, noise_multiplier=2.0, delta=1e-6, sampling_prob=0.5, accountant="rdp")
+        method = DPADVI(model=model, **SETTINGS)
         posterior = method.fit(2, progressbar=False).sample(3)["posterior"]
         assert list(posterior["of places"]["place"].values) == ["a", "b"]
         assert posterior["named"].shape == (1, 3, n)
@@ -559,9 +575,8 @@ def test_a_basis_in_a_public_place_is_accepted(kwargs: dict[str, Any]) -> None:
 
     def logp(extreme: float) -> float:
         model = hsgp(extreme=extreme, **declared, **kwargs)
-        record = build_record_model(
-            model, public_data=["center", *(["boundary"] if "boundary" in declared else [])]
-        )
+        public = ["center", *(["boundary"] if "boundary" in declared else [])]
+        record = DPADVI(model=model, public_data=public, **SETTINGS)._record  # with its check of the rows
         assert "center" in " ".join(record.public_arrays)
         inputs = [*record.rows, *record.value_vars]
         value = pytensor.function(inputs, record.row_logp, mode="PYTHON")
@@ -608,7 +623,7 @@ def test_index_tables_of_a_likelihood() -> None:
         mu = (x[:, first] * x[:, second]) @ pairs + x @ item[np.arange(6) // 2]
         mu += x @ (loading * np.tri(6, k=-1)) @ np.repeat(np.eye(3), 2, axis=0) @ item
         pm.Normal("y", mu + (x @ np.diff(np.eye(6), axis=0).T).sum(axis=1), 1.0, observed=Y)
-    build_record_model(model)
+    DPADVI(model=model, **SETTINGS)  # with its check of the rows
     with pm.Model() as model:
         x = pm.Data("x", RNG.normal(size=(N, 6)))
         pm.Normal("y", x[:, np.array([0, 3, 2])] @ pm.Normal("b", shape=3), 1.0, observed=Y)
@@ -643,17 +658,11 @@ def test_marks_of_a_formula_package(kwargs: dict[str, Any], mark: str | None) ->
 
 @pytest.mark.usefixtures("without_compiling")
 def test_a_formula_package_is_warned_of_whatever_the_records_are() -> None:
-    settings: dict[str, Any] = {
-        "noise_multiplier": 2.0,
-        "delta": 1e-6,
-        "sampling_prob": 0.5,
-        "accountant": "rdp",
-    }
     said = []
     for y in (Y, Y * 0, Y + 1e6):
         with pm.Model() as model:
             pm.Normal("y", pm.Normal("Intercept"), 1, observed=y)
         with pytest.warns(PrivacyWarning, match=r"center_predictors=False, auto_scale=False") as caught:
-            DPADVI(model=model, **settings).fit(1, progressbar=False)
+            DPADVI(model=model, **SETTINGS).fit(1, progressbar=False)
         said.append([str(w.message) for w in caught])
     assert said[0] == said[1] == said[2] and len(said[0]) == 1
