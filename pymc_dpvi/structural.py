@@ -105,11 +105,14 @@ def _squeezed(array: np.ndarray) -> np.ndarray:
 
 
 def _few_rows(array: np.ndarray) -> list[np.ndarray]:
-    """Return the array as a few long vectors, along its first axis and along its last one."""
+    """Return the array as a few vectors, along its first axis and along its last one.
+
+    Each has more entries than twice as many as they are: a square could be told by its rows in full.
+    """
     if array.ndim < 2:
         return []
     found = [axes.reshape(len(axes), -1) for axes in (array, np.moveaxis(array, -1, 0)) if len(axes)]
-    return [rows for rows in found if len(rows) <= _MOST_AXES and rows.shape[1] > max(2, len(rows) - 1)]
+    return [rows for rows in found if len(rows) <= _MOST_AXES and rows.shape[1] > 2 * len(rows)]
 
 
 def _is_grid_axis(values: np.ndarray) -> bool:

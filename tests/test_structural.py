@@ -67,6 +67,7 @@ DATA: dict[str, np.ndarray] = {
     "a covariance matrix": np.array([[2.0, 0.3], [0.3, 1.0]]),
     "an autocovariance": np.array([[1, 0.3, 0.1], [0.3, 1, 0.3], [0.1, 0.3, 1]]),
     "membership as it happened": np.eye(3)[[0, 2, 1, 1, 0]],
+    "adjacency of a ring": np.array([[0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0]]),
     "adjacency": np.array([[0, 1, 0, 1], [1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 0, 0]]),
     "large": np.array([1e300, 0.0, 1e300]),
     "a date": np.array([1.2e18, 3.4e18, 1.1e18]),
