@@ -91,7 +91,8 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
     privacy : PrivacyReport
         What was spent, and on which assumptions.
     withheld : tuple of str
-        Deterministics that `sample` leaves out because they depend on records.
+        Deterministics that `sample` leaves out because they depend on records, or on an array that nobody
+        declared public.
     """
 
     def __init__(self, record: RecordModel, **kwargs: Any) -> None:
@@ -105,7 +106,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
 
     @property
     def withheld(self) -> tuple[str, ...]:
-        """Deterministics that `sample` leaves out because they depend on records, those of today's model."""
+        """Deterministics of today's model that `sample` leaves out (`RecordModel.may_be_released`)."""
         record = self._record
         return tuple(d.name for d in record.model.deterministics if not record.may_be_released(d))
 
@@ -187,10 +188,10 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         ArgumentError
             For a bad number of draws, or anything that would put data into the result.
 
-        Notes
-        -----
-        Privacy: post-processing of what `fit` released; it costs nothing, however often it is called.
-        Deterministics that depend on records are left out and listed in `withheld`.
+        Notes ----- Privacy: post-processing of what `fit` released; it costs nothing, however often it is
+        called. Deterministics that depend on records, or on arrays that were not declared public, are left
+        out and listed in `withheld`. Dims have their labels where a free variable or a public array has
+        them.
 
         What clipping does to the posterior neither form repairs. ``mean``, ``std`` and ``cov`` are those of
         the plain posterior.
@@ -229,6 +230,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             if v.name in model.named_vars_to_dims
         }
         used = {d for names in dims.values() for d in names}
+        used &= self._record.released_dims
         coords = {d: list(c) for d, c in model.coords.items() if d in used and c is not None}
         transformed = None
         if include_transformed:

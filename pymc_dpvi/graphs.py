@@ -47,6 +47,7 @@ __all__ = [
     "fold_shapes",
     "inner_constants",
     "is_array",
+    "is_static_shape",
     "resize_records",
     "substituted",
     "walk",
@@ -273,7 +274,14 @@ def _static_shape(node: Apply, memo: Mapping[Variable, Variable]) -> Variable | 
         return None if length is None else pt.constant(length, dtype="int64")
     if any(length is None for length in static):
         return None
-    return pt.constant(np.array(static, dtype="int64"))
+    lengths = pt.constant(np.array(static, dtype="int64"))
+    lengths.tag.static_shape = True
+    return lengths
+
+
+def is_static_shape(var: Variable) -> bool:
+    """Whether a constant was put in place of the shape of an array whose type knows it."""
+    return bool(getattr(var.tag, "static_shape", False))
 
 
 def _rows_for(dim: Variable, num_records: int, rows: int) -> Variable:

@@ -29,6 +29,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Cast, IntDiv, Mod, Pow, ScalarOp, ScalarType
 from pytensor.scan.op import Scan
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import TensorType
@@ -37,8 +38,9 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_value, is_array, walk
+from pymc_dpvi.structural import is_structural
 
-__all__ = ["guard_records", "is_grid", "is_structural"]
+__all__ = ["guard_records"]
 
 #: Operations that neither raise nor mix entries that a batch axis separates, whatever their input holds.
 _TOTAL = {
@@ -192,54 +194,6 @@ def guard_records(
     return new, [pt.all(v) for v in fixed]
 
 
-def is_structural(array: np.ndarray) -> bool:
-    """Whether an array says no more than its shape does.
-
-    That is one number throughout, an identity, 0, 1, 2, ..., or the positions of a lower triangle.
-    """
-    if array.size <= 1 or bool(np.all(array == array.flat[0])):
-        return True
-    if array.ndim == 2 and array.shape[0] == array.shape[1]:
-        return bool(np.array_equal(array, np.eye(len(array))))
-    if array.ndim != 1:
-        return False
-    side = int((np.sqrt(8 * array.size + 1) - 1) / 2)
-    known = [np.arange(array.size), *np.tril_indices(side)]
-    return any(np.array_equal(array, k) for k in known)
-
-
-def is_grid(array: np.ndarray) -> bool:
-    """Whether an array says no more than its shape and two numbers for each axis.
-
-    That is steps of equal width, ``a, a + b, a + 2 b, ...`` (the frequencies of a Fourier series, inducing
-    points), the points of a grid of several such axes as ``numpy.meshgrid`` lays them out (the basis of
-    ``pm.gp.HSGP``), or a multiple of the identity (jitter).
-    """
-    if array.dtype.kind not in "iuf" or array.ndim > 2 or not array.size or not np.isfinite(array).all():
-        return False
-    if array.ndim == 2 and min(array.shape) > 1:
-        if np.array_equal(array, array[0, 0] * np.eye(*array.shape, dtype=array.dtype)):
-            return True
-        points = array if len(array) >= len(array.T) else array.T
-        return len(points) > 2 and all(_is_grid_axis(axis) for axis in points.T)
-    return _is_grid_axis(array.ravel())
-
-
-def _is_grid_axis(values: np.ndarray) -> bool:
-    """Whether values are equal steps, each some times in a row, and all of it over and over again."""
-    changes = np.flatnonzero(values != values[0])
-    run = int(changes[0]) if changes.size else len(values)
-    steps = values[::run]
-    again = np.flatnonzero(steps[1:] == steps[0])
-    period = steps[: int(again[0]) + 1] if again.size else steps
-    times, rest = divmod(len(values), run * len(period))
-    if rest or not np.array_equal(values, np.tile(np.repeat(period, run), times)):
-        return False
-    even = np.linspace(float(period[0]), float(period[-1]), len(period))
-    width = max(float(np.abs(even).max()), np.finfo(float).tiny)
-    return bool((np.abs(period.astype(float) - even) <= 1e-12 * width).all())
-
-
 def _in_range(index: Variable, table: Variable, axis: int) -> tuple[Variable, Variable]:
     """Replace an index that is out of range by 0, and say whether it was in range.
 
@@ -260,9 +214,20 @@ def _in_range(index: Variable, table: Variable, axis: int) -> tuple[Variable, Va
 
 
 def _length(table: Variable, axis: int) -> Variable:
-    """Return the length of an axis, a constant if the type knows it."""
+    """Return the length of an axis, a constant if the type knows it.
+
+    If it is that of a public array (``X - pm.Data("center", ...)``), it is asked of the array: of the
+    difference, it would be computed for each record, and no index may differ between records.
+    """
     known = table.type.shape[axis]
-    return table.shape[axis] if known is None else pt.constant(known, dtype="int64")
+    if known is not None:
+        return pt.constant(known, dtype="int64")
+    if table.owner is not None and isinstance(table.owner.op, Elemwise):
+        # Inputs of unknown length are as long as the output: PyTensor broadcasts what is known to be 1.
+        return _length(next(i for i in table.owner.inputs if i.type.shape[axis] != 1), axis)
+    if table.owner is not None and isinstance(table.owner.op, DimShuffle):
+        return _length(table.owner.inputs[0], table.owner.op.new_order[axis])
+    return table.shape[axis]
 
 
 def _truncates(node: Apply) -> bool:

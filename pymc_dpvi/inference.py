@@ -44,6 +44,7 @@ from pymc_dpvi.errors import (
     UnsupportedModelError,
     warn,
 )
+from pymc_dpvi.formula_packages import FORMULA_ADVICE, formula_mark
 from pymc_dpvi.graph_keys import source_hash
 from pymc_dpvi.keywords import MEANT, NEEDED, NOT_IN_FIT, named, refuse_unknown
 from pymc_dpvi.loop import averages_from, iterate
@@ -540,6 +541,8 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "not release the result.",
                 InsecureNoiseWarning,
             )
+        if (mark := formula_mark(self._record.model)) is not None:
+            warn(f"The name {mark!r} looks as if a formula package had written the model. {FORMULA_ADVICE}")
         # Whether a warning comes must not depend on a number of records that is not public.
         public = self._terms.num_records_public
         if run.delta >= (1.0 / self._record.num_records if public else _LARGE_DELTA):

@@ -162,8 +162,8 @@ def check_against_records(
                 f"The observed variable '{rv.name}' is one draw from "
                 f"{type(rv.owner.op).__name__.removesuffix('RV')}, whose entries depend on each other: "
                 "one record enters other records' terms. Use a likelihood with independent records given "
-                "the parameters: for a Gaussian process over a predictor, pm.gp.HSGP with L= given and "
-                "gp._X_center set to public numbers (else PyMC takes them from the records, unaccounted); "
+                "the parameters: for a Gaussian process over a predictor, pm.gp.HSGP with gp._X_center "
+                "and gp.L set to pm.Data that are declared public (else PyMC takes them from the records); "
                 "for several series, one record a series."
             )
     for pot in model.potentials:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pymc as pm
 from pymc.pytensorf import compile as pm_compile
@@ -16,7 +16,7 @@ from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelE
 from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
 from pymc_dpvi.model_checks import global_dims
 
-__all__ = ["describe_public", "describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
+__all__ = ["describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
 
 
 def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, frozenset[str]]:
@@ -181,17 +181,6 @@ def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> 
 def _shown(value: object) -> str:
     """Show what the user typed if it is a name; else only its type, since it may be data."""
     return repr(value) if type(value) is str else f"a {type(value).__name__}"
-
-
-def describe_public(model: pm.Model, arrays: Sequence[Variable], num_records: int) -> list[str]:
-    """Name the arrays behind the likelihood that hold no records, with their shapes."""
-    names = []
-    for var in walk([*model.observed_RVs, *model.potentials], into_size=False):
-        if is_array(var) and var not in arrays and len(array_shape(var)) and array_value(var).size > 1:
-            label = var.name if var.name else type(var).__name__.removeprefix("Tensor").lower()
-            shape = tuple("N" if s == num_records else s for s in array_shape(var))
-            names.append(f"{label} {shape}".replace("'", ""))
-    return sorted(set(names))
 
 
 def describe_unit(model: pm.Model, dims: frozenset[str]) -> str:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pymc.initial_point import make_initial_point_expression
 from pymc.logprob.basic import conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
@@ -33,6 +34,7 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, walk
 from pymc_dpvi.guards import guard_records
+from pymc_dpvi.hsgp import refuse_hsgp
 from pymc_dpvi.model_checks import (
     array_name,
     check_against_records,
@@ -41,12 +43,18 @@ from pymc_dpvi.model_checks import (
     global_dims,
 )
 from pymc_dpvi.opaque import is_opaque_value, opaque_part
+from pymc_dpvi.public_arrays import describe_public
 from pymc_dpvi.record_axis import (
-    describe_public,
     describe_unit,
     find_record_arrays,
     find_record_axis,
     public_variables,
+)
+from pymc_dpvi.single_numbers import (
+    constant_parts,
+    holds_table,
+    shape_vectors,
+    written_triangles,
 )
 from pymc_dpvi.unprotected import refuse_unprotected, says_nothing
 
@@ -83,7 +91,8 @@ class RecordModel:
     prior_logp : TensorVariable
         Scalar: log prior plus Jacobians plus data-free Potentials.
     public_arrays : tuple of str
-        Names and shapes of the arrays in the likelihood that are taken as public.
+        Names and shapes of the arrays, beside the records, on which the release depends, and the dims whose
+        labels it has: all that is taken as public, but for single numbers.
     public : frozenset of Variable
         The arrays that the user declared public.
     unit : str
@@ -113,21 +122,27 @@ class RecordModel:
     def may_be_released(self, var: Variable) -> bool:
         """Whether a function of the free variables has no private number in it.
 
-        Behind it may stand free variables, single numbers (and zeros, ones, identities) and arrays that
-        were declared public, and nothing else: any other array may be data, in whatever form. Nor may it
-        be as long as the records, or have a dim that is, whose coords may be their names.
+        Behind it may stand free variables, single numbers and arrays that were declared public, and nothing
+        else: any other array may be data, in whatever form. That holds for an array of zeros, or of 0, 1, 2,
+        ..., too, since all records may have answered so; written with an operation (``pt.zeros``,
+        ``pt.eye``) it is a few single numbers. Very many single numbers are an array, `single_numbers`.
+
+        No length is compared with the number of records, nor is an entry looked at: what is withheld would
+        tell whether that number equals a length, or what the records have answered.
         """
         model = self.model
-        dims = model.named_vars_to_dims.get(var.name) or (None,) * var.type.ndim  # type: ignore[attr-defined]
-        for dim, length in zip(dims, var.type.shape, strict=False):  # type: ignore[attr-defined]
-            if dim is not None and dim in global_dims(model) - self.record_dims:
-                continue
-            if dim in self.record_dims or self.num_records in (length, _dim_length(model, dim)):
-                return False
+        dims = model.named_vars_to_dims.get(getattr(var, "name", None)) or ()
+        if not self.record_dims.isdisjoint(dims):
+            return False
         behind = walk([var], stop=model.free_RVs, into_size=True, through_shape=False)
         if not set(behind) & set(model.free_RVs):
             return False  # a number of its own, wherever it came from
-        return not any(self.is_private(v) for v in behind)
+        if any(self._holds_data(v) for v in behind):
+            return False
+        plain = self.public | shape_vectors(behind) | written_triangles(behind)
+        if any(is_array(v) and array_value(v).size > 1 and v not in plain for v in behind):
+            return False
+        return not holds_table(v for v in behind if v not in model.free_RVs)
 
     def is_private(self, var: Variable) -> bool:
         """Whether `var` is an array that nobody declared public, or an operation may have put one into it.
@@ -135,17 +150,31 @@ class RecordModel:
         Single numbers are public, and arrays that say no more than their shape does. But an array as long
         as the records is none of these, whatever it holds: all zeros may be the answer of every record.
         """
+        if self._holds_data(var):
+            return True
+        if not is_array(var) or var in self.public:
+            return False
+        return self.num_records in array_shape(var) or not says_nothing(var)
+
+    def _holds_data(self, var: Variable) -> bool:
+        """Whether `var` is records, or an operation or a value that hides its numbers."""
         held = {*self.arrays, *self.model.observed_RVs}
         held |= {self.model.dim_lengths[d] for d in self.record_dims}
         if var in held:
             return True
         if var.owner is not None:
             return var not in self.model.free_RVs and opaque_part(var.owner.op) is not None
-        if is_opaque_value(var):
-            return True
-        if not is_array(var) or var in self.public:
-            return False
-        return self.num_records in array_shape(var) or not says_nothing(var)
+        return is_opaque_value(var)
+
+    @property
+    def released_dims(self) -> frozenset[str]:
+        """Dims whose labels are released: those of free variables and of arrays that were declared public.
+
+        The labels of any other dim may be names of the records.
+        """
+        named = self.model.named_vars_to_dims
+        declared = {d for v in self.public for d in named.get(v.name) or () if d is not None}
+        return frozenset((global_dims(self.model) | declared) - self.record_dims)
 
     def check_unchanged(self) -> None:
         """Raise if the checks that were made when the model was split hold no longer.
@@ -238,8 +267,11 @@ def build_record_model(
     num_records, observed_dims = find_record_axis(model, record_dim)
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
     check_against_records(model, num_records, dims, arrays)
+    refuse_hsgp(model, arrays, public)
 
     one = rebuild_likelihood(model, num_records, dims, arrays, rows=1)
+    prior = _prior(model, arrays)
+    start = _initial_points(model)
     record = RecordModel(
         model=model,
         num_records=num_records,
@@ -248,12 +280,19 @@ def build_record_model(
         rows=one.rows,
         value_vars=tuple(model.rvs_to_values[v] for v in model.free_RVs),
         factors=one.factors,
-        prior_logp=_prior(model, arrays),
-        public_arrays=tuple(describe_public(model, arrays, num_records)),
+        prior_logp=prior,
+        public_arrays=(),
         public=frozenset(public),
         unit=describe_unit(model, observed_dims),
     )
-    assert_no_record_array(record, one.generative)
+    derived = _unevaluated(one, len(model.observed_RVs), len(_record_potentials(model, arrays)))
+    assert_no_record_array(record, one.generative, derived, start)
+    released = [d for d in model.deterministics if record.may_be_released(d)]
+    evaluated = [*one.generative, *derived, *released]
+    record = replace(
+        record,
+        public_arrays=tuple(describe_public(model, arrays, evaluated, [prior, *start], record.released_dims)),
+    )
     factors, fixed = guard_records(
         list(one.factors.values()),
         record.rows,
@@ -296,6 +335,8 @@ class Likelihood:
     generative : tuple of Variable
         The observed variables, their values and the record Potentials, remade, before PyMC derived the
         log-density of them; in terms of `rows` and `free`.
+    derived : tuple of Variable
+        Their log-densities, in terms of `rows` and `free`.
     """
 
     factors: dict[str, TensorVariable]
@@ -303,6 +344,7 @@ class Likelihood:
     memo: dict[Variable, Variable]
     free: dict[Variable, Variable]
     generative: tuple[Variable, ...]
+    derived: tuple[TensorVariable, ...]
 
 
 def rebuild_likelihood(
@@ -344,19 +386,13 @@ def rebuild_likelihood(
     new_observed = new[: len(observed)]
     new_potentials = new[len(observed) : len(observed) + len(potentials)]
     new_values = new[len(observed) + len(potentials) :]
-    rv_values = dict(zip(new_observed, new_values, strict=True))
-    logps: dict[Variable, TensorVariable] = {}
-    with suppress(NotImplementedError):
-        logps = conditional_logp(dict(rv_values), warn_rvs=False)
-    if len(logps) < len(rv_values):
+    derived = _log_densities(new_observed, new_potentials, new_values)
+    if derived is None:
         raise UnsupportedModelError(
             f"PyMC cannot derive the log-density of the observed variables {sorted(names.values())}. Use a "
             "distribution that has one, or pm.CustomDist(..., logp=...)."
         )
-    terms = [logps[value] for value in rv_values.values()]
-    if new_potentials:
-        terms += graph_replace(new_potentials, rv_values, strict=False)
-    terms = in_values(model, terms, free)
+    terms = in_values(model, derived, free)
     named = [v.name for v in (*observed, *potentials)]
     for name, term in zip(named, terms, strict=True):
         static = term.type.shape
@@ -368,7 +404,65 @@ def rebuild_likelihood(
                 "fixed length from pt.zeros, pt.ones, reshape or shape=."
             )
     factors = dict(zip(named, terms, strict=True))
-    return Likelihood(factors, tuple(placeholders), memo, free, tuple(new))
+    return Likelihood(factors, tuple(placeholders), memo, free, tuple(new), tuple(derived))
+
+
+def _log_densities(
+    observed: Sequence[Variable], potentials: Sequence[Variable], values: Sequence[Variable]
+) -> list[TensorVariable] | None:
+    """Return the log-densities of observed variables at their values, then the Potentials there."""
+    rv_values = dict(zip(observed, values, strict=True))
+    logps: dict[Variable, TensorVariable] = {}
+    with suppress(NotImplementedError):
+        logps = conditional_logp(dict(rv_values), warn_rvs=False)
+    if len(logps) < len(rv_values):
+        return None
+    terms = [logps[value] for value in rv_values.values()]
+    return terms + (graph_replace(list(potentials), rv_values, strict=False) if potentials else [])
+
+
+def _unevaluated(one: Likelihood, num_observed: int, num_potentials: int) -> list[TensorVariable]:
+    """Return log-densities whose arrays are those of the model and those of ``logp=`` functions.
+
+    PyMC evaluates some constants on the way, and the outcome could come from anywhere. Where there is such an
+    array, the log-densities are derived of graphs that have variables in place of the model's constants.
+    """
+    found = walk(one.generative)
+    strange = set(walk(one.derived, into_size=True)) - set(found)
+    strange -= shape_vectors([*found, *walk(one.derived)])
+    constants = {v: v.type() for v in constant_parts(found)}
+    if not constants or all(says_nothing(v) for v in strange if is_array(v)):
+        return list(one.derived)
+    again = None
+    with suppress(Exception):  # a density that needs to see a constant: then the first one is judged
+        graphs = list(one.generative)
+        for part in reversed(constants):  # one may follow from another
+            graphs = graph_replace(graphs, {part: constants[part]}, strict=False)
+        observed, potentials = graphs[:num_observed], graphs[num_observed : num_observed + num_potentials]
+        again = _log_densities(observed, potentials, graphs[num_observed + num_potentials :])
+    return list(one.derived) if again is None else again
+
+
+def _initial_points(model: pm.Model) -> list[Variable]:
+    """Return the unconstrained values that PyMC starts from, as graphs; none if it cannot make them."""
+    start: list[Variable] = []
+    with suppress(Exception):  # as it will say itself, when the approximation is made
+        start = make_initial_point_expression(
+            free_rvs=model.free_RVs,
+            rvs_to_transforms=model.rvs_to_transforms,
+            initval_strategies=model.rvs_to_initial_values,
+            return_transformed=True,
+        )
+    # PyMC has copied the shared arrays, which the copies still hold.
+    initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, Variable)]
+    model_vars = walk([*model.free_RVs, *initial, *model.data_vars], into_size=True)
+    originals = {id(v.container): v for v in model_vars if isinstance(v, SharedVariable)}
+    copies = {
+        v: originals.get(id(v.container), v)
+        for v in walk(start, into_size=True)
+        if isinstance(v, SharedVariable)
+    }
+    return list(graph_replace(start, copies, strict=False)) if start and copies else list(start)
 
 
 def in_values(
@@ -380,7 +474,12 @@ def in_values(
     return resize_records(graphs, stand_ins, num_records=-1, rows=-1)[0]
 
 
-def assert_no_record_array(record: RecordModel, generative: Sequence[Variable] = ()) -> None:
+def assert_no_record_array(
+    record: RecordModel,
+    generative: Sequence[Variable] = (),
+    derived: Sequence[Variable] = (),
+    start: Sequence[Variable] = (),
+) -> None:
     """Check that nothing in the one-row graph or in the prior still holds records (`unprotected`).
 
     Parameters
@@ -388,6 +487,10 @@ def assert_no_record_array(record: RecordModel, generative: Sequence[Variable] =
     record : RecordModel
     generative : sequence of Variable
         What the log-densities were derived from, `Likelihood.generative`.
+    derived : sequence of Variable
+        The log-densities as they were derived, `Likelihood.derived`.
+    start : sequence of Variable
+        Initial points.
 
     Raises
     ------
@@ -402,20 +505,12 @@ def assert_no_record_array(record: RecordModel, generative: Sequence[Variable] =
         held={*record.arrays, *(model.dim_lengths[d] for d in record.record_dims)},
         public=record.public,
         generative=generative,
+        derived=derived,
         factors=list(record.factors.values()),
         prior=record.prior_logp,
         data_free=[p for p in model.potentials if p not in likelihood],
+        start=start,
     )
-
-
-def _dim_length(model: pm.Model, dim: str | None) -> int | None:
-    """Return the length of a dim, if it is known without computing anything."""
-    if dim is None:
-        return None
-    if (values := model.coords.get(dim)) is not None:
-        return len(values)
-    length = model.dim_lengths.get(dim)
-    return int(array_value(length)) if length is not None and is_array(length) else None
 
 
 def _record_potentials(model: pm.Model, arrays: Sequence[Variable]) -> list[TensorVariable]:

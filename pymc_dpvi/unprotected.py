@@ -1,16 +1,33 @@
-"""What would enter a step beside one record's row: arrays, and operations that may hold data.
+"""What would enter a fit beside one record's row: arrays, and operations that may hold data.
 
 Every record array is replaced by one row before gradients are taken. So whatever else is an array of numbers
-in the log-density of one record, or in the prior, enters every step whole, without a clip and without noise.
-:func:`refuse_unprotected` goes through all of it:
+in a graph that is evaluated enters the fit whole, without a clip and without noise. These are the graphs:
+
+==========  ==================================================================================================
+likelihood  the observed variables and Potentials for one record, and what PyMC, or a function of the user's
+            (``pm.CustomDist(logp=...)``), made of them: their log-densities
+prior       log-densities of the free variables, Jacobians of their transforms, data-free Potentials
+start       initial points, and transforms of them
+released    Deterministics and other expressions (`records.RecordModel.may_be_released`)
+==========  ==================================================================================================
+
+:func:`refuse_unprotected` goes through the first three:
 
 * an array with an axis as long as the records may be records, whatever it holds;
-* a shared array (``pm.Data``) has to be declared public, and so has a constant array in the likelihood,
-  unless it says next to nothing (`guards.is_structural`, `guards.is_grid`);
+* a shared array (``pm.Data``) has to be declared public, and so has a constant array in the likelihood or
+  in a data-free Potential, unless it says next to nothing (`structural`);
+* very many single numbers are an array (`single_numbers`);
 * an operation or a constant may hold data where no graph shows them (`opaque`: a black-box likelihood,
   ``pytensor.wrap_py``, a fitted spline).
 
-Constants in a prior are numbers that the user wrote there. They count as public, and the report lists them.
+What PyMC itself puts into a log-density are single numbers, index tables and counts 0, 1, 2, ..., all of
+which pass (`tests/zoo.py` is the proof by trial). So an array that is in the log-density, and not in what
+it was derived from, is the user's: from the closure of a ``logp=`` or ``dist=`` function. There is one
+exception: PyMC evaluates what it can of constants. So where such an array is found, `records` derives the
+log-density once more with the model's constants as variables, of which nothing can be evaluated.
+
+Constants in a prior or an initial value are numbers that the user wrote there. They count as public, and
+the report lists them (`describe_public`).
 """
 
 from __future__ import annotations
@@ -22,14 +39,13 @@ import pymc as pm
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.random.op import RandomVariable
-from pytensor.tensor.shape import Reshape
-from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
-from pymc_dpvi.guards import is_grid, is_structural
 from pymc_dpvi.model_checks import array_name, global_dims
 from pymc_dpvi.opaque import is_opaque_value, opaque_part
+from pymc_dpvi.single_numbers import MOST_NUMBERS, holds_table, shape_vectors
+from pymc_dpvi.structural import is_grid, is_structural
 
 __all__ = ["refuse_unprotected", "says_nothing"]
 
@@ -40,8 +56,12 @@ _AXIS_ADVICE = (
 )
 
 
-#: Axes that an array has at most, and so entries of a vector of lengths.
-_MOST_AXES = 8
+_MANY = (
+    f"There are more than {MOST_NUMBERS} different single numbers in the {{}}, or one expression stands "
+    "there that often with other numbers in it. So many numbers are an array of data, and nothing protects "
+    "them. If everybody may know them, put them into one pm.Data('name', array) and say "
+    "public_data=['name']; if they are the records, give the whole array to a variable as observed=..."
+)
 
 
 def refuse_unprotected(
@@ -51,9 +71,11 @@ def refuse_unprotected(
     held: Collection[Variable],
     public: Collection[Variable],
     generative: Sequence[Variable],
+    derived: Sequence[Variable],
     factors: Sequence[Variable],
     prior: Variable,
     data_free: Sequence[Variable],
+    start: Sequence[Variable],
 ) -> None:
     """Raise if an array or an operation is left that may hold private data.
 
@@ -71,31 +93,46 @@ def refuse_unprotected(
     generative : sequence of Variable
         The observed variables for one record, before their log-densities were derived. PyMC computes what
         it can of constants on the way, and the mean of a constant matrix is a number without an axis.
+    derived : sequence of Variable
+        The log-densities that were derived of them, in terms of the free variables.
     factors : sequence of Variable
-        One record's log-densities.
+        One record's log-densities, in terms of the unconstrained values.
     prior : Variable
         The log prior.
     data_free : sequence of Variable
         Potentials in it.
+    start : sequence of Variable
+        Initial points.
 
     Raises
     ------
     UnsupportedModelError, NotSeparableError
         Naming the array or the operation.
     """
+    own = {rv for rv in model.free_RVs}
+    initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, np.ndarray)]
+    entrywise = {np.shape(v) for v in initial} | {tuple(rv.type.shape) for rv in own}
     for graphs, where, into_size in (
-        (generative, "likelihood", False),
+        ([*generative, *derived], "likelihood", False),
+        (derived, "likelihood", True),
         (factors, "likelihood", True),
-        ([prior, *model.free_RVs, *data_free], "prior", True),
+        ([prior, *own, *data_free], "prior", True),
+        (start, "start", True),
     ):
         found = walk(graphs, into_size=into_size, through_shape=False)
-        lengths = _lengths(found)
+        lengths = shape_vectors(found)
+        strict = not into_size
         for var in found:
             _refuse_opaque(var, where)
             if var in held and where == "likelihood":
                 raise NotSeparableError(
                     f"{array_name(model, var)} enters the likelihood in a way that does not follow the "
                     "records. Write the likelihood with one row of it per observation."
+                )
+            if var in held and where == "start":
+                raise UnsupportedModelError(
+                    f"The initial value of a free variable depends on {array_name(model, var)}, which holds "
+                    "the records (or on their number), and nobody accounts for that. Use a fixed initval."
                 )
             if var in held:
                 raise UnsupportedModelError(
@@ -104,6 +141,8 @@ def refuse_unprotected(
                 )
             if not is_array(var) or var in public or var in lengths:
                 continue
+            if where == "start" and array_shape(var) in entrywise:
+                continue  # a number for each entry of a free variable, which has no axis over records
             if not _may_stay(model, num_records, var):
                 raise NotSeparableError(
                     f"{array_name(model, var)} has an axis as long as the number of records, and it does "
@@ -112,19 +151,23 @@ def refuse_unprotected(
                 )
             if says_nothing(var):
                 continue
-            if isinstance(var, SharedVariable):
+            if isinstance(var, SharedVariable) and var.name:
                 raise UnsupportedModelError(
                     f"The pm.Data '{var.name}' enters the {where} but is not indexed by records, so nothing "
                     f"protects it. If everybody may know it, say public_data=['{var.name}']; if it holds "
                     "personal data, expand it to one row per record."
                 )
-            if graphs is generative and not is_grid(array_value(var)):
+            if isinstance(var, SharedVariable) or (strict and not is_grid(array_value(var))):
                 raise UnsupportedModelError(
-                    f"{array_name(model, var)} holds numbers in the likelihood and is not indexed by "
-                    "records, so nothing protects it. If everybody may know it, put it into "
-                    "pm.Data('name', array) and say public_data=['name']; if it holds personal data, "
-                    "expand it to one row per record."
+                    f"{array_name(model, var)} holds numbers in the {where} and is not indexed by records, "
+                    "so nothing protects it. If everybody may know it, put it into pm.Data('name', array) "
+                    "and say public_data=['name']; if it holds personal data, expand it to one row per "
+                    "record. Arrays in a logp= or dist= function count: hand them over as arguments of "
+                    "pm.CustomDist."
                 )
+    # What is derived of a graph repeats its numbers, not always as often.
+    if any(holds_table(walk(graphs, through_shape=False)) for graphs in (generative, derived)):
+        raise UnsupportedModelError(_MANY.format("likelihood of " + _names(model.observed_RVs)))
     for pot in data_free:
         for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
             if is_array(var) and var not in public and not says_nothing(var):
@@ -133,6 +176,14 @@ def refuse_unprotected(
                     "nothing protects the array. If everybody may know it, put it into pm.Data('name', ...) "
                     "and say public_data=['name']; a Potential on records needs one entry per record."
                 )
+    if holds_table(walk(data_free, stop=model.free_RVs, through_shape=False)):
+        raise UnsupportedModelError(_MANY.format("data-free Potential " + _names(data_free)))
+
+
+def _names(variables: Sequence[Variable]) -> str:
+    """Name variables, of many the first."""
+    names = [repr(v.name) for v in variables]
+    return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
 
 
 def says_nothing(var: Variable) -> bool:
@@ -152,20 +203,6 @@ def _may_stay(model: pm.Model, num_records: int, var: Variable) -> bool:
     dims = model.named_vars_to_dims.get(var.name) if var.name else None
     axes = [k for k, n in enumerate(array_shape(var)) if n == num_records]
     return all(dims is not None and dims[k] in global_dims(model) for k in axes)
-
-
-def _lengths(found: Sequence[Variable]) -> set[Variable]:
-    """Return the constants that are only lengths: of a reshape, or taken one by one."""
-    readers: dict[Variable, set[bool]] = {}
-    nodes = [v.owner for v in found if v.owner is not None]
-    while nodes:
-        node = nodes.pop()
-        nodes += getattr(getattr(node.op, "fgraph", None), "apply_nodes", ())
-        for k, i in enumerate(node.inputs):
-            if isinstance(i, Constant) and is_array(i) and array_value(i).dtype == np.int64:
-                one = isinstance(node.op, Subtensor) and node.outputs[0].type.ndim == 0
-                readers.setdefault(i, set()).add(one or (isinstance(node.op, Reshape) and k == 1))
-    return {v for v, only in readers.items() if only == {True} and array_value(v).size <= _MOST_AXES}
 
 
 def _refuse_opaque(var: Variable, where: str) -> None:

@@ -293,6 +293,44 @@ def custom_logp_mixes_values() -> pm.Model:
     return model
 
 
+@refusal("custom_logp_holds_differences", "UnsupportedModelError", "y", "public", "logp=")
+def custom_logp_holds_differences() -> pm.Model:
+    # The records come back through the closure of a log-density, with an axis of another length.
+    _, y, _ = _xy(24, 1, 25)
+    steps = np.diff(y)
+
+    def logp(value, mu):
+        return -0.5 * (value - mu) ** 2 - 1e-3 * ((mu - pt.as_tensor(steps)) ** 2).sum()
+
+    with pm.Model() as model:
+        pm.CustomDist("y", pm.Normal("mu", 0, 1), logp=logp, observed=y)
+    return model
+
+
+@refusal("potentials_of_single_numbers", "UnsupportedModelError", "p0", "single numbers", "observed=")
+def potentials_of_single_numbers() -> pm.Model:
+    # One Potential for each record, with the record written into it as a number.
+    _, y, _ = _xy(90, 1, 26)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        for k, v in enumerate(y):
+            pm.Potential(f"p{k}", -((mu - float(v)) ** 2))
+        pm.Normal("z", mu, 1.0, observed=y)
+    return model
+
+
+@refusal(
+    "hsgp_centred_on_the_records", "UnsupportedModelError", "y", "HSGP", "_X_center", "gp.L", "public_data"
+)
+def hsgp_centred_on_the_records() -> pm.Model:
+    x, y, _ = _xy(27, 1, 27)
+    with pm.Model() as model:
+        gp = pm.gp.HSGP(m=[9], c=1.5, cov_func=pm.gp.cov.ExpQuad(1, ls=pm.Exponential("ls", 1.0)))
+        f = gp.prior("f", X=pm.Data("x", x))
+        pm.Normal("y", f, 1.0, observed=y)
+    return model
+
+
 @refusal("self_attention", "NotSeparableError", "y", MIXES)
 def self_attention() -> pm.Model:
     x, y, _ = _xy(23, 3, 18)

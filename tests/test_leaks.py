@@ -60,7 +60,6 @@ from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.approximation import _ON_RECORDS
 from pymc_dpvi.clipping import PrivateSum
 from pymc_dpvi.graphs import walk
-from pymc_dpvi.records import build_record_model
 from pymc_dpvi.tracebacks import clear_locals, sealed, shielded
 
 pytestmark = [
@@ -540,28 +539,6 @@ def test_two_threads_cannot_share_a_report(model: pm.Model) -> None:
     assert errors == ["refused"] * 2
     assert len(private.approx.privacy.runs) == 1
     private.refine(1, progressbar=False)  # and it is free again
-
-
-def hsgp_logp(extreme: float, *, centre: bool) -> float:
-    """Return the one-record log-density of the same record and parameters, in data with this extreme."""
-    x = np.linspace(0.0, 10.0, 41)
-    x[-1] = extreme
-    with pm.Model() as model:
-        gp = pm.gp.HSGP(m=[5], L=[20.0], cov_func=pm.gp.cov.ExpQuad(1, ls=2.0))
-        if centre:
-            gp._X_center = np.array([5.0])
-        phi, psd = gp.prior_linearized(X=pm.Data("inputs", x[:, None]))
-        pm.Normal("y", phi @ (pm.Normal("beta", shape=5) * psd), 1.0, observed=np.zeros(41))
-    record = build_record_model(model)
-    inputs = [*record.rows, *record.value_vars]
-    value = pytensor.function(inputs, record.row_logp, mode="PYTHON")
-    return float(value(*[np.full(row.type.shape, 3.0, dtype=row.dtype) for row in record.rows], np.ones(5)))
-
-
-def test_hsgp_reads_its_centre_from_the_records() -> None:
-    """As docs/limitations.md says; and the way out that it names is one."""
-    assert hsgp_logp(10.0, centre=False) != hsgp_logp(12.0, centre=False)
-    assert hsgp_logp(10.0, centre=True) == hsgp_logp(12.0, centre=True)
 
 
 # -------------------------------------------------------------------------------- frames

@@ -169,18 +169,6 @@ def test_values() -> None:
     assert is_opaque_value(pytensor.shared({"x": X}))
 
 
-def test_the_number_of_records_is_not_released_as_a_length() -> None:
-    with pm.Model(coords={"person": [f"p{i}" for i in range(N)], "place": ["a", "b"]}) as model:
-        b = pm.Normal("b")
-        pm.Normal("g", dims="place")
-        pm.Normal("y", b * X, 1.0, observed=Y)
-        pm.Deterministic("named", pt.full((N,), b), dims="person")
-        pm.Deterministic("unnamed", b * pt.ones(N))
-        pm.Deterministic("of places", pt.full((2,), b), dims="place")
-    approx = DPMeanField(build_record_model(model), random_seed=1)
-    assert set(approx.withheld) == {"named", "unnamed"}
-
-
 @pytest.mark.parametrize("n", [N, N + 1])
 def test_no_error_tells_the_number_of_records(n: int) -> None:
     x = np.ones(n)

@@ -1294,7 +1294,7 @@ def penalised_spline_random_walk() -> pm.Model:
     return model
 
 
-@zoo("hsgp", n=37, tags="data basis", withheld="f")
+@zoo("hsgp", n=37, tags="data basis", withheld="f", public_data=("center", "boundary"))
 def hsgp() -> pm.Model:
     rng = np.random.default_rng(102)
     x = rng.uniform(-1, 1, 37)
@@ -1304,13 +1304,15 @@ def hsgp() -> pm.Model:
         eta = pm.Exponential("eta", 1)
         cov = eta**2 * pm.gp.cov.Matern52(input_dim=1, ls=ell)
         gp = pm.gp.HSGP(m=[9], L=[2.0], cov_func=cov)
+        gp._X_center = pm.Data("center", [0.0])  # public, or PyMC takes it from the records
+        gp.L = pm.Data("boundary", [2.0])
         f = gp.prior("f", X=x_data)
         sigma = pm.HalfNormal("sigma", 1)
         pm.Normal("y", mu=f, sigma=sigma, observed=np.sin(3 * x) + rng.normal(0, 0.2, 37))
     return model
 
 
-@zoo("hsgp_linearized", n=34, tags="data dims basis")
+@zoo("hsgp_linearized", n=34, tags="data dims basis", public_data=("center", "boundary"))
 def hsgp_linearized() -> pm.Model:
     rng = np.random.default_rng(103)
     x = rng.uniform(0, 10, 34)
@@ -1319,6 +1321,7 @@ def hsgp_linearized() -> pm.Model:
         ell = pm.InverseGamma("ell", 3, 6)
         cov = pm.gp.cov.ExpQuad(1, ls=ell)
         gp = pm.gp.HSGP(m=[11], c=1.5, cov_func=cov)
+        gp._X_center, gp.L = pm.Data("center", [5.0]), pm.Data("boundary", [7.5])
         phi, sqrt_psd = gp.prior_linearized(X=x_data[:, None])
         beta = pm.Normal("beta", 0, 1, dims="basis")
         f = phi @ (beta * sqrt_psd)

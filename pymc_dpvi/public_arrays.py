@@ -1,0 +1,89 @@
+"""What a release takes as public: arrays beside the records, and labels of dims, for the report to list.
+
+Whatever the release depends on beside the records and single numbers is listed, with its shape as it is:
+arrays that were declared public, constants that the user wrote into a prior, an initial value or a
+transform, grids in the likelihood, and the labels of released dims. What PyMC itself puts into graphs is
+not listed where it says no more than a shape (`structural`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pymc as pm
+from pytensor.graph.basic import Constant, Variable
+
+from pymc_dpvi.graphs import array_value, is_array, walk
+from pymc_dpvi.single_numbers import MOST_NUMBERS, holds_table, shape_vectors
+from pymc_dpvi.structural import is_structural
+
+__all__ = ["describe_public"]
+
+
+def describe_public(
+    model: pm.Model,
+    arrays: Sequence[Variable],
+    evaluated: Sequence[Variable],
+    prior: Sequence[Variable],
+    dims: Collection[str],
+) -> list[str]:
+    """Name what the release depends on beside the records.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    arrays : sequence of Variable
+        The record arrays.
+    evaluated : sequence of Variable
+        All graphs that a fit and a release evaluate, but for `prior`.
+    prior : sequence of Variable
+        The log prior and the initial points.
+    dims : collection of str
+        Dims whose labels are released.
+
+    Returns
+    -------
+    list of str
+        Such as ``"region (7,)"`` for an array with a name, ``"constant of beta (3,)"`` for one without,
+        ``"labels of county (7,)"``, and one sentence if the prior holds very many single numbers.
+    """
+    values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
+    roots = [*model.free_RVs, *model.observed_RVs, *model.potentials, *values]
+    found = walk([*roots, *prior, *evaluated], through_shape=False)
+    plain = shape_vectors(found) | set(arrays)
+    own = set(walk(roots))
+    places = _places(model, prior)
+    initial = {rv.name: v for rv, v in model.rvs_to_initial_values.items() if isinstance(v, np.ndarray)}
+    names = {f"initial value of {name} {v.shape}" for name, v in initial.items() if v.size > 1}
+    for var in found:
+        if not is_array(var) or var in plain or (array_value(var).size <= 1 and var not in model.data_vars):
+            continue
+        value = array_value(var)
+        # PyMC names the constants that it makes of initial values by their types.
+        name = None if var.name == var.type.dtype else var.name
+        if not name and isinstance(var, Constant):
+            if is_structural(value) or (
+                var not in own and any(np.array_equal(value, v) for v in initial.values())
+            ):
+                continue
+        names.add(f"{name or 'constant' + places.get(var, '')} {value.shape}")
+    for dim in dims:
+        if (labels := model.coords.get(dim)) is not None and list(labels) != list(range(len(labels))):
+            names.add(f"labels of {dim} ({len(labels)},)")
+    if holds_table(walk([*model.free_RVs, *prior], through_shape=False)):
+        names.add(f"more than {MOST_NUMBERS} single numbers in the prior")
+    return sorted(names)
+
+
+def _places(model: pm.Model, prior: Sequence[Variable]) -> dict[Variable, str]:
+    """Say of each variable of a graph which variable of the model it stands directly behind."""
+    named = [*model.free_RVs, *model.observed_RVs, *model.potentials, *model.deterministics]
+    initial = [(rv, v) for rv, v in model.rvs_to_initial_values.items() if isinstance(v, Variable)]
+    places: dict[Variable, str] = {}
+    for one, graph in [*((v, v) for v in named), *initial]:
+        for var in walk([graph], stop=[v for v in named if v is not graph]):
+            places.setdefault(var, f" of {one.name}")
+    for var in walk(prior, into_size=True):
+        places.setdefault(var, " of the prior")
+    return places

@@ -1,0 +1,292 @@
+r"""Constants that are no array and still hold one: many single numbers, and vectors read entry by entry.
+
+A single number that is written into a model counts as public: nobody can tell ``0.5`` from a mean of the
+records. A hundred of them are a table, in whatever way they were put in::
+
+    for v in y: pm.Potential(f"p{i}", -((mu - v) ** 2))         # numbers, one a term
+    pm.CustomDist(..., logp=lambda x, mu: sum((mu - float(v)) ** 2 for v in y))
+
+:func:`holds_table` counts the numbers of a graph in two ways, and more than `MOST_NUMBERS` by either are a
+table:
+
+* **different numbers.** What people write into a formula are a few numbers, often the same ones; the models
+  of `tests/zoo.py` have at most 13, those of PyMC's densities included. Index positions, axes, lengths and
+  shapes are no numbers here.
+* **one expression with other numbers in it.** Nodes that differ in their numbers alone, as ``mu - 1`` and
+  ``mu - 0`` do, are rows of a table, also where only two different numbers occur (the answers yes and no).
+  An unrolled loop is none: each turn is computed from the one before. Nor are a hundred times ``0.1 * b``:
+  all rows but eight at most are the same. Nor are ``x**0``, ``x**1``, ..., ``x**99``: equal steps, each
+  as often, say two numbers (`structural`).
+
+The threshold says how many numbers go uncounted: a user who writes up to 64 summaries of the data into a
+model, one by one, is not stopped (``docs/limitations.md``, 1).
+
+:func:`shape_vectors` finds the integer vectors that are shapes: they say what the types of the variables say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.scalar.basic import Cast, ScalarType
+from pytensor.tensor.basic import Alloc, Split
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Reshape
+from pytensor.tensor.subtensor import Subtensor
+
+from pymc_dpvi.graphs import array_value, is_array, is_static_shape
+from pymc_dpvi.structural import is_grid, is_structural
+
+__all__ = ["MOST_NUMBERS", "constant_parts", "holds_table", "shape_vectors", "written_triangles"]
+
+#: Single numbers that a graph may hold before they count as an array.
+MOST_NUMBERS = 64
+
+#: Rows of a table that may differ from the others, and it is none.
+_FEW = 8
+#: Axes that an array has at most, and so entries of a vector of lengths.
+_MOST_AXES = 8
+#: Operations whose first input alone is computed with: the others are shapes, axes and indices.
+_FIRST_ONLY = {"Alloc", "BroadcastTo", "Reshape", "SpecifyShape", "Unbroadcast", "Split"}
+#: Operations whose inputs are lengths.
+_NO_INPUT = {"ARange", "AllocEmpty", "Eye", "MakeSlice"}
+
+
+def holds_table(found: Iterable[Variable]) -> bool:
+    """Whether the single numbers of a graph are as many as an array of data has.
+
+    Parameters
+    ----------
+    found : iterable of Variable
+        All variables of the graph, inputs before outputs (`graphs.walk`).
+
+    Returns
+    -------
+    bool
+    """
+    different: set[float] = set()
+    nodes: list[Apply] = []
+    done: set[Apply] = set()
+    for var in found:
+        if var.owner is not None and var.owner not in done:
+            done.add(var.owner)
+            nodes.append(var.owner)
+    return _count(nodes, different)
+
+
+def _count(nodes: Sequence[Apply], different: set[float]) -> bool:
+    """Count the numbers that nodes read, and those of their inner graphs."""
+    kinds: dict[Any, int] = {}
+    kind: dict[Variable, int] = {}
+    number: dict[Variable, float] = {}
+    rows: dict[int, list[tuple[float, ...]]] = {}
+
+    def name(key: Any) -> int:
+        return kinds.setdefault(key, len(kinds))
+
+    for node in nodes:
+        read = _computed_with(node)
+        inputs, held = [], []
+        for position, var in enumerate(node.inputs):
+            value = _number(var, number) if position in read else None
+            if value is None:
+                if var not in kind:
+                    kind[var] = name(_leaf(var))
+                inputs.append(kind[var])
+            else:
+                inputs.append(-1)
+                held.append(value)
+                if var not in number:
+                    different.add(value)
+        made = name((node.op, tuple(inputs)))
+        for k, out in enumerate(node.outputs):
+            kind[out] = name((made, k))
+        if held and len(held) == len(read) and isinstance(node.op, Alloc | DimShuffle | Elemwise):
+            # A number still, whichever it is; it counts where it is used.
+            same = not isinstance(node.op, Elemwise) or isinstance(node.op.scalar_op, Cast)
+            number[node.outputs[0]] = held[0] if same else float(name((made, tuple(held))))
+        elif held:
+            rows.setdefault(made, []).append(tuple(held))
+        for part in (node.op, getattr(node.op, "core_op", None), getattr(node.op, "scalar_op", None)):
+            inner = getattr(part, "fgraph", None)
+            if inner is not None and _count(inner.toposort(), different):
+                return True
+    tables: list[list[tuple[float, ...]]] = list(rows.values())
+    tables += [[(v,) for v in row] for table in tables for row in table]
+    for table in tables:
+        if _is_progression(table):
+            different.difference_update(*table)
+        elif _is_table(table):
+            return True
+    return len(different) > MOST_NUMBERS
+
+
+def _is_table(rows: Sequence[tuple[float, ...]]) -> bool:
+    """Whether rows of numbers are many, and not the same one but for a few."""
+    ((_, most),) = Counter(rows).most_common(1)
+    return len(rows) * len(rows[0]) > MOST_NUMBERS and len(rows) - most > _FEW
+
+
+def _is_progression(rows: Sequence[tuple[float, ...]]) -> bool:
+    """Whether rows are single numbers at equal distances, each as often: two numbers say them all."""
+    times = Counter(rows)
+    if len(times) <= _FEW or len(set(times.values())) > 1 or any(len(row) != 1 for row in rows):
+        return False
+    return is_grid(np.sort(np.array(list(times))[:, 0]))
+
+
+def _computed_with(node: Apply) -> set[int]:
+    """Positions of the inputs that are no index, no axis, no length and no size."""
+    kind = type(node.op).__name__
+    everything = set(range(len(node.inputs)))
+    if isinstance(node.op, RandomVariable):
+        parameters = node.op.dist_params(node)
+        return {k for k in everything if any(node.inputs[k] is p for p in parameters)}
+    if kind in _NO_INPUT:
+        return set()
+    if kind in _FIRST_ONLY:
+        return {0}
+    if "Subtensor" in kind:
+        return {0, 1} if "Inc" in kind else {0}
+    if kind == "Join" and not hasattr(node.op, "axis"):  # in PyTensor 2 the first input is the axis
+        return everything - {0}
+    return everything
+
+
+def _number(var: Variable, known: dict[Variable, float]) -> float | None:
+    """Return the value of a single number, also behind an expansion of its axes."""
+    if var in known:
+        return known[var]
+    if not isinstance(var, Constant):
+        return None
+    if not is_array(var) and not isinstance(var.type, ScalarType):
+        return None
+    value = np.asarray(var.data)
+    return float(value.flat[0]) if value.size == 1 and value.dtype.kind in "biuf" else None
+
+
+def constant_parts(found: Iterable[Variable]) -> list[Variable]:
+    """Return the arrays in a graph that follow from constants alone, and are computed with.
+
+    Shapes, axes and indices are left out.
+
+    Parameters
+    ----------
+    found : iterable of Variable
+        All variables of the graph, inputs before outputs (`graphs.walk`).
+
+    Returns
+    -------
+    list of Variable
+        The last ones of their kind: what is computed from them depends on something else.
+    """
+    fixed: set[Variable] = set()
+    parts: dict[Variable, None] = {}
+    for var in found:
+        node = var.owner
+        if isinstance(var, Constant):
+            fixed.add(var)
+        elif node is None:
+            continue
+        elif node.inputs and all(i in fixed for i in node.inputs):
+            fixed.add(var)
+        else:
+            for k in _computed_with(node):
+                i = node.inputs[k]
+                inner = isinstance(node.op, OpFromGraph) and getattr(i.type, "dtype", "f")[0] != "f"
+                if i in fixed and getattr(i.type, "ndim", 0) > 0 and not inner:
+                    parts[i] = None
+    return list(parts)
+
+
+def _leaf(var: Variable) -> Any:
+    """Tell leaves apart; equal indices and axes are one."""
+    if isinstance(var, Constant):
+        value = np.asarray(var.data) if is_array(var) or isinstance(var.type, ScalarType) else None
+        if value is not None and value.size == 1:
+            return (str(value.dtype), value.flat[0].item())
+    return id(var)
+
+
+def shape_vectors(found: Sequence[Variable]) -> set[Variable]:
+    """Return the constant integer vectors that are shapes, and so hold nothing that the types do not say.
+
+    That is a vector that is read as the shape of a reshape or of a random variable, or as the lengths of
+    parts, only; one that stands for the shape of an array whose type knows it; and one that is read entry
+    by entry and is a part of the shape of a variable of the graph.
+
+    Parameters
+    ----------
+    found : sequence of Variable
+        All variables of the graph (`graphs.walk`).
+
+    Returns
+    -------
+    set of Variable
+    """
+    readers: dict[Variable, set[str]] = {}
+    nodes = list({v.owner: None for v in found if v.owner is not None})
+    shapes: set[tuple[int | None, ...]] = {getattr(v.type, "shape", ()) for v in found if not is_array(v)}
+    while nodes:
+        node = nodes.pop()
+        nodes += getattr(getattr(node.op, "fgraph", None), "apply_nodes", ())
+        shapes.update(getattr(v.type, "shape", ()) for v in node.outputs)
+        for k, i in enumerate(node.inputs):
+            if isinstance(i, Constant) and is_array(i) and array_value(i).dtype.kind in "iu":
+                entry = isinstance(node.op, Subtensor) and node.outputs[0].type.ndim == 0
+                shape = (
+                    (isinstance(node.op, Reshape) and k == 1)
+                    or (isinstance(node.op, Split) and k == 2)
+                    or (isinstance(node.op, RandomVariable) and i is node.op.size_param(node))
+                )
+                readers.setdefault(i, set()).add("shape" if shape else "entry" if entry else "other")
+    parts = {s[a:b] for s in shapes for a in range(len(s)) for b in range(a + 1, len(s) + 1)}
+    return {
+        v
+        for v, how in readers.items()
+        if array_value(v).ndim == 1
+        and array_value(v).size <= _MOST_AXES
+        and (
+            how == {"shape"}
+            or is_static_shape(v)
+            or (how <= {"shape", "entry"} and tuple(array_value(v).tolist()) in parts)
+        )
+    }
+
+
+def written_triangles(found: Iterable[Variable]) -> set[Variable]:
+    """Return the index tables by which a packed vector is written into a triangle of a new matrix.
+
+    That is how PyMC unpacks the Cholesky factor of ``pm.LKJCholeskyCov``. The matrix is one number throughout
+    before, and the tables are those of ``tril_indices`` or ``triu_indices``; each entry is written once.
+
+    Parameters
+    ----------
+    found : iterable of Variable
+        All variables of the graph (`graphs.walk`).
+
+    Returns
+    -------
+    set of Variable
+    """
+    tables: set[Variable] = set()
+    for node in {v.owner: None for v in found if v.owner is not None}:
+        into, *indices = node.inputs[:1] + node.inputs[2:]
+        if "IncSubtensor" not in type(node.op).__name__ or into.owner is None or len(indices) != 2:
+            continue
+        if isinstance(into.owner.op, Alloc) and all(isinstance(i, Constant) and is_array(i) for i in indices):
+            pair = np.array([array_value(i) for i in indices if array_value(i).ndim == 1])
+            if (
+                pair.ndim == 2
+                and len(pair) == 2
+                and len(set(zip(*pair.tolist(), strict=True))) == pair.shape[1]
+            ):
+                if pair.shape[1] > 2 and is_structural(pair):
+                    tables.update(indices)
+    return tables
