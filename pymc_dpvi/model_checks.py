@@ -16,6 +16,7 @@ from pytensor.tensor.type import discrete_dtypes
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, walk
+from pymc_dpvi.marginalised import is_marginal, marginalised_name, per_record
 
 __all__ = [
     "array_name",
@@ -157,7 +158,15 @@ def check_against_records(
                 "Use a fixed initval."
             )
     for rv in model.observed_RVs:
-        if rv.type.ndim - rv.owner.op.ndim_supp == 0:
+        if is_marginal(rv.owner.op):
+            if not per_record(rv):
+                raise NotSeparableError(
+                    f"The observed variable '{rv.name}' was marginalised over {marginalised_name(rv.owner.op)}, "
+                    "which all records share: one sum over its values is taken of all records' terms "
+                    "together, so one record enters other records' terms. Marginalise a variable with one "
+                    "entry per record, or replace it by a continuous one with a prior."
+                )
+        elif rv.type.ndim - rv.owner.op.ndim_supp == 0:
             raise NotSeparableError(
                 f"The observed variable '{rv.name}' is one draw from "
                 f"{type(rv.owner.op).__name__.removesuffix('RV')}, whose entries depend on each other: "

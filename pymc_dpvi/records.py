@@ -25,14 +25,16 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.basic import conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
+from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, walk
 from pymc_dpvi.guards import guard_records
+from pymc_dpvi.marginalised import is_marginal
 from pymc_dpvi.model_checks import (
     array_name,
     check_against_records,
@@ -315,11 +317,8 @@ def rebuild_likelihood(
 ) -> Likelihood:
     """Remake the likelihood with `rows` records instead of `num_records`."""
     placeholders = [
-        pt.tensor(
-            name=f"{a.name or 'records'}_row",
-            dtype=a.type.dtype,
-            shape=(rows, *array_shape(a)[1:]),
-        )
+        # Not pt.tensor(name=...), which reads a name such as "1|g" or "a, b" as a signature.
+        TensorType(a.type.dtype, shape=(rows, *array_shape(a)[1:]))(name=f"{a.name or 'records'}_row")
         for a in arrays
     ]
     # Free variables become placeholders too: PyMC must not try to derive densities through them.
@@ -357,6 +356,10 @@ def rebuild_likelihood(
     if new_potentials:
         terms += graph_replace(new_potentials, rv_values, strict=False)
     terms = in_values(model, terms, free)
+    # Outcomes that share a marginalised variable have one joint term; pymc_extras gives the others a zero.
+    for k, rv in enumerate(observed):
+        if is_marginal(rv.owner.op) and isinstance(terms[k], Constant) and terms[k].type.ndim == 0:
+            terms[k] = pt.zeros((rows,), dtype=terms[k].type.dtype)
     named = [v.name for v in (*observed, *potentials)]
     for name, term in zip(named, terms, strict=True):
         static = term.type.shape
