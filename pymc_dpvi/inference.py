@@ -48,6 +48,7 @@ from pymc_dpvi.graph_keys import source_hash
 from pymc_dpvi.keywords import MEANT, NEEDED, NOT_IN_FIT, named, refuse_unknown
 from pymc_dpvi.loop import averages_from, iterate
 from pymc_dpvi.mechanism import Mechanism, Streams
+from pymc_dpvi.mismatch import explained
 from pymc_dpvi.optimizers import Optimizer, falling_adam
 from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.records import build_record_model
@@ -75,12 +76,6 @@ _SINGLE = (
 #: Latent draws in a step: each has a gradient of its own in the compiled graph.
 _MOST_DRAWS = 1000
 
-_ANALYSIS = (
-    "The model could not be taken apart by records: {} was raised on the way. Often lengths or shapes do not "
-    "fit: a predictor that is one shorter than the outcome, or an outcome of shape (N, 1), as df[['y']] has, "
-    "beside a mean of shape (N,). The text of the error may quote data and is left out; to read it, build "
-    "the model on made-up data and call pymc_dpvi.records.build_record_model(model)."
-)
 _STARTING = "The fit cannot start: {} was raised. Check start= and start_sigma=, and the variables' initval."
 
 Callback = Callable[[DPApproximation, None, int], Any]
@@ -246,10 +241,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         model = pm.modelcontext(model)
         if not isinstance(model, pm.Model):
             raise ArgumentError(f"model must be a pymc.Model; found a {type(model).__name__}.")
-        self._record = shielded(
-            lambda: build_record_model(model, record_dim=record_dim, public_data=public_data),
-            UnsupportedModelError,
-            _ANALYSIS,
+        self._record = explained(
+            lambda: build_record_model(model, record_dim=record_dim, public_data=public_data), model
         )
         starting = check_starting_values(
             self._record, start, start_sigma, mean_field=self._family is DPMeanField
@@ -275,11 +268,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             raise UnsupportedModelError(
                 "The free variables of the model have no entries, so there is nothing to infer."
             )
-        shielded(
-            lambda: check_separable(self._record, self._approx.latents, self._approx.start),
-            UnsupportedModelError,
-            _ANALYSIS,
-        )
+        explained(lambda: check_separable(self._record, self._approx.latents, self._approx.start), model)
         self._terms.check_sampler(self._record.num_records)
         if any(v.type.dtype == "float32" for v in self._approx.latents.value_vars):
             warn(_SINGLE)

@@ -39,6 +39,7 @@ from pymc_dpvi.model_checks import (
     array_name,
     check_against_records,
     check_before_records,
+    check_orientation,
     depends_on,
     global_dims,
 )
@@ -240,6 +241,7 @@ def build_record_model(
     num_records, observed_dims = find_record_axis(model, record_dim)
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
     check_against_records(model, num_records, dims, arrays)
+    check_orientation(model, num_records, arrays, public)
 
     one = rebuild_likelihood(model, num_records, dims, arrays, rows=1)
     record = RecordModel(
@@ -359,7 +361,7 @@ def rebuild_likelihood(
     # Outcomes that share a marginalised variable have one joint term; pymc_extras gives the others a zero.
     for k, rv in enumerate(observed):
         if is_marginal(rv.owner.op) and isinstance(terms[k], Constant) and terms[k].type.ndim == 0:
-            terms[k] = pt.zeros((rows,), dtype=terms[k].type.dtype)
+            terms[k] = pt.zeros((rows,))
     named = [v.name for v in (*observed, *potentials)]
     for name, term in zip(named, terms, strict=True):
         static = term.type.shape

@@ -83,6 +83,17 @@ def refuse_unprotected(
     UnsupportedModelError, NotSeparableError
         Naming the array or the operation.
     """
+    for pot in data_free:
+        for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
+            if is_array(var) and var not in public and not says_nothing(var):
+                raise UnsupportedModelError(
+                    f"The Potential '{pot.name}' has an array of numbers in it but no axis over records, so "
+                    "nothing protects the array. If it holds records of people, such as the censored ones, "
+                    "put all records into one variable: pm.Censored('y', dist, lower=..., upper=..., "
+                    "observed=y) takes the censored and the others; public_data= would publish them. "
+                    "Only if everybody may know the array, put it into pm.Data('name', ...) and say "
+                    "public_data=['name']. A Potential on records needs one entry per record."
+                )
     for graphs, where, into_size in (
         (generative, "likelihood", False),
         (factors, "likelihood", True),
@@ -124,14 +135,6 @@ def refuse_unprotected(
                     "records, so nothing protects it. If everybody may know it, put it into "
                     "pm.Data('name', array) and say public_data=['name']; if it holds personal data, "
                     "expand it to one row per record."
-                )
-    for pot in data_free:
-        for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
-            if is_array(var) and var not in public and not says_nothing(var):
-                raise UnsupportedModelError(
-                    f"The Potential '{pot.name}' has an array of numbers in it but no axis over records, so "
-                    "nothing protects the array. If everybody may know it, put it into pm.Data('name', ...) "
-                    "and say public_data=['name']; a Potential on records needs one entry per record."
                 )
 
 
