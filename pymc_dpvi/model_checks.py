@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pymc as pm
 from pymc.distributions.continuous import InterpolatedRV
+from pymc.distributions.dist_math import SplineWrapper
 from pymc.distributions.simulator import SimulatorRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import discrete_dtypes
+from scipy.interpolate import InterpolatedUnivariateSpline
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, is_array, walk
@@ -29,6 +32,7 @@ __all__ = [
     "global_dims",
     "hint_of_orientation",
     "how_to_marginalise",
+    "is_written_spline",
 ]
 
 
@@ -290,6 +294,28 @@ def _joint_advice(kind: str) -> str:
         "Use a likelihood with independent records given the parameters; for several time series, one record a "
         "series, with observed of shape (number of series, steps)."
     )
+
+
+def is_written_spline(model: pm.Model, op: object) -> bool:
+    """Whether an operation of a prior is the spline of one of the model's ``pm.Interpolated``, and no other.
+
+    Proof that it holds no number of a record: PyMC fits the spline of ``pm.Interpolated`` to `x_points` and
+    `pdf_points`, which are constants behind the prior. As all such constants they are numbers that the user
+    wrote: the report lists them, and none of them may be as long as the records (`unprotected`). The spline is fitted
+    to them once more here, and it counts only if knots, coefficients, degree and what it does beyond its ends
+    are the same; these four are all that it computes with. Its derivative, which the gradient uses, is made of them.
+    """
+    if type(op) is not SplineWrapper or type(op.spline) is not InterpolatedUnivariateSpline:
+        return False
+    for rv in model.free_RVs:
+        points = rv.owner.op.dist_params(rv.owner)[:2] if type(rv.owner.op) is InterpolatedRV else ()
+        if not points or not all(isinstance(p, Constant) for p in points):
+            continue
+        again = InterpolatedUnivariateSpline(*(p.data for p in points), k=1, ext="zeros")
+        same = zip(op.spline._eval_args, again._eval_args, strict=True)
+        if op.spline.ext == again.ext and all(np.array_equal(a, b) for a, b in same):
+            return True
+    return False
 
 
 def array_name(model: pm.Model, var: Variable) -> str:

@@ -28,7 +28,7 @@ from pytensor.tensor.subtensor import Subtensor
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
 from pymc_dpvi.guards import is_grid, is_structural
-from pymc_dpvi.model_checks import array_name, global_dims
+from pymc_dpvi.model_checks import array_name, global_dims, is_written_spline
 from pymc_dpvi.opaque import is_opaque_value, opaque_part
 
 __all__ = ["refuse_unprotected", "says_nothing"]
@@ -102,7 +102,7 @@ def refuse_unprotected(
         found = walk(graphs, into_size=into_size, through_shape=False)
         lengths = _lengths(found)
         for var in found:
-            _refuse_opaque(var, where)
+            _refuse_opaque(model, var, where)
             if var in held and where == "likelihood":
                 raise NotSeparableError(
                     f"{array_name(model, var)} enters the likelihood in a way that does not follow the "
@@ -171,7 +171,7 @@ def _lengths(found: Sequence[Variable]) -> set[Variable]:
     return {v for v, only in readers.items() if only == {True} and array_value(v).size <= _MOST_AXES}
 
 
-def _refuse_opaque(var: Variable, where: str) -> None:
+def _refuse_opaque(model: pm.Model, var: Variable, where: str) -> None:
     """Raise if numbers may be hidden in a constant, or in the operation that makes `var`."""
     if is_opaque_value(var):
         raise UnsupportedModelError(
@@ -181,6 +181,8 @@ def _refuse_opaque(var: Variable, where: str) -> None:
     # The density of a random variable is a graph of its own.
     if var.owner is None or isinstance(var.owner.op, RandomVariable):
         return
+    if where == "prior" and is_written_spline(model, var.owner.op):
+        return  # of a pm.Interpolated, whose points are constants behind the prior
     if (name := opaque_part(var.owner.op)) is not None:
         raise UnsupportedModelError(
             f"The operation {name} in the {where} is not one of PyTensor's or PyMC's that computes from its "
