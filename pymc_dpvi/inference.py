@@ -54,7 +54,7 @@ from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.records import build_record_model
 from pymc_dpvi.report import PrivacyRun
 from pymc_dpvi.separability import check_separable
-from pymc_dpvi.starting_values import check_starting_values, narrow_full_rank
+from pymc_dpvi.starting_values import check_finite_start, check_starting_values, narrow_full_rank
 from pymc_dpvi.step import PrivateStep
 from pymc_dpvi.terms import PrivacyTerms
 from pymc_dpvi.tracebacks import sealed, shielded
@@ -268,6 +268,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             raise UnsupportedModelError(
                 "The free variables of the model have no entries, so there is nothing to infer."
             )
+        explained(lambda: check_finite_start(self._record, self._approx.latents, self._approx.start), model)
         explained(lambda: check_separable(self._record, self._approx.latents, self._approx.start), model)
         self._terms.check_sampler(self._record.num_records)
         if any(v.type.dtype == "float32" for v in self._approx.latents.value_vars):
