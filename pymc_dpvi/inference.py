@@ -45,7 +45,7 @@ from pymc_dpvi.errors import (
     warn,
 )
 from pymc_dpvi.graph_keys import source_hash
-from pymc_dpvi.keywords import MEANT, NEEDED, NOT_IN_FIT, named, refuse_unknown
+from pymc_dpvi.keywords import MEANT, NEEDED, NOT_IN_FIT, named, refuse_dropped, refuse_unknown
 from pymc_dpvi.loop import averages_from, iterate
 from pymc_dpvi.mechanism import Mechanism, Streams
 from pymc_dpvi.mismatch import explained
@@ -172,8 +172,11 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     Notes
     -----
-    ``pm.fit(start=..., random_seed=...)`` does not hand these on to a method instance (PyMC drops them
-    without a word); give them here.
+    PyMC's ``pm.fit(start=..., random_seed=..., inf_kwargs=...)`` hands these to the methods that it makes itself
+    and drops them where it is given an instance, without a word. Here they are refused; give them to the method.
+    ``pm.fit(method="dpadvi")`` and ``pm.fit(method=DPADVI)``, the class, end in PyMC's own error ("... or
+    Inference instance"): it knows four names, asks ``isinstance(method, Inference)``, and calls nothing of ours
+    before. Say ``method=DPADVI(epsilon=..., delta=...)``.
 
     Privacy: making the method releases nothing. `fit` and `refine` release the variational parameters
     and cost what ``approx.privacy`` says. The unit of privacy is one row along the leading axis of the
@@ -388,6 +391,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "score=True is refused: the loss is computed on the records, and releasing it would need "
                 "noise and budget of its own. Look at the iterates with pymc.variational.callbacks.Tracker."
             )
+        refuse_dropped(NOT_IN_FIT, self._record.model)
         refuse_unknown(kwargs, NOT_IN_FIT, "DPADVI.fit", list(inspect.signature(self.fit).parameters))
         n_mc = check_integer("obj_n_mc", obj_n_mc, high=_MOST_DRAWS)
         include_transformed = check_flag("include_transformed", include_transformed)
