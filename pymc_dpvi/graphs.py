@@ -206,7 +206,7 @@ def resize_records(
         node = var.owner
         if var in memo or node is None:
             continue
-        changed = any(i in memo for i in node.inputs)
+        changed = any(i in memo for i in node.inputs) or is_marginal(node.op)
         random = isinstance(node.op, MeasurableOp) and isinstance(node.op, RandomVariable | OpFromGraph)
         static: tuple[int | None, ...] = getattr(var.type, "shape", ())
         leading = bool(static) and static[0] == num_records
@@ -222,7 +222,7 @@ def resize_records(
         try:
             if is_marginal(node.op):
                 inputs = [memo.get(i, i) for i in node.inputs]
-                new = _resize_marginal(node, inputs, num_records, rows)
+                new = _resize_marginal(node, inputs, memo, num_records, rows)
                 olds = node.outputs
             elif random:
                 new = [_resize_random(var, memo, num_records, rows, leading or var in observed)]
@@ -394,26 +394,28 @@ def _resize_random(
     return new
 
 
-def _resize_marginal(node: Apply, inputs: Sequence[Variable], num_records: int, rows: int) -> list[Variable]:
+def _resize_marginal(
+    node: Apply, inputs: Sequence[Variable], memo: Mapping[Variable, Variable], num_records: int, rows: int
+) -> list[Variable]:
     """Remake an operation of `pymc_extras.marginalize`, with all random variables in it resized."""
 
-    def remake(outputs: Sequence[Variable]) -> list[Variable]:
+    def remake(outputs: Sequence[Variable], inner: Mapping[Variable, Variable]) -> list[Variable]:
         arrays = [v for v in outputs if isinstance(v.type, TensorType)]
         random = [v for v in arrays if v.owner is not None and isinstance(v.owner.op, MeasurableOp)]
         remade, _ = resize_records(
             arrays,
-            {},
+            inner,
             num_records=num_records,
             rows=rows,
             resize=[v for v in random if v.type.ndim > v.owner.op.ndim_supp],  # checked by `per_record`
             everything=True,
         )
-        new = dict(zip(arrays, remade, strict=True))
+        new = {**inner, **dict(zip(arrays, remade, strict=True))}
         made = {old.owner: new[old].owner for old in random}
         # What is left are the next states of the generators, each beside the variable that it was drawn for.
         return [new[v] if v in new else made[v.owner].outputs[v.owner.outputs.index(v)] for v in outputs]
 
-    return remake_marginal(node, inputs, remake)
+    return remake_marginal(node, inputs, memo, remake)
 
 
 def _settle(var: Variable, memo: Mapping[Variable, Variable]) -> Variable:

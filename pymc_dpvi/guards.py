@@ -108,7 +108,12 @@ _BINS = (
     "its bin, if x is the record's value. Or bin before the model, by edges that everybody may know."
 )
 #: What to type in place of some operations.
-_INSTEAD = {"SearchsortedOp": _BINS, "Unique": "Number the groups before the model, by a public list of them."}
+_INSTEAD = {
+    "AdvancedSubtensor": "It looks up one table for each record, or for each value of a variable that was "
+    "marginalised: write the sum over the values yourself, as in pm.Categorical(p=weights @ table).",
+    "SearchsortedOp": _BINS,
+    "Unique": "Number the groups before the model, by a public list of them.",
+}
 
 
 def guard_records(

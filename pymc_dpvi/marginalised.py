@@ -11,13 +11,14 @@ A wrong one is refused by `separability`, against the model's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.type import TensorType
 
 __all__ = ["is_marginal", "marginalised_name", "per_record", "remake_marginal"]
 
@@ -55,7 +56,8 @@ def per_record(rv: Variable) -> bool:
 def remake_marginal(
     node: Apply,
     inputs: Sequence[Variable],
-    remake: Callable[[Sequence[Variable]], list[Variable]],
+    replaced: Mapping[Variable, Variable],
+    remake: Callable[[Sequence[Variable], Mapping[Variable, Variable]], list[Variable]],
 ) -> list[Variable]:
     """Remake the operation around its inner graph for other inputs.
 
@@ -65,8 +67,10 @@ def remake_marginal(
         A node of such an operation.
     inputs : sequence of Variable
         Its inputs, remade.
+    replaced : mapping of Variable to Variable
+        What has been replaced outside: constants in it may be captured inside.
     remake : callable
-        Remakes the outputs of the inner graph.
+        Remakes the outputs of the inner graph, given what to replace in it.
 
     Returns
     -------
@@ -78,11 +82,16 @@ def remake_marginal(
     inner = [i if isinstance(i, Constant) else i.type(name=i.name) for i in inputs]
     given = [(k, i) for k, i in zip(inner, inputs, strict=True) if not isinstance(i, Constant)]
     if hasattr(op.fgraph, "bind"):  # PyTensor 3, whose inner graphs are frozen
+        swap: dict[Variable, Variable] = {}
         bound = list(op.fgraph.bind(inner))
-    else:
-        swap = dict(zip(op.inner_inputs, inner, strict=True))
-        bound = graph_replace(list(op.inner_outputs), swap, strict=False)
-    outputs = remake(bound)
+    else:  # a length may only be bound, as it is not remade with the rest; an array of other length only remade
+        both = list(zip(op.inner_inputs, inner, strict=True))
+        swap = {old: new for old, new in both if isinstance(new.type, TensorType) and new.type.ndim}
+        bound = graph_replace(list(op.inner_outputs), {k: v for k, v in both if k not in swap}, strict=False)
+    captured = [v for v in ancestors(bound) if isinstance(v, Constant) and v in replaced]
+    given += [(replaced[v].type(name=v.name), replaced[v]) for v in captured]
+    swap.update(zip(captured, (k for k, _ in given[len(given) - len(captured) :]), strict=True))
+    outputs = remake(bound, swap)
     # A random variable that was resized draws from a new generator, which has to be an input as the old one was.
     behind = list(ancestors(outputs))
     given = [(k, i) for k, i in given if k in behind]
