@@ -336,16 +336,16 @@ def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, in
 
 
 def _one_table(node: Apply, inputs: Sequence[Variable]) -> Variable | None:
-    """Write ``Blockwise(AdvancedSubtensor)`` on one and the same table as an ordinary index, which can be guarded.
+    """Write ``Blockwise(AdvancedSubtensor)`` on one table as an ordinary index, which can be guarded.
 
-    That is what becomes of ``table[z]`` where z is enumerated. With T the table without its batch axes, which all
-    have length one, an entry at batch position b is ``T[z[b]]``: the entry at b of ``T[z]``.
+    That is what becomes of ``table[z]`` where z is enumerated. With T the table without its batch axes, which
+    all have length one, an entry at batch position b is ``T[z[b]]``: the entry at b of ``T[z]``.
     """
     core = getattr(node.op, "core_op", None)
     if type(core).__name__ not in ("AdvancedSubtensor", "AdvancedSubtensor1"):
         return None
     table, *indices = inputs
-    signature = getattr(node.op, "inputs_sig", ())
+    signature: tuple[tuple[str, ...], ...] = getattr(node.op, "inputs_sig", ())
     batch_ndim = table.type.ndim - len(signature[0])
     plain = getattr(core, "idx_list", None) in (None, tuple(range(len(indices))))
     if not plain or any(length != 1 for length in table.type.shape[:batch_ndim]):

@@ -104,7 +104,8 @@ _ELEMENTWISE = (
     "record by record."
 )
 _BINS = (
-    "To put a record into a bin, compare it with fixed edges: (x[:, None] > edges).sum(axis=1) is the number of "
+    "To put a record into a bin, compare it with fixed edges: (x[:, None] > edges).sum(axis=1) is the "
+    "number of "
     "its bin, if x is the record's value. Or bin before the model, by edges that everybody may know."
 )
 #: What to type in place of some operations.

@@ -172,11 +172,11 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     Notes
     -----
-    PyMC's ``pm.fit(start=..., random_seed=..., inf_kwargs=...)`` hands these to the methods that it makes itself
-    and drops them where it is given an instance, without a word. Here they are refused; give them to the method.
-    ``pm.fit(method="dpadvi")`` and ``pm.fit(method=DPADVI)``, the class, end in PyMC's own error ("... or
-    Inference instance"): it knows four names, asks ``isinstance(method, Inference)``, and calls nothing of ours
-    before. Say ``method=DPADVI(epsilon=..., delta=...)``.
+    PyMC's ``pm.fit(start=..., random_seed=..., inf_kwargs=...)`` hands these to the methods that it makes
+    itself and drops them where it is given an instance, without a word. Here they are refused; give them to
+    the method. ``pm.fit(method="dpadvi")`` and ``pm.fit(method=DPADVI)``, the class, end in PyMC's own error
+    ("... or Inference instance"): it knows four names, asks ``isinstance(method, Inference)``, and calls
+    nothing of ours before. Say ``method=DPADVI(epsilon=..., delta=...)``.
 
     Privacy: making the method releases nothing. `fit` and `refine` release the variational parameters
     and cost what ``approx.privacy`` says. The unit of privacy is one row along the leading axis of the

@@ -80,8 +80,9 @@ def refuse_unknown(
 def refuse_dropped(known: Mapping[str, Any], model: pm.Model) -> None:
     """Raise for arguments of ``pm.fit`` that it drops without a word where it is given a method instance.
 
-    They do not reach ``Inference.fit``, so they are looked up in the frame of ``pm.fit``, if that is what called the
-    function of this package that called us. It may change; then nothing is found, and nothing is raised.
+    They do not reach ``Inference.fit``, so they are looked up in the frame of ``pm.fit``, if that is what
+    called the function of this package that called us. It may change; then nothing is found, and nothing is
+    raised.
 
     Parameters
     ----------

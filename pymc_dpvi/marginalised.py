@@ -1,8 +1,8 @@
 """Models from which `pymc_extras.marginalize` took a discrete variable.
 
 Such a model has, in place of an observed variable, one operation with a graph of its own inside, in which the
-discrete variable and all that depends on it stand as they were written. The log-density sums over the values of the
-discrete variable. For one record it is remade with the same operation around the graph of one row.
+discrete variable and all that depends on it stand as they were written. The log-density sums over the values
+of the discrete variable. For one record it is remade with the same operation around the graph of one row.
 
 No record can leak through a mistake made here: every record array is replaced by a placeholder of one row
 before the log-density is derived, and `unprotected` and `guards` look at the log-density that comes of it.
@@ -27,7 +27,7 @@ _KEPT = ("dims_connections", "dims", "marginalized_name", "marginalized_dims", "
 
 
 def is_marginal(op: Any) -> bool:
-    """Whether an operation is one of `pymc_extras` with a variable summed out (the package need not be there)."""
+    """Whether an operation is one of `pymc_extras`, which need not be there, with a variable summed out."""
     return any(
         kind.__name__ == "MarginalRV" and kind.__module__.partition(".")[0] == "pymc_extras"
         for kind in type(op).__mro__
@@ -78,13 +78,14 @@ def remake_marginal(
         One for each output of `node`.
     """
     op: Any = node.op
-    # Constants go inside: the length of the summed-out variable may be one of them, and has to follow the rows.
+    # Constants go inside: the length of the summed-out variable may be one of them, and has to follow the
+    # rows.
     inner = [i if isinstance(i, Constant) else i.type(name=i.name) for i in inputs]
     given = [(k, i) for k, i in zip(inner, inputs, strict=True) if not isinstance(i, Constant)]
     if hasattr(op.fgraph, "bind"):  # PyTensor 3, whose inner graphs are frozen
         swap: dict[Variable, Variable] = {}
         bound = list(op.fgraph.bind(inner))
-    else:  # a length may only be bound, as it is not remade with the rest; an array of other length only remade
+    else:  # arrays get another length, so they are replaced where all is remade; generators only bound
         both = list(zip(op.inner_inputs, inner, strict=True))
         swap = {old: new for old, new in both if isinstance(new.type, TensorType) and new.type.ndim}
         bound = graph_replace(list(op.inner_outputs), {k: v for k, v in both if k not in swap}, strict=False)
@@ -92,7 +93,8 @@ def remake_marginal(
     given += [(replaced[v].type(name=v.name), replaced[v]) for v in captured]
     swap.update(zip(captured, (k for k, _ in given[len(given) - len(captured) :]), strict=True))
     outputs = remake(bound, swap)
-    # A random variable that was resized draws from a new generator, which has to be an input as the old one was.
+    # A random variable that was resized draws from a new generator, which has to be an input as the old one
+    # was.
     behind = list(ancestors(outputs))
     given = [(k, i) for k, i in given if k in behind]
     given += [(v, v) for v in behind if isinstance(v, SharedVariable)]

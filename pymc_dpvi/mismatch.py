@@ -1,8 +1,8 @@
 """Why a model could not be taken apart by records: arrays that do not fit each other, and latents per record.
 
-An exception of PyTensor's quotes data, so its text is left out. What led to it can mostly be seen from shapes,
-dims and names. :func:`explained` looks there, and at no value; :func:`take_apart` is for the user, on made-up
-data, and hides nothing.
+An exception of PyTensor's quotes data, so its text is left out. What led to it can mostly be seen from
+shapes, dims and names. :func:`explained` looks there, and at no value; :func:`take_apart` is for the user, on
+made-up data, and hides nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ __all__ = ["explained", "take_apart"]
 T = TypeVar("T")
 
 _UNKNOWN = (
-    "The model could not be taken apart by records: {} was raised on the way. Often lengths or shapes do not fit: a predictor that is one shorter than the outcome, or an outcome of "
-    "shape (N, 1), as df[['y']] has, beside a mean of shape (N,). The text of the error may quote data and is "
-    "left out; to read it, build the model on made-up data and call "
+    "The model could not be taken apart by records: {} was raised on the way. Often lengths or shapes do "
+    "not fit: a predictor that is one shorter than the outcome, or an outcome of "
+    "shape (N, 1), as df[['y']] has, beside a mean of shape (N,). The text of the error may quote data and "
+    "is left out; to read it, build the model on made-up data and call "
     "pymc_dpvi.mismatch.take_apart(model)."
 )
 
@@ -111,7 +112,7 @@ def _observed_shape(model: pm.Model, rv: Any) -> tuple[int, ...]:
 
 
 def _outcome_and_mean(model: pm.Model) -> str | None:
-    """Parameters that do not fit the outcome, entry by entry."""
+    """Look for parameters that do not fit the outcome, entry by entry."""
     for rv in model.observed_RVs:
         op, found = rv.owner.op, _observed_shape(model, rv)
         if not isinstance(op, RandomVariable) or op.ndim_supp or any(op.ndims_params):
@@ -124,8 +125,8 @@ def _outcome_and_mean(model: pm.Model) -> str | None:
         column = f" '{rv.name}' is a matrix with one column: make it a vector, df['y'] for df[['y']]."
         return (
             f"The observed variable '{rv.name}' and its parameters have shapes that do not fit: compare the "
-            "lengths of the predictors with its own (one that is one shorter, say), and their numbers of axes "
-            f"(an outcome of shape (N, 1) beside a mean of shape (N,))."
+            "lengths of the predictors with its own (one that is one shorter, say), and their numbers of "
+            "axes (an outcome of shape (N, 1) beside a mean of shape (N,))."
             + column * (found[1:] == (1,))
             + hint_of_orientation(model)
         )
@@ -133,7 +134,7 @@ def _outcome_and_mean(model: pm.Model) -> str | None:
 
 
 def _latent_per_record(model: pm.Model) -> str | None:
-    """A free variable as long as an outcome, by a dim that the outcome does not have."""
+    """Look for a free variable as long as an outcome, by a dim that the outcome does not have."""
     shapes = model.eval_rv_shapes()
     for outcome in model.observed_RVs:
         (length, *_) = _observed_shape(model, outcome)
@@ -151,14 +152,14 @@ def _latent_per_record(model: pm.Model) -> str | None:
 
 
 def _other_length(model: pm.Model) -> str | None:
-    """An array in the likelihood of another length than the outcome."""
+    """Look for an array in the likelihood of another length than the outcome."""
     for outcome in model.observed_RVs:
         (length, *_) = _observed_shape(model, outcome)
         for var in walk([outcome], stop=model.free_RVs, through_shape=False):
             if is_array(var) and len(array_shape(var)) and array_shape(var)[0] not in (1, length):
                 return (
                     f"{array_name(model, var)} has another length than the observed '{outcome.name}', so its "
-                    "entries are not the records' own. Give the model one row per record in every array; select "
-                    "records (by a mask, say) before the model, each by its own values."
+                    "entries are not the records' own. Give the model one row per record in every array; "
+                    "select records (by a mask, say) before the model, each by its own values."
                 )
     return None

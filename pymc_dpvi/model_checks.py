@@ -7,6 +7,7 @@ instead. None of them looks at a data value: they read types, shapes, dims and t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -177,7 +178,8 @@ def check_against_records(
         if is_marginal(rv.owner.op):
             if not per_record(rv):
                 raise NotSeparableError(
-                    f"The observed variable '{rv.name}' was marginalised over {marginalised_name(rv.owner.op)}, "
+                    f"The observed variable '{rv.name}' was marginalised over "
+                    f"{marginalised_name(rv.owner.op)}, "
                     "which all records share: one sum over its values is taken of all records' terms "
                     "together, so one record enters other records' terms. Marginalise a variable with one "
                     "entry per record, or replace it by a continuous one with a prior."
@@ -198,7 +200,8 @@ def check_against_records(
                 )
 
 
-#: Distributions whose mixture over a parameter's prior has a closed form: the prior, the outcome, what to write.
+#: Distributions whose mixture over a parameter's prior has a closed form: the prior, the outcome, what to
+#: write.
 _CONJUGATE = {
     ("Beta", "Binomial"): "pm.BetaBinomial",
     ("Beta", "Bernoulli"): "pm.BetaBinomial with n=1",
@@ -220,7 +223,8 @@ def how_to_marginalise(model: pm.Model, latent: Variable) -> str:
                 f"pm.{_kind(rv)}."
             )
     return (
-        "Marginalise it out of the likelihood, by a distribution that has it integrated out: pm.BetaBinomial, "
+        "Marginalise it out of the likelihood, by a distribution that has it integrated out: "
+        "pm.BetaBinomial, "
         "pm.NegativeBinomial, pm.StudentT, pm.MvNormal with its variance in the covariance, pm.Mixture."
     )
 
@@ -257,7 +261,8 @@ def check_orientation(
         for axis, length in enumerate(array_shape(var)[1:], start=1):
             if length == num_records and not (names and names[axis] in globals_):
                 raise UnsupportedModelError(
-                    f"{array_name(model, var)} is as long as the observations along axis {axis}, and not along "
+                    f"{array_name(model, var)} is as long as the observations along axis {axis}, and not "
+                    "along "
                     "its first axis. Records run along the first axis of every array: if its columns are "
                     "records, transpose it before the model, in NumPy (X.T in pm.Data or beside the "
                     "formula, as X.T @ beta for beta @ X). If the length is the same by chance, put the "
@@ -284,26 +289,27 @@ def _joint_advice(kind: str) -> str:
     if kind in ("MvNormal", "MvStudentT", "MatrixNormal", "KroneckerNormal"):
         return (
             "Use a likelihood with independent records given the parameters: for a Gaussian process over a "
-            "predictor, pm.gp.HSGP with L= given and gp._X_center set to public numbers (else PyMC takes them "
-            "from the records, unaccounted); for several numbers per record, observed of shape "
+            "predictor, pm.gp.HSGP with L= given and gp._X_center set to public numbers (else PyMC takes "
+            "them from the records, unaccounted); for several numbers per record, observed of shape "
             "(number of records, numbers per record)."
         )
     if kind == "Dirichlet":
         return "Give it one row of shares per record, observed of shape (number of records, shares)."
     return (
-        "Use a likelihood with independent records given the parameters; for several time series, one record a "
-        "series, with observed of shape (number of series, steps)."
+        "Use a likelihood with independent records given the parameters; for several time series, one "
+        "record a series, with observed of shape (number of series, steps)."
     )
 
 
-def is_written_spline(model: pm.Model, op: object) -> bool:
+def is_written_spline(model: pm.Model, op: Any) -> bool:
     """Whether an operation of a prior is the spline of one of the model's ``pm.Interpolated``, and no other.
 
     Proof that it holds no number of a record: PyMC fits the spline of ``pm.Interpolated`` to `x_points` and
     `pdf_points`, which are constants behind the prior. As all such constants they are numbers that the user
-    wrote: the report lists them, and none of them may be as long as the records (`unprotected`). The spline is fitted
-    to them once more here, and it counts only if knots, coefficients, degree and what it does beyond its ends
-    are the same; these four are all that it computes with. Its derivative, which the gradient uses, is made of them.
+    wrote: the report lists them, and none of them may be as long as the records (`unprotected`). The spline
+    is fitted to them once more here, and it counts only if knots, coefficients, degree and what it does
+    beyond its ends are the same; these four are all that it computes with. Its derivative, which the gradient
+    uses, is made of them.
     """
     if type(op) is not SplineWrapper or type(op.spline) is not InterpolatedUnivariateSpline:
         return False

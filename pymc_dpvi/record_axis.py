@@ -35,7 +35,8 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
         lengths[rv.name] = _length(value, rv.name) if length is None else length
         if all(array_shape(v)[0] != lengths[rv.name] for v in roots):
             raise UnsupportedModelError(
-                f"The observed values of '{rv.name}' are only a part of the array that holds them, or computed "
+                f"The observed values of '{rv.name}' are only a part of the array that holds them, or "
+                "computed "
                 "from it (a slice of pm.Data, for example, or counts), so it is not clear which rows are the "
                 "records. Give the model the rows to be fitted and no others, one for each person."
             )

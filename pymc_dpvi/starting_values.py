@@ -139,9 +139,10 @@ def check_finite_start(record: RecordModel, latents: Latents, start: np.ndarray)
     for var, at in zip(latents.value_vars, latents.slices, strict=True):
         if not np.isfinite(start[at]).all():
             raise UnsupportedModelError(
-                f"The variable '{names[var]}' starts at a number that is not finite in the unconstrained space "
-                "(NaN, or outside of its support or at the end of it; an ordered variable must not start with "
-                f"equal entries). Give it a start within: pm...('{names[var]}', ..., initval=...), or "
+                f"The variable '{names[var]}' starts at a number that is not finite in the unconstrained "
+                "space "
+                "(NaN, or outside of its support or at the end of it; an ordered variable must not start "
+                f"with equal entries). Give it a start within: pm...('{names[var]}', ..., initval=...), or "
                 f"start={{'{names[var]}': ...}}."
             )
     z = pt.vector("z", shape=(latents.size,), dtype=pytensor.config.floatX)
@@ -154,11 +155,14 @@ def check_finite_start(record: RecordModel, latents: Latents, start: np.ndarray)
     terms = record.model.logp(vars=record.model.free_RVs, sum=False, jacobian=False)
     parts, draw = in_draws([t.sum() for t in terms], latents)
     each = python_function([z], put(parts, draw, latents.split(z)))(start.astype(z.dtype))
-    guilty = [rv.name for rv, value in zip(record.model.free_RVs, each, strict=True) if not np.isfinite(value)]
+    guilty = [
+        rv.name for rv, value in zip(record.model.free_RVs, each, strict=True) if not np.isfinite(value)
+    ]
     where = f"of {guilty} " if guilty else ""
     raise UnsupportedModelError(
         f"The prior {where}has no finite log-density where the fit starts, so the first step would end it. "
-        "Give the variables a start at which the prior has one, by initval=... or start={...}; if a parameter of "
+        f"Give the variables a start at which the prior has one, by initval=... or start={...}; if a "
+        "parameter of "
         "the prior is another variable, such as a scale, see that this one starts (and stays) in its range."
     )
 

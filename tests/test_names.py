@@ -15,7 +15,21 @@ from pymc_dpvi import DPADVI, PrivacyReport, check_release, plots
 
 NAMES = (
     *("1|g", "2nd effect", "a, b", "x:z", "x[0]", "f(x)->y", "größe", "年齢", "a%sb", "{b}", "it's", 'q"q'),
-    *("a\\b", "tab\there", "new\nline", "beta ", "for", "a.b", "-x", "'''", "😀", "$\\beta$", "#", "<b>", "x" * 99),
+    *(
+        "a\\b",
+        "tab\there",
+        "new\nline",
+        "beta ",
+        "for",
+        "a.b",
+        "-x",
+        "'''",
+        "😀",
+        "$\\beta$",
+        "#",
+        "<b>",
+        "x" * 99,
+    ),
 )
 
 
