@@ -35,6 +35,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.blocks import Block, PullBack, as_matrix
@@ -94,8 +95,8 @@ def in_draws(
     draw : list of TensorVariable
         The placeholders, to be replaced by :func:`put`.
     """
-    draw = [
-        pt.tensor(name=f"{v.name}_draw", dtype=v.type.dtype, shape=shape)
+    draw = [  # not pt.tensor(name=...), which reads a name such as "1|g" or "a, b" as a signature
+        TensorType(v.type.dtype, shape=shape)(name=f"{v.name}_draw")
         for v, shape in zip(latents.value_vars, latents.shapes, strict=True)
     ]
     swap: dict[Variable, Variable] = dict(zip(latents.value_vars, draw, strict=True))

@@ -40,6 +40,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT
 
 from pymc_dpvi.errors import NotSeparableError
+from pymc_dpvi.marginalised import is_marginal, remake_marginal
 
 __all__ = [
     "array_shape",
@@ -107,7 +108,9 @@ def inner_constants(op: Any) -> list[Variable]:
     for inner in (op, getattr(op, "core_op", None)):
         graph = getattr(inner, "fgraph", None)
         for node in getattr(graph, "apply_nodes", ()):
-            found += [i for i in node.inputs if isinstance(i, Constant)]
+            random = isinstance(node.op, RandomVariable)  # of which the lengths are left out, as in `walk`
+            inputs = node.op.dist_params(node) if random else node.inputs
+            found += [i for i in inputs if isinstance(i, Constant)]
             found += inner_constants(node.op)
     return found
 
@@ -204,7 +207,7 @@ def resize_records(
         node = var.owner
         if var in memo or node is None:
             continue
-        changed = any(i in memo for i in node.inputs)
+        changed = any(i in memo for i in node.inputs) or is_marginal(node.op)
         random = isinstance(node.op, MeasurableOp) and isinstance(node.op, RandomVariable | OpFromGraph)
         static: tuple[int | None, ...] = getattr(var.type, "shape", ())
         leading = bool(static) and static[0] == num_records
@@ -216,10 +219,15 @@ def resize_records(
         if not (changed or made or check or everything or var in observed):
             continue
         failure = ""
+        olds: Sequence[Variable]
         try:
-            if random:
+            if is_marginal(node.op):
+                inputs = [memo.get(i, i) for i in node.inputs]
+                new = _resize_marginal(node, inputs, memo, num_records, rows)
+                olds = node.outputs
+            elif random:
                 new = [_resize_random(var, memo, num_records, rows, leading or var in observed)]
-                olds: Sequence[Variable] = [var]
+                olds = [var]
             else:
                 inputs = [memo.get(i, i) for i in node.inputs]
                 new = _remake(node, inputs, num_records, rows, inline)
@@ -305,6 +313,8 @@ def _rows_for_vector(shape: Variable, num_records: int, rows: int) -> Variable:
 def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, inline: bool) -> list[Variable]:
     op = node.op
     leading = getattr(node.outputs[0].type, "shape", (None,))[:1] == (num_records,)
+    if (entries := _one_table(node, inputs)) is not None:
+        return [entries]
     if inline and isinstance(op, OpFromGraph):
         inner = dict(zip(op.fgraph.inputs, inputs, strict=True))
         outputs, _ = resize_records(
@@ -331,6 +341,28 @@ def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, in
         value, shape = inputs
         inputs = [value, _rows_for_vector(shape, num_records, rows)]
     return list(op.make_node(*inputs).outputs)
+
+
+def _one_table(node: Apply, inputs: Sequence[Variable]) -> Variable | None:
+    """Write ``Blockwise(AdvancedSubtensor)`` on one table as an ordinary index, which can be guarded.
+
+    That is what becomes of ``table[z]`` where z is enumerated. With T the table without its batch axes, which
+    all have length one, an entry at batch position b is ``T[z[b]]``: the entry at b of ``T[z]``.
+    """
+    core = getattr(node.op, "core_op", None)
+    if type(core).__name__ not in ("AdvancedSubtensor", "AdvancedSubtensor1"):
+        return None
+    table, *indices = inputs
+    signature: tuple[tuple[str, ...], ...] = getattr(node.op, "inputs_sig", ())
+    batch_ndim = table.type.ndim - len(signature[0])
+    plain = getattr(core, "idx_list", None) in (None, tuple(range(len(indices))))
+    if not plain or any(length != 1 for length in table.type.shape[:batch_ndim]):
+        return None
+    for index, axes in zip(indices, signature[1:], strict=True):
+        tensor = isinstance(index.type, TensorType) and index.type.dtype[:3] in ("int", "uin")
+        if not tensor or index.type.ndim != batch_ndim + len(axes) or len(axes) != len(signature[1]):
+            return None
+    return table[(0,) * batch_ndim][tuple(indices)]
 
 
 def _resize_random(
@@ -368,6 +400,30 @@ def _resize_random(
     if any(a is not b for a, b in zip(final, new.owner.inputs, strict=True)):
         new = new.owner.op.make_node(*final).outputs[new.owner.outputs.index(new)]
     return new
+
+
+def _resize_marginal(
+    node: Apply, inputs: Sequence[Variable], memo: Mapping[Variable, Variable], num_records: int, rows: int
+) -> list[Variable]:
+    """Remake an operation of `pymc_extras.marginalize`, with all random variables in it resized."""
+
+    def remake(outputs: Sequence[Variable], inner: Mapping[Variable, Variable]) -> list[Variable]:
+        arrays = [v for v in outputs if isinstance(v.type, TensorType)]
+        random = [v for v in arrays if v.owner is not None and isinstance(v.owner.op, MeasurableOp)]
+        remade, _ = resize_records(
+            arrays,
+            inner,
+            num_records=num_records,
+            rows=rows,
+            resize=[v for v in random if v.type.ndim > v.owner.op.ndim_supp],  # checked by `per_record`
+            everything=True,
+        )
+        new = {**inner, **dict(zip(arrays, remade, strict=True))}
+        made = {old.owner: new[old].owner for old in random}
+        # What is left are the next states of the generators, each beside the variable that it was drawn for.
+        return [new[v] if v in new else made[v.owner].outputs[v.owner.outputs.index(v)] for v in outputs]
+
+    return remake_marginal(node, inputs, memo, remake)
 
 
 def _settle(var: Variable, memo: Mapping[Variable, Variable]) -> Variable:

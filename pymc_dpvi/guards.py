@@ -101,6 +101,24 @@ _INDEXING = {
 }
 
 
+_ELEMENTWISE = (
+    "Write it with elementwise operations, indexing, sums and matrix products, or do it outside the model, "
+    "record by record."
+)
+_BINS = (
+    "To put a record into a bin, compare it with fixed edges: (x[:, None] > edges).sum(axis=1) is the "
+    "number of "
+    "its bin, if x is the record's value. Or bin before the model, by edges that everybody may know."
+)
+#: What to type in place of some operations.
+_INSTEAD = {
+    "AdvancedSubtensor": "It looks up one table for each record, or for each value of a variable that was "
+    "marginalised: write the sum over the values yourself, as in pm.Categorical(p=weights @ table).",
+    "SearchsortedOp": _BINS,
+    "Unique": "Number the groups before the model, by a public list of them.",
+}
+
+
 def guard_records(
     terms: Sequence[TensorVariable],
     rows: Sequence[Variable],
@@ -343,8 +361,7 @@ def _check_total(node: Apply, marked: Sequence[int], where: Callable[[], str]) -
     if not allowed:
         raise NotSeparableError(
             f"{where()} puts the record through the operation {kind}, of which it is not known that it can "
-            "neither mix records nor fail for some value of a record. Write it with elementwise "
-            "operations, indexing, sums and matrix products, or do it outside the model, record by record."
+            f"neither mix records nor fail for some value of a record. {_INSTEAD.get(kind, _ELEMENTWISE)}"
         )
 
 

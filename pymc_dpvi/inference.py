@@ -46,15 +46,16 @@ from pymc_dpvi.errors import (
 )
 from pymc_dpvi.formula_packages import FORMULA_ADVICE, formula_mark
 from pymc_dpvi.graph_keys import source_hash
-from pymc_dpvi.keywords import MEANT, NEEDED, NOT_IN_FIT, named, refuse_unknown
+from pymc_dpvi.keywords import MEANT, NEEDED, NOT_IN_FIT, named, refuse_dropped, refuse_unknown
 from pymc_dpvi.loop import averages_from, iterate
 from pymc_dpvi.mechanism import Mechanism, Streams
+from pymc_dpvi.mismatch import explained
 from pymc_dpvi.optimizers import Optimizer, falling_adam
 from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.records import build_record_model
 from pymc_dpvi.report import PrivacyRun
 from pymc_dpvi.separability import check_separable
-from pymc_dpvi.starting_values import check_starting_values, narrow_full_rank
+from pymc_dpvi.starting_values import check_finite_start, check_starting_values, narrow_full_rank
 from pymc_dpvi.step import PrivateStep
 from pymc_dpvi.terms import PrivacyTerms
 from pymc_dpvi.tracebacks import sealed, shielded
@@ -76,12 +77,6 @@ _SINGLE = (
 #: Latent draws in a step: each has a gradient of its own in the compiled graph.
 _MOST_DRAWS = 1000
 
-_ANALYSIS = (
-    "The model could not be taken apart by records: {} was raised on the way. Often lengths or shapes do not "
-    "fit: a predictor that is one shorter than the outcome, or an outcome of shape (N, 1), as df[['y']] has, "
-    "beside a mean of shape (N,). The text of the error may quote data and is left out; to read it, build "
-    "the model on made-up data and call pymc_dpvi.records.build_record_model(model)."
-)
 _STARTING = "The fit cannot start: {} was raised. Check start= and start_sigma=, and the variables' initval."
 
 Callback = Callable[[DPApproximation, None, int], Any]
@@ -178,8 +173,11 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     Notes
     -----
-    ``pm.fit(start=..., random_seed=...)`` does not hand these on to a method instance (PyMC drops them
-    without a word); give them here.
+    PyMC's ``pm.fit(start=..., random_seed=..., inf_kwargs=...)`` hands these to the methods that it makes
+    itself and drops them where it is given an instance, without a word. Here they are refused; give them to
+    the method. ``pm.fit(method="dpadvi")`` and ``pm.fit(method=DPADVI)``, the class, end in PyMC's own error
+    ("... or Inference instance"): it knows four names, asks ``isinstance(method, Inference)``, and calls
+    nothing of ours before. Say ``method=DPADVI(epsilon=..., delta=...)``.
 
     Privacy: making the method releases nothing. `fit` and `refine` release the variational parameters
     and cost what ``approx.privacy`` says. The unit of privacy is one row along the leading axis of the
@@ -247,10 +245,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         model = pm.modelcontext(model)
         if not isinstance(model, pm.Model):
             raise ArgumentError(f"model must be a pymc.Model; found a {type(model).__name__}.")
-        self._record = shielded(
-            lambda: build_record_model(model, record_dim=record_dim, public_data=public_data),
-            UnsupportedModelError,
-            _ANALYSIS,
+        self._record = explained(
+            lambda: build_record_model(model, record_dim=record_dim, public_data=public_data), model
         )
         starting = check_starting_values(
             self._record, start, start_sigma, mean_field=self._family is DPMeanField
@@ -276,11 +272,8 @@ class DPADVI(Inference):  # type: ignore[misc]
             raise UnsupportedModelError(
                 "The free variables of the model have no entries, so there is nothing to infer."
             )
-        shielded(
-            lambda: check_separable(self._record, self._approx.latents, self._approx.start),
-            UnsupportedModelError,
-            _ANALYSIS,
-        )
+        explained(lambda: check_finite_start(self._record, self._approx.latents, self._approx.start), model)
+        explained(lambda: check_separable(self._record, self._approx.latents, self._approx.start), model)
         self._terms.check_sampler(self._record.num_records)
         if any(v.type.dtype == "float32" for v in self._approx.latents.value_vars):
             warn(_SINGLE)
@@ -399,6 +392,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "score=True is refused: the loss is computed on the records, and releasing it would need "
                 "noise and budget of its own. Look at the iterates with pymc.variational.callbacks.Tracker."
             )
+        refuse_dropped(NOT_IN_FIT, self._record.model)
         refuse_unknown(kwargs, NOT_IN_FIT, "DPADVI.fit", list(inspect.signature(self.fit).parameters))
         n_mc = check_integer("obj_n_mc", obj_n_mc, high=_MOST_DRAWS)
         include_transformed = check_flag("include_transformed", include_transformed)

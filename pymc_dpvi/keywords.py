@@ -7,14 +7,18 @@ packages call the same thing, what belongs to `fit` and not to the method, what 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import pymc as pm
+from pymc.variational.inference import fit as pm_fit
+
 from pymc_dpvi.errors import ArgumentError
 
-__all__ = ["MEANT", "NEEDED", "NOT_IN_FIT", "named", "refuse_unknown"]
+__all__ = ["MEANT", "NEEDED", "NOT_IN_FIT", "named", "refuse_dropped", "refuse_unknown"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,7 +34,7 @@ NOT_IN_FIT = {
     "fn_kwargs": "use compile_kwargs",
     "start": "pm.fit does not hand it on to a method instance; give start= to DPADVI itself",
     "start_sigma": "pm.fit does not hand it on to a method instance; give start_sigma= to DPADVI itself",
-    "random_seed": "give random_seed= to DPADVI itself",
+    "random_seed": "pm.fit does not hand it on to a method instance; give random_seed= to DPADVI itself",
     **dict.fromkeys(("n_steps", "num_steps", "steps"), "the number of steps is n, as in pm.fit(2000, ...)"),
     **dict.fromkeys(("learning_rate", "lr"), "say obj_optimizer=pm.adam(learning_rate=0.01)"),
     **dict.fromkeys(("epsilon", "delta"), "give it to DPADVI itself: DPADVI(epsilon=1.0, delta=1e-6)"),
@@ -71,6 +75,42 @@ def refuse_unknown(
         reason = refused.get(name, f"did you mean {close[0]}=?" if close else None)
         end = "" if reason is not None and reason.endswith("?") else "."
         raise ArgumentError(f"{where} does not take {name}=" + (f": {reason}{end}" if reason else "."))
+
+
+def refuse_dropped(known: Mapping[str, Any], model: pm.Model) -> None:
+    """Raise for arguments of ``pm.fit`` that it drops without a word where it is given a method instance.
+
+    They do not reach ``Inference.fit``, so they are looked up in the frame of ``pm.fit``, if that is what
+    called the function of this package that called us. It may change; then nothing is found, and nothing is
+    raised.
+
+    Parameters
+    ----------
+    known : mapping of str to str
+        Reasons by name.
+    model : pymc.Model
+        That of the method.
+
+    Raises
+    ------
+    ArgumentError
+        With what to type instead.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("pymc_dpvi."):
+        frame = frame.f_back
+    if frame.f_code is not getattr(pm_fit, "__code__", None):
+        return
+    given = frame.f_locals.get("inf_kwargs")  # with start= and random_seed= in it
+    for name in given if isinstance(given, dict) else ():
+        reason = known.get(name, f"give {name}= to DPADVI itself")
+        raise ArgumentError(f"pm.fit(..., {name}=) has no effect here: {reason}. Nothing is spent.")
+    other = frame.f_locals.get("model")
+    if isinstance(other, pm.Model) and other is not model:
+        raise ArgumentError(
+            "pm.fit has another model than the method, which would be fitted to its own: call pm.fit in the "
+            "context of the model that DPADVI was made in, or the method's own fit(n). Nothing is spent."
+        )
 
 
 def named(

@@ -58,6 +58,18 @@ def new_axes(ax: Any) -> Any:
     return plt.subplots(layout="constrained")[1]
 
 
+def _label(name: str) -> str:
+    """Write a name as Matplotlib takes it: ``a$b^$c`` is no formula, and a legend leaves out ``_x``."""
+    from matplotlib.mathtext import MathTextParser
+
+    if "$" in name:
+        try:
+            MathTextParser("path").parse(name)
+        except ValueError:
+            name = name.replace("$", r"\$")
+    return f" {name}" if name.startswith("_") else name
+
+
 def _meaning(source: Any) -> Interpretation:
     return source if isinstance(source, Interpretation) else interpret(source, group_sizes=())
 
@@ -289,7 +301,7 @@ def plot_iterates(
     ax.axhspan(-_WIDTH_90, _WIDTH_90, color="0.93", label="90 %, with the noise")
     ax.axhspan(-inner, inner, color="0.85", label="of the approximation alone (median)")
     for k in chosen:
-        style = {"label": source.names[k], **(plot_kwargs or {})}
+        style = {"label": _label(source.names[k]), **(plot_kwargs or {})}
         ax.plot(steps, (path[:, k] - source.optimum[k]) / source.stddev[k], **style)
     ax.axvline(steps[-1] - source.n_steps_late, color="0.5", linestyle=":", label="averaged from here on")
     ax.set(
@@ -358,10 +370,10 @@ def plot_posteriors(
             list(entries.values()), [0.05, 0.25, 0.5, 0.75, 0.95], axis=1
         )
         style = {"marker": "o", "markersize": 4, "linestyle": "none", "color": f"C{k}", **(plot_kwargs or {})}
-        ax.plot(middle, heights, label=name, **style)
+        ax.plot(middle, heights, label=_label(name), **style)
         ax.hlines(heights, low, high, color=style["color"], linewidth=1)
         ax.hlines(heights, lower, upper, color=style["color"], linewidth=2.5)
-    ax.set_yticks(rows, list(first))
+    ax.set_yticks(rows, [_label(entry) for entry in first])
     ax.invert_yaxis()
     ax.set(xlabel="value: median, central 50 % and 90 % of the draws")
     ax.legend()

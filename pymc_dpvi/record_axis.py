@@ -14,7 +14,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
-from pymc_dpvi.model_checks import global_dims
+from pymc_dpvi.model_checks import global_dims, hint_of_orientation
 
 __all__ = ["describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
 
@@ -35,9 +35,10 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
         lengths[rv.name] = _length(value, rv.name) if length is None else length
         if all(array_shape(v)[0] != lengths[rv.name] for v in roots):
             raise UnsupportedModelError(
-                f"The observed values of '{rv.name}' are only a part of the array that holds them (a slice "
-                "of pm.Data, for example), so it is not clear which rows are the records. Give the model "
-                "the rows to be fitted and no others."
+                f"The observed values of '{rv.name}' are only a part of the array that holds them, or "
+                "computed "
+                "from it (a slice of pm.Data, for example, or counts), so it is not clear which rows are the "
+                "records. Give the model the rows to be fitted and no others, one for each person."
             )
         dims = model.named_vars_to_dims.get(rv.name)
         if dims and dims[0] is not None:
@@ -87,13 +88,14 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
         raise UnsupportedModelError(
             f"The observed variables {sorted(lengths)} have different lengths, so one row is not one "
             "record. Bring them to one row per person (for example one matrix with a column each), or "
-            "fit them separately and add up the privacy costs."
+            "fit them separately and add up the privacy costs. Rows that are censored belong to the others: "
+            f"pm.Censored takes both in one variable.{hint_of_orientation(model)}"
         )
     num_records = next(iter(lengths.values()))
     if num_records < 2:
         raise UnsupportedModelError(
             f"The observed variable '{next(iter(lengths))}' has fewer than two records. There is nothing "
-            "to learn privately from one."
+            f"to learn privately from one.{hint_of_orientation(model)}"
         )
     return num_records, frozenset(leading_dims)
 

@@ -26,8 +26,9 @@ import pytensor.tensor as pt
 from pymc.initial_point import make_initial_point_expression
 from pymc.logprob.basic import conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
+from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.compat import quiet_pytensor
@@ -35,10 +36,12 @@ from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, walk
 from pymc_dpvi.guards import guard_records
 from pymc_dpvi.hsgp import refuse_hsgp
+from pymc_dpvi.marginalised import is_marginal
 from pymc_dpvi.model_checks import (
     array_name,
     check_against_records,
     check_before_records,
+    check_orientation,
     depends_on,
     global_dims,
 )
@@ -268,6 +271,7 @@ def build_record_model(
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
     check_against_records(model, num_records, dims, arrays)
     refuse_hsgp(model, arrays, public)
+    check_orientation(model, num_records, arrays, public)
 
     one = rebuild_likelihood(model, num_records, dims, arrays, rows=1)
     prior = _prior(model, arrays)
@@ -357,11 +361,8 @@ def rebuild_likelihood(
 ) -> Likelihood:
     """Remake the likelihood with `rows` records instead of `num_records`."""
     placeholders = [
-        pt.tensor(
-            name=f"{a.name or 'records'}_row",
-            dtype=a.type.dtype,
-            shape=(rows, *array_shape(a)[1:]),
-        )
+        # Not pt.tensor(name=...), which reads a name such as "1|g" or "a, b" as a signature.
+        TensorType(a.type.dtype, shape=(rows, *array_shape(a)[1:]))(name=f"{a.name or 'records'}_row")
         for a in arrays
     ]
     # Free variables become placeholders too: PyMC must not try to derive densities through them.
@@ -393,6 +394,10 @@ def rebuild_likelihood(
             "distribution that has one, or pm.CustomDist(..., logp=...)."
         )
     terms = in_values(model, derived, free)
+    # Outcomes that share a marginalised variable have one joint term; pymc_extras gives the others a zero.
+    for k, rv in enumerate(observed):
+        if is_marginal(rv.owner.op) and isinstance(terms[k], Constant) and terms[k].type.ndim == 0:
+            terms[k] = pt.zeros((rows,))
     named = [v.name for v in (*observed, *potentials)]
     for name, term in zip(named, terms, strict=True):
         static = term.type.shape

@@ -16,17 +16,25 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
+from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.gradients import Latents, in_draws, put
 from pymc_dpvi.graphs import array_shape, is_array, walk
 from pymc_dpvi.model_checks import depends_on
 from pymc_dpvi.records import RecordModel
+from pymc_dpvi.synthetic import python_function
 
-__all__ = ["START_SIGMA", "check_starting_values", "narrow_full_rank"]
+__all__ = ["START_SIGMA", "check_finite_start", "check_starting_values", "narrow_full_rank"]
 
 #: Standard deviation of every unconstrained value at the start.
 START_SIGMA = 0.1
+
+#: Draws around the start that are tried if the prior has no density at the start itself.
+_TRIES = 8
 
 #: Beyond it, the square of the prior's gradient at the start may overflow, after the charge.
 _LARGEST = 1e100
@@ -107,6 +115,56 @@ def check_starting_values(
         given = {by_name.get(key, key): value for key, value in (start_sigma or {}).items()}
         options["start_sigma"] = {name: START_SIGMA for name in by_name.values()} | given
     return options
+
+
+@quiet_pytensor()
+def check_finite_start(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
+    """Raise if a variable does not start at a finite number, or where the prior has no density.
+
+    A fit would end with non-finite parameters at its first step, after the charge.
+
+    Parameters
+    ----------
+    record : RecordModel
+    latents : Latents
+    start : ndarray, shape (D,)
+        Unconstrained means.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Naming the variable. No record is looked at: the start and the prior depend on none.
+    """
+    names = {record.model.rvs_to_values[rv]: rv.name for rv in record.model.free_RVs}
+    for var, at in zip(latents.value_vars, latents.slices, strict=True):
+        if not np.isfinite(start[at]).all():
+            raise UnsupportedModelError(
+                f"The variable '{names[var]}' starts at a number that is not finite in the unconstrained "
+                "space "
+                "(NaN, or outside of its support or at the end of it; an ordered variable must not start "
+                f"with equal entries). Give it a start within: pm...('{names[var]}', ..., initval=...), or "
+                f"start={{'{names[var]}': ...}}."
+            )
+    z = pt.vector("z", shape=(latents.size,), dtype=pytensor.config.floatX)
+    (prior,), draw = in_draws([record.prior_logp], latents)
+    density = python_function([z], put([prior], draw, latents.split(z)))
+    rng = np.random.default_rng(0)
+    tried = [start, *(start + START_SIGMA * rng.normal(size=(_TRIES, latents.size)))]
+    if any(np.isfinite(density(point.astype(z.dtype))[0]) for point in tried):
+        return
+    terms = record.model.logp(vars=record.model.free_RVs, sum=False, jacobian=False)
+    parts, draw = in_draws([t.sum() for t in terms], latents)
+    each = python_function([z], put(parts, draw, latents.split(z)))(start.astype(z.dtype))
+    guilty = [
+        rv.name for rv, value in zip(record.model.free_RVs, each, strict=True) if not np.isfinite(value)
+    ]
+    where = f"of {guilty} " if guilty else ""
+    raise UnsupportedModelError(
+        f"The prior {where}has no finite log-density where the fit starts, so the first step would end it. "
+        f"Give the variables a start at which the prior has one, by initval=... or start={...}; if a "
+        "parameter of "
+        "the prior is another variable, such as a scale, see that this one starts (and stays) in its range."
+    )
 
 
 def narrow_full_rank(parameters: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ from pytensor.tensor.random.op import RandomVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
-from pymc_dpvi.model_checks import array_name, global_dims
+from pymc_dpvi.model_checks import array_name, global_dims, is_written_spline
 from pymc_dpvi.opaque import is_opaque_value, opaque_part
 from pymc_dpvi.single_numbers import MOST_NUMBERS, holds_table, shape_vectors
 from pymc_dpvi.structural import is_grid, is_structural
@@ -112,6 +112,17 @@ def refuse_unprotected(
     own = {rv for rv in model.free_RVs}
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, np.ndarray)]
     entrywise = {np.shape(v) for v in initial} | {tuple(rv.type.shape) for rv in own}
+    for pot in data_free:
+        for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
+            if is_array(var) and var not in public and not says_nothing(var):
+                raise UnsupportedModelError(
+                    f"The Potential '{pot.name}' has an array of numbers in it but no axis over records, so "
+                    "nothing protects the array. If it holds records of people, such as the censored ones, "
+                    "put all records into one variable: pm.Censored('y', dist, lower=..., upper=..., "
+                    "observed=y) takes the censored and the others; public_data= would publish them. "
+                    "Only if everybody may know the array, put it into pm.Data('name', ...) and say "
+                    "public_data=['name']. A Potential on records needs one entry per record."
+                )
     for graphs, where, into_size in (
         ([*generative, *derived], "likelihood", False),
         (derived, "likelihood", True),
@@ -123,7 +134,7 @@ def refuse_unprotected(
         lengths = shape_vectors(found)
         strict = not into_size
         for var in found:
-            _refuse_opaque(var, where)
+            _refuse_opaque(model, var, where)
             if var in held and where == "likelihood":
                 raise NotSeparableError(
                     f"{array_name(model, var)} enters the likelihood in a way that does not follow the "
@@ -168,14 +179,6 @@ def refuse_unprotected(
     # What is derived of a graph repeats its numbers, not always as often.
     if any(holds_table(walk(graphs, through_shape=False)) for graphs in (generative, derived)):
         raise UnsupportedModelError(_MANY.format("likelihood of " + _names(model.observed_RVs)))
-    for pot in data_free:
-        for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
-            if is_array(var) and var not in public and not says_nothing(var):
-                raise UnsupportedModelError(
-                    f"The Potential '{pot.name}' has an array of numbers in it but no axis over records, so "
-                    "nothing protects the array. If everybody may know it, put it into pm.Data('name', ...) "
-                    "and say public_data=['name']; a Potential on records needs one entry per record."
-                )
     if holds_table(walk(data_free, stop=model.free_RVs, through_shape=False)):
         raise UnsupportedModelError(_MANY.format("data-free Potential " + _names(data_free)))
 
@@ -205,7 +208,7 @@ def _may_stay(model: pm.Model, num_records: int, var: Variable) -> bool:
     return all(dims is not None and dims[k] in global_dims(model) for k in axes)
 
 
-def _refuse_opaque(var: Variable, where: str) -> None:
+def _refuse_opaque(model: pm.Model, var: Variable, where: str) -> None:
     """Raise if numbers may be hidden in a constant, or in the operation that makes `var`."""
     if is_opaque_value(var):
         raise UnsupportedModelError(
@@ -215,6 +218,8 @@ def _refuse_opaque(var: Variable, where: str) -> None:
     # The density of a random variable is a graph of its own.
     if var.owner is None or isinstance(var.owner.op, RandomVariable):
         return
+    if where == "prior" and is_written_spline(model, var.owner.op):
+        return  # of a pm.Interpolated, whose points are constants behind the prior
     if (name := opaque_part(var.owner.op)) is not None:
         raise UnsupportedModelError(
             f"The operation {name} in the {where} is not one of PyTensor's or PyMC's that computes from its "

@@ -727,6 +727,188 @@ def simulator() -> pm.Model:
 
 
 # ------------------------------------------------------------------------------------------------
+# Models as they are published, and mistakes as they are made
+# ------------------------------------------------------------------------------------------------
+
+
+@refusal("rat_tumours", "UnsupportedModelError", "theta", "BetaBinomial", "latent value per record")
+def rat_tumours() -> pm.Model:
+    # Gelman et al. (2013), chapter 5, as in PyMC's gallery: the outcome has no dims.
+    rng = np.random.default_rng(80)
+    trials = rng.integers(10, 50, 23)
+    with pm.Model(coords={"group": range(23)}) as model:
+        a, b = pm.HalfFlat("a"), pm.HalfFlat("b")
+        theta = pm.Beta("theta", alpha=a, beta=b, dims="group")
+        pm.Binomial("y", n=trials, p=theta, observed=rng.binomial(trials, 0.2))
+    return model
+
+
+@refusal("latent_per_record_in_a_predictor", "UnsupportedModelError", "theta", ("marginal",), "theta[group]")
+def latent_per_record_in_a_predictor() -> pm.Model:
+    x, y, _ = _xy(22, 2, 81)
+    with pm.Model(coords={"group": range(22)}) as model:
+        theta = pm.Normal("theta", 0, 1, dims="group")
+        pm.Normal("y", theta + x @ pm.Normal("b", 0, 1, shape=2), 1.0, observed=y)
+    return model
+
+
+@refusal("censored_rows_in_a_potential", "UnsupportedModelError", "cens", "pm.Censored", "publish")
+def censored_rows_in_a_potential() -> pm.Model:
+    # PyMC's "Censored data models", second parametrisation.
+    _, y, _ = _xy(25, 1, 82)
+    with pm.Model() as model:
+        mu, sigma = pm.Normal("mu", 0, 1), pm.HalfNormal("sigma", 1)
+        pm.Normal("seen", mu, sigma, observed=y[:16])
+        pm.Potential("cens", pm.logcdf(pm.Normal.dist(-mu, sigma), -y[16:]))
+    return model
+
+
+@refusal("censored_pm_data_in_a_potential", "UnsupportedModelError", "cens", "pm.Censored", "publish")
+def censored_pm_data_in_a_potential() -> pm.Model:
+    _, y, _ = _xy(25, 1, 83)
+    with pm.Model() as model:
+        mu, sigma = pm.Normal("mu", 0, 1), pm.HalfNormal("sigma", 1)
+        limits = pm.Data("limits", y[16:])
+        pm.Normal("seen", mu, sigma, observed=y[:16])
+        pm.Potential("cens", pm.logcdf(pm.Normal.dist(-mu, sigma), -limits).sum())
+    return model
+
+
+@refusal("predictors_in_rows", "UnsupportedModelError", "X", "transpose", "axis 1")
+def predictors_in_rows() -> pm.Model:
+    x, y, _ = _xy(24, 3, 84)
+    with pm.Model() as model:
+        x_data = pm.Data("X", x.T)
+        pm.Normal("y", pm.Normal("b", 0, 1, shape=3) @ x_data, 1.0, observed=y)
+    return model
+
+
+@refusal("outcome_in_one_row", "UnsupportedModelError", "y", "transpose", "fewer than two")
+def outcome_in_one_row() -> pm.Model:
+    _, y, _ = _xy(24, 1, 85)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu", 0, 1), 1.0, observed=y[None, :])
+    return model
+
+
+@refusal("outcomes_in_rows", "UnsupportedModelError", "a", "transpose", "'y'")
+def outcomes_in_rows() -> pm.Model:
+    x, y, _ = _xy(24, 1, 86)
+    with pm.Model() as model:
+        x_data, y_data = pm.Data("X", x.T), pm.Data("Y", np.stack([y, y]))
+        pm.Normal("y", pm.Normal("a", 0, 1, shape=(2, 1)) @ x_data, 1.0, observed=y_data)
+    return model
+
+
+@refusal("table_of_bins", "NotSeparableError", "counts", "pm.Categorical", ("bins", "histogram"))
+def table_of_bins() -> pm.Model:
+    # PyMC's "Estimating parameters of a distribution from awkwardly binned data".
+    edges = np.array([-1.0, 0.5, 1.7])
+    with pm.Model() as model:
+        mu, sigma = pm.Normal("mu", 0, 1), pm.HalfNormal("sigma", 1)
+        cdf = pm.math.exp(pm.logcdf(pm.Normal.dist(mu, sigma), edges))
+        p = pm.math.concatenate([[0], cdf, [1]])
+        pm.Multinomial("counts", n=60, p=p[1:] - p[:-1], observed=np.array([10, 20, 18, 12]))
+    return model
+
+
+@refusal("bins_by_searchsorted", "NotSeparableError", "y", "(x[:, None] > edges).sum(axis=1)", "bin")
+def bins_by_searchsorted() -> pm.Model:
+    x, y, _ = _xy(25, 1, 87)
+    with pm.Model() as model:
+        x_data = pm.Data("x", x[:, 0])
+        effect = pm.Normal("effect", 0, 1, shape=4)
+        pm.Normal("y", effect[pt.searchsorted(np.array([-1.0, 0.0, 1.0]), x_data)], 1.0, observed=y)
+    return model
+
+
+@refusal("interpolated_outcome", "UnsupportedModelError", "y", "pm.Interpolated", "pm.Mixture")
+def interpolated_outcome() -> pm.Model:
+    _, y, _ = _xy(24, 1, 88)
+    with pm.Model() as model:
+        pm.Interpolated("y", np.linspace(-40, 40, 9), np.ones(9), observed=y)
+        pm.Normal("z", pm.Normal("mu", 0, 1), 1.0, observed=y)
+    return model
+
+
+@refusal("spline_of_data_in_a_prior", "UnsupportedModelError", "SplineWrapper", "unprotected")
+def spline_of_data_in_a_prior() -> pm.Model:
+    # The same operation as in a pm.Interpolated beside it, but with other numbers in it.
+    from pymc.distributions.dist_math import SplineWrapper
+    from scipy.interpolate import InterpolatedUnivariateSpline
+
+    _, y, _ = _xy(24, 1, 89)
+    points = np.linspace(0, 1, 5)
+    with pm.Model() as model:
+        known = pm.Interpolated("known", points, np.ones(5))
+        fitted = InterpolatedUnivariateSpline(points, 1 + y[:5] ** 2, k=1, ext="zeros")
+        pm.Potential("penalty", SplineWrapper(fitted)(known))
+        pm.Normal("y", known, 1.0, observed=y)
+    return model
+
+
+@refusal("start_is_nan", "UnsupportedModelError", "theta", "initval=", "finite")
+def start_is_nan() -> pm.Model:
+    _, y, _ = _xy(24, 1, 90)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("theta", 0, 1, initval=np.nan), 1.0, observed=y)
+    return model
+
+
+@refusal("start_beyond_the_support", "UnsupportedModelError", "theta", "initval=", "finite")
+def start_beyond_the_support() -> pm.Model:
+    _, y, _ = _xy(24, 1, 91)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Uniform("theta", 0, 1, initval=2.0), 1.0, observed=y)
+    return model
+
+
+@refusal("cutpoints_that_start_equal", "UnsupportedModelError", "cut", "initval=", "ordered")
+def cutpoints_that_start_equal() -> pm.Model:
+    x, _, rng = _xy(26, 1, 92)
+    with pm.Model() as model:
+        cut = pm.Normal("cut", 0, 1, shape=3, transform=pm.distributions.transforms.ordered)
+        eta = x[:, 0] * pm.Normal("b", 0, 1)
+        pm.OrderedLogistic("y", eta=eta, cutpoints=cut, observed=rng.integers(0, 4, 26))
+    return model
+
+
+@refusal("prior_without_density_at_the_start", "UnsupportedModelError", "theta", "initval=", "prior")
+def prior_without_density_at_the_start() -> pm.Model:
+    _, y, _ = _xy(24, 1, 93)
+    with pm.Model() as model:
+        theta = pm.Normal("theta", 0, pt.sqrt(pm.Normal("variance", -1, 0.1)))
+        pm.Normal("y", theta, 1.0, observed=y)
+    return model
+
+
+@refusal("predictor_one_shorter", "UnsupportedModelError", "y", "shapes that do not fit", "shorter")
+def predictor_one_shorter() -> pm.Model:
+    x, y, _ = _xy(24, 1, 94)
+    with pm.Model() as model:
+        pm.Normal("y", x[1:, 0] * pm.Normal("b", 0, 1), 1.0, observed=y)
+    return model
+
+
+@refusal("outcome_with_one_column", "UnsupportedModelError", "y", "df['y'] for df[['y']]")
+def outcome_with_one_column() -> pm.Model:
+    x, y, _ = _xy(24, 2, 95)
+    with pm.Model() as model:
+        pm.Normal("y", x @ pm.Normal("b", 0, 1, shape=2), 1.0, observed=y[:, None])
+    return model
+
+
+@refusal("records_chosen_by_a_mask", "UnsupportedModelError", "y", "another length", "mask")
+def records_chosen_by_a_mask() -> pm.Model:
+    x, y, rng = _xy(24, 1, 96)
+    mask = rng.uniform(size=24) < 0.5
+    with pm.Model() as model:
+        mu = x[:, 0] * pm.Normal("b", 0, 1)
+        pm.Normal("y", mu[mask], 1.0, observed=y[mask])
+    return model
+
+
+# ------------------------------------------------------------------------------------------------
 # Arguments that do not fit the model
 # ------------------------------------------------------------------------------------------------
 

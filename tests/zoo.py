@@ -1608,3 +1608,36 @@ def public_table_of_length_n() -> pm.Model:
         slope = pm.Normal("slope", 0, 1)
         pm.Normal("y", slope * table[where], 1.0, observed=rng.normal(size=22), dims="person")
     return model
+
+
+# ------------------------------------------------------------------------------------------------
+# Names and priors
+# ------------------------------------------------------------------------------------------------
+
+
+@zoo("names_of_formulas", n=28, tags="data dims hierarchical", withheld="mu(i)")
+def names_of_formulas() -> pm.Model:
+    # As Bambi names them; PyTensor's pt.tensor(name=...) would read some as signatures.
+    rng = np.random.default_rng(220)
+    coords = {"g|expr": ["a, b", "c|d", "e"], "x_dim: levels": ["1", "2"]}
+    with pm.Model(coords=coords) as model:
+        x = pm.Data("x -> y, [N]", rng.normal(size=(28, 2)), dims=(None, "x_dim: levels"))
+        group = pm.Data("g (index)", rng.integers(0, 3, 28))
+        sigma = pm.HalfNormal("1|g_sigma", 1)
+        offset = pm.Normal("1|g_offset", 0, 1, dims="g|expr")
+        effect = pm.Deterministic("1|g", sigma * offset, dims="g|expr")
+        slope = pm.Normal("x, z", 0, 1, dims="x_dim: levels")
+        mu = pm.Deterministic("mu(i)", effect[group] + x @ slope)
+        pm.Normal("2nd outcome", mu, pm.HalfNormal("größe %s {}", 1), observed=rng.normal(size=28))
+    return model
+
+
+@zoo("interpolated_prior", n=26, tags="constants")
+def interpolated_prior() -> pm.Model:
+    # The posterior of an earlier study as the prior of this one: PyMC's "Updating priors".
+    rng = np.random.default_rng(221)
+    points = np.array([-3.0, -1.5, -0.5, 0.0, 0.7, 1.4, 3.1])
+    with pm.Model() as model:
+        mu = pm.Interpolated("mu", points, np.exp(-0.5 * points**2) + 0.01)
+        pm.Normal("y", mu, pm.HalfNormal("sigma", 1), observed=rng.normal(size=26))
+    return model

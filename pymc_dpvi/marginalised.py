@@ -1,0 +1,103 @@
+"""Models from which `pymc_extras.marginalize` took a discrete variable.
+
+Such a model has, in place of an observed variable, one operation with a graph of its own inside, in which the
+discrete variable and all that depends on it stand as they were written. The log-density sums over the values
+of the discrete variable. For one record it is remade with the same operation around the graph of one row.
+
+No record can leak through a mistake made here: every record array is replaced by a placeholder of one row
+before the log-density is derived, and `unprotected` and `guards` look at the log-density that comes of it.
+A wrong one is refused by `separability`, against the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.type import TensorType
+
+__all__ = ["is_marginal", "marginalised_name", "per_record", "remake_marginal"]
+
+#: What `pymc_extras` keeps of a marginalised variable beside its graph, in the versions for PyMC 5 and 6.
+_KEPT = ("dims_connections", "dims", "marginalized_name", "marginalized_dims", "n_dependent_rvs")
+
+
+def is_marginal(op: Any) -> bool:
+    """Whether an operation is one of `pymc_extras`, which need not be there, with a variable summed out."""
+    return any(
+        kind.__name__ == "MarginalRV" and kind.__module__.partition(".")[0] == "pymc_extras"
+        for kind in type(op).__mro__
+    )
+
+
+def marginalised_name(op: Any) -> str:
+    """Name the variable that was summed out, for an error."""
+    name = getattr(op, "marginalized_name", None) or op.inner_outputs[0].name
+    return f"'{name}'" if name else "the marginalised variable"
+
+
+def per_record(rv: Variable) -> bool:
+    """Whether every entry along the leading axis of `rv` has a summed-out variable of its own.
+
+    If not, one sum is over the terms of all records together, and one record enters another one's term.
+    """
+    node = rv.owner
+    assert node is not None
+    hidden = node.op.inner_outputs[0]
+    connections = node.op.dims_connections[node.outputs.index(rv) - 1]  # output 0 is the hidden variable
+    batch_ndim = hidden.type.ndim - hidden.owner.op.ndim_supp
+    return bool(connections) and connections[0] is not None and connections[0] < batch_ndim
+
+
+def remake_marginal(
+    node: Apply,
+    inputs: Sequence[Variable],
+    replaced: Mapping[Variable, Variable],
+    remake: Callable[[Sequence[Variable], Mapping[Variable, Variable]], list[Variable]],
+) -> list[Variable]:
+    """Remake the operation around its inner graph for other inputs.
+
+    Parameters
+    ----------
+    node : Apply
+        A node of such an operation.
+    inputs : sequence of Variable
+        Its inputs, remade.
+    replaced : mapping of Variable to Variable
+        What has been replaced outside: constants in it may be captured inside.
+    remake : callable
+        Remakes the outputs of the inner graph, given what to replace in it.
+
+    Returns
+    -------
+    list of Variable
+        One for each output of `node`.
+    """
+    op: Any = node.op
+    # Constants go inside: the length of the summed-out variable may be one of them, and has to follow the
+    # rows.
+    inner = [i if isinstance(i, Constant) else i.type(name=i.name) for i in inputs]
+    given = [(k, i) for k, i in zip(inner, inputs, strict=True) if not isinstance(i, Constant)]
+    if hasattr(op.fgraph, "bind"):  # PyTensor 3, whose inner graphs are frozen
+        swap: dict[Variable, Variable] = {}
+        bound = list(op.fgraph.bind(inner))
+    else:  # arrays get another length, so they are replaced where all is remade; generators only bound
+        both = list(zip(op.inner_inputs, inner, strict=True))
+        swap = {old: new for old, new in both if isinstance(new.type, TensorType) and new.type.ndim}
+        bound = graph_replace(list(op.inner_outputs), {k: v for k, v in both if k not in swap}, strict=False)
+    captured = [v for v in ancestors(bound) if isinstance(v, Constant) and v in replaced]
+    given += [(replaced[v].type(name=v.name), replaced[v]) for v in captured]
+    swap.update(zip(captured, (k for k, _ in given[len(given) - len(captured) :]), strict=True))
+    outputs = remake(bound, swap)
+    # A random variable that was resized draws from a new generator, which has to be an input as the old one
+    # was.
+    behind = list(ancestors(outputs))
+    given = [(k, i) for k, i in given if k in behind]
+    given += [(v, v) for v in behind if isinstance(v, SharedVariable)]
+    kept = {name: getattr(op, name) for name in _KEPT if hasattr(op, name)}
+    new = type(op)(inputs=[k for k, _ in given], outputs=outputs, **kept)
+    return list(new.make_node(*(i for _, i in given)).outputs)
