@@ -11,11 +11,18 @@ same page is often the way out of the first one's refusal.
 
 from gallery import (
     bambi,
+    causal,
+    choices,
+    commerce,
     counts,
     groups,
     mixtures,
+    multivariate,
     regressions,
+    series,
     survival,
+    textbooks,
+    unsupported,
 )
 from gallery.registry import GALLERY, Entry
 
@@ -24,9 +31,16 @@ __all__ = ["GALLERY", "Entry"]
 #: Every topic; naming them here keeps the imports, which fill the registry.
 TOPICS = (
     bambi,
+    causal,
+    choices,
+    commerce,
     counts,
     groups,
     mixtures,
+    multivariate,
     regressions,
+    series,
     survival,
+    textbooks,
+    unsupported,
 )

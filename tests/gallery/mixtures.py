@@ -18,7 +18,7 @@ def _stick_breaking(beta: pt.TensorVariable) -> pt.TensorVariable:
 def dirichlet_process_mixture() -> pm.Model:
     rng = np.random.default_rng(301)
     waiting = np.concatenate([rng.normal(-1, 0.5, 18), rng.normal(0.8, 0.4, 28)])
-    with pm.Model(coords={"component": np.arange(8), "obs_id": np.arange(46)}) as model:
+    with pm.Model(coords={"component": np.arange(30), "obs_id": np.arange(46)}) as model:
         alpha = pm.Gamma("alpha", 1.0, 1.0)
         beta = pm.Beta("beta", 1, alpha, dims="component")
         w = pm.Deterministic("w", _stick_breaking(beta), dims="component")
@@ -55,7 +55,7 @@ def dependent_density_regression() -> pm.Model:
             [pt.ones_like(v[:, :1]), pt.extra_ops.cumprod(1 - v, axis=1)[:, :-1]], axis=1
         )
 
-    with pm.Model(coords={"N": np.arange(37), "K": np.arange(5) + 1, "one": [1]}) as model:
+    with pm.Model(coords={"N": np.arange(37), "K": np.arange(20) + 1, "one": [1]}) as model:
         alpha = pm.Normal("alpha", 0, 5, dims="K")
         beta = pm.Normal("beta", 0, 5, dims=("one", "K"))
         x = pm.Data("x", std_range, dims=("N", "one"))
