@@ -1,4 +1,4 @@
-"""A gallery of published PyMC models, written as their authors write them, with the verdict that each must get.
+"""Published PyMC models, written as their authors write them, with the verdict that each must get.
 
 The zoo (`zoo`, `refusal_zoo`) is made of models that touch one part of the library each. The gallery is made
 of models that people publish: PyMC's example gallery, Bambi's documentation, Stan's and NumPyro's example

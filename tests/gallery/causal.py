@@ -202,7 +202,7 @@ def propensity_weighting() -> pm.Model:
 
 
 @refused(
-    "Pearl; PyMC gallery: causal_inference/bayesian_nonparametric_causal (an unobserved confounder for each person)",
+    "Pearl; PyMC gallery: causal_inference (an unobserved confounder for each person)",
     "UnsupportedModelError",
     "u",
     INTEGRATE,

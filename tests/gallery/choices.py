@@ -30,7 +30,7 @@ def discrete_choice() -> pm.Model:
 
 
 @accepted(
-    "PyMC gallery: generalized_linear_models/GLM-discrete-choice_models (crackers, persons with many rows)",
+    "PyMC gallery: generalized_linear_models/GLM-discrete-choice_models (crackers)",
     48,
 )
 def discrete_choice_persons() -> pm.Model:

@@ -94,7 +94,7 @@ def poisson_gamma() -> pm.Model:
     INTEGRATE,
 )
 def bugs_epilepsy() -> pm.Model:
-    x, eta, rng = table(59, 3, 507)
+    x, _, rng = table(59, 3, 507)
     with pm.Model() as model:
         a0, beta = pm.Normal("a0", 0, 1), pm.Normal("beta", 0, 1, shape=3)
         sigma_b = pm.HalfNormal("sigma_b", 1)
@@ -145,7 +145,7 @@ def discrete_weibull() -> pm.Model:
 
 @accepted("PyMC docs: pm.Kumaraswamy; reservoir levels as a double-bounded share", 29)
 def kumaraswamy_regression() -> pm.Model:
-    x, eta, rng = table(29, 2, 511)
+    x, _, rng = table(29, 2, 511)
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=2)
         b = pm.LogNormal("b", 0, 1)

@@ -10,37 +10,20 @@ from gallery.registry import INTEGRATE, accepted, refused
 
 
 def _packed_loadings(d: int, k: int) -> pt.TensorVariable:
-    """Loadings with a positive diagonal and zeros above it, as the gallery makes them."""
-
-    def expand(packed):
-        out = pt.zeros((d, k), dtype=packed.dtype)
-        upper = pt.set_subtensor(out[:k], 0)
-        row, col = np.tril_indices(k, m=k)
-        extra = np.repeat(np.arange(k, d), k), np.tile(np.arange(k), d - k)
-        row, col = np.concatenate([row, extra[0]]), np.concatenate([col, extra[1]])
-        return pt.set_subtensor(upper[row, col], packed)
-
-    n_dim = k * (k + 1) // 2 + (d - k) * k
-    z = pm.Normal("W_z", 0, 1, shape=n_dim - k)
-    diagonal = pt.set_subtensor(pt.eye(k)[np.arange(k), np.arange(k)], pm.HalfNormal("W_diag", 1, shape=k))
-    off = [i for i, (r, c) in enumerate(_places(d, k)) if r != c]
-    on = [i for i, (r, c) in enumerate(_places(d, k)) if r == c]
-    packed = pt.zeros(n_dim)
-    packed = pt.set_subtensor(packed[off], z)
-    packed = pt.set_subtensor(packed[on], pt.diag(diagonal))
-    return expand(packed)
-
-
-def _places(d: int, k: int) -> list[tuple[int, int]]:
-    row, col = np.tril_indices(k, m=k)
-    return list(zip(row, col, strict=True)) + [(r, c) for r in range(k, d) for c in range(k)]
+    """Loadings with ones on the diagonal and zeros above it, in rising scales, as the gallery makes them."""
+    n_od = k * d - k * (k - 1) // 2 - k
+    z = pm.HalfNormal("W_z", 1.0, dims="latent_columns")
+    b = pm.Normal("W_b", 0.0, 1.0, shape=(n_od,))
+    lower = pt.set_subtensor(pt.zeros((d, k))[np.tril_indices(d, k=-1, m=k)], b)
+    lower = pt.set_subtensor(lower[(np.arange(k), np.arange(k))], pt.ones(k))
+    return pm.Deterministic("W", lower @ pt.diag(pt.extra_ops.cumsum(z)))
 
 
 @accepted("PyMC gallery: case_studies/factor_analysis (packed loadings, scores integrated out)", 33)
 def factor_analysis_packed() -> pm.Model:
     rng = np.random.default_rng(901)
-    with pm.Model(coords={"observed_columns": range(6)}) as model:
-        w = pm.Deterministic("W", _packed_loadings(6, 2))
+    with pm.Model(coords={"observed_columns": range(6), "latent_columns": range(2)}) as model:
+        w = _packed_loadings(6, 2)
         psi = pm.HalfNormal("psi", 1.0, dims="observed_columns")
         cov = pt.dot(w, w.T) + pt.diag(psi)
         pm.MvNormal("X", pt.zeros(6), cov=cov, observed=rng.normal(size=(33, 6)))
@@ -107,7 +90,7 @@ def marginal_sem() -> pm.Model:
             beta = pt.set_subtensor(beta[r, c], b[i])
         psi_f = pm.HalfNormal("Psi_latent", 1, dims="latent")
         psi = pm.HalfNormal("Psi", 1, dims="indicators")
-        inverse = pt.slinalg.solve(pt.eye(3) - beta, pt.eye(3))
+        inverse = pm.math.solve(pt.eye(3) - beta, pt.eye(3))
         cov = load @ inverse @ pt.diag(psi_f) @ inverse.T @ load.T + pt.diag(psi)
         tau = pm.Normal("tau", 0, 1, dims="indicators")
         pm.MvNormal("likelihood", mu=tau, cov=cov, observed=rng.normal(size=(37, 6)))

@@ -256,7 +256,7 @@ def cherry_blossoms() -> pm.Model:
 
 @accepted("NumPyro examples: horseshoe_regression", 32)
 def regularised_horseshoe() -> pm.Model:
-    x, eta, rng = table(32, 6, 15)
+    x, eta, _ = table(32, 6, 15)
     with pm.Model(coords={"predictors": [f"x{i}" for i in range(6)]}) as model:
         intercept = pm.Normal("intercept", 100, 50)
         sigma = pm.HalfNormal("sigma", 25)

@@ -237,7 +237,7 @@ def icar_regions() -> pm.Model:
 @refused(
     "PyMC gallery: gaussian_processes/log-gaussian-cox-process (intensity of each cell)",
     "UnsupportedModelError",
-    "log_intensity",
+    "log_intensity_rotated_",
     (*INTEGRATE, *GP),
 )
 def log_gaussian_cox_process() -> pm.Model:
@@ -257,7 +257,7 @@ def log_gaussian_cox_process() -> pm.Model:
 @refused(
     "PyMC gallery: gaussian_processes/GP-SparseApprox (FITC marginal likelihood)",
     "NotSeparableError",
-    "y",
+    "marginalapprox_loglik_y",
     GP,
 )
 def sparse_gp_marginal() -> pm.Model:
@@ -275,7 +275,7 @@ def sparse_gp_marginal() -> pm.Model:
 @refused(
     "PyMC gallery: gaussian_processes/GP-TProcess (latent Student-t process)",
     "UnsupportedModelError",
-    "f",
+    "f_rotated_",
     (*INTEGRATE, *GP),
 )
 def student_t_process() -> pm.Model:
@@ -288,7 +288,7 @@ def student_t_process() -> pm.Model:
     return model
 
 
-@refused("PyMC gallery: gaussian_processes/HSGP-Basic", "UnsupportedModelError", "f", ("public",))
+@refused("PyMC gallery: gaussian_processes/HSGP-Basic", "UnsupportedModelError", "y_obs", ("public",))
 def hsgp_basic() -> pm.Model:
     x, eta, rng = table(37, 1, 1015)
     with pm.Model() as model:
@@ -325,7 +325,7 @@ def euler_maruyama() -> pm.Model:
 @refused(
     "PyMC gallery: ode_models/ODE_Lotka_Volterra_multiple_ways (SciPy's solver in an Op)",
     "UnsupportedModelError",
-    "pytensor_forward_model_matrix",
+    "Y_obs",
     ("PyTensor",),
 )
 def lotka_volterra_op() -> pm.Model:
@@ -374,7 +374,7 @@ def lotka_volterra_scan() -> pm.Model:
 
 
 @accepted(
-    "Stan: one-compartment pharmacokinetics (posteriordb one_comp_mm_elim_abs), the linear case in closed form",
+    "Stan: one-compartment pharmacokinetics (posteriordb one_comp_mm_elim_abs), linear case",
     40,
 )
 def one_compartment() -> pm.Model:

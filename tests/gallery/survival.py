@@ -57,8 +57,24 @@ def parametric_survival_in_two_blocks() -> pm.Model:
         cens_y = pm.Data("cens_y", y_std[censored])
         beta = pm.Normal("beta", 0.0, 5.0, dims="predictors")
         s = pm.HalfNormal("s", 5.0)
-        pm.Gumbel("events", beta.dot(design[~censored].T), s, observed=y_std[~censored])
+        pm.Gumbel("events", pt.dot(design[~censored], beta), s, observed=y_std[~censored])
         pm.Potential("y_cens", pt.log(_gumbel_sf(cens_y, cens_x.dot(beta), s)))
+    return model
+
+
+@refused(
+    "PyMC gallery: survival_analysis/bayes_param_survival_pymc (beta.dot(X.T): records in columns)",
+    "NotSeparableError",
+    "events",
+    ("transpose",),
+)
+def parametric_survival_records_in_columns() -> pm.Model:
+    time, _, x, _ = _times(38, 412)
+    columns = np.column_stack([np.ones(38), x]).T
+    with pm.Model(coords={"predictors": ["intercept", "metastasized"]}) as model:
+        beta = pm.Normal("beta", 0.0, 5.0, dims="predictors")
+        s = pm.HalfNormal("s", 5.0)
+        pm.Gumbel("events", beta.dot(columns), s, observed=np.log(time))
     return model
 
 

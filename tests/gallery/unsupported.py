@@ -1,4 +1,4 @@
-"""What a private fit replaces or cannot honour: Minibatch, total_size, black boxes, totals, priors from data."""
+"""What a private fit replaces or cannot honour: Minibatch, black boxes, totals, priors from data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LogLike(Op):
 @refused(
     "PyMC gallery: howto/blackbox_external_likelihood_numpy",
     "UnsupportedModelError",
-    "LogLike",
+    "likelihood",
     ("PyTensor",),
 )
 def black_box_likelihood() -> pm.Model:
@@ -119,9 +119,9 @@ def radon_minibatch() -> pm.Model:
 
 @refused(
     "PyMC gallery: case_studies/binning (counts of bins)",
-    "UnsupportedModelError",
+    "NotSeparableError",
     "counts1",
-    ("row", "record", "Categorical"),
+    ("Categorical",),
 )
 def binning() -> pm.Model:
     edges = np.arange(-2.0, 2.5, 0.5)
