@@ -32,14 +32,17 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import io_toposort
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc
+from pytensor.tensor.basic import Alloc, MakeVector
+from pytensor.tensor.math import All
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError
+from pymc_dpvi.leading_indices import with_leading_indices
 
 __all__ = [
     "array_shape",
@@ -307,12 +310,15 @@ def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, in
         value, conditions = inputs[0], inputs[1:]
         if not isinstance(op, CheckParameterValue):
             return [value]
-        valid = (
-            pt.and_(*[pt.as_tensor(c) for c in conditions])
-            if len(conditions) > 1
-            else (pt.as_tensor(conditions[0]))
-        )
+        checks = [_row_by_row(c, value) for c in conditions]
+        valid = pt.and_(*checks) if len(checks) > 1 else checks[0]
         return [pt.switch(valid, value, -np.inf)]
+    if isinstance(op, AdvancedSubtensor) and any(
+        new is not old for new, old in zip(inputs[1:], node.inputs[1:], strict=True)
+    ):
+        in_front = with_leading_indices(inputs)
+        if in_front is not None:
+            return [in_front]
     if isinstance(op, SpecifyShape) and leading:
         value, first, *rest = inputs
         inputs = [value, _rows_for(first, num_records, rows), *rest]
@@ -323,6 +329,25 @@ def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, in
         value, shape = inputs
         inputs = [value, _rows_for_vector(shape, num_records, rows)]
     return list(op.make_node(*inputs).outputs)
+
+
+def _row_by_row(condition: Variable, value: Variable) -> TensorVariable:
+    """Let PyMC's check of parameters hold for each row.
+
+    PyMC takes ``all`` over everything, so that one record with an invalid parameter would make the terms
+    of all records minus infinity. For one record the check is that record's own.
+    """
+    shape: tuple[int | None, ...] = getattr(condition.type, "shape", ())
+    if condition.owner is not None and isinstance(condition.owner.op, All) and shape == ():
+        inner = condition.owner.inputs[0]
+        if inner.owner is not None and isinstance(inner.owner.op, MakeVector):
+            parts = [_row_by_row(part, value) for part in inner.owner.inputs]
+            return pt.and_(*parts) if len(parts) > 1 else parts[0]
+        first, *others = getattr(value.type, "shape", ()) or (1,)
+        if first not in (1, None) and inner.type.ndim > len(others) and inner.type.shape[0] == first:
+            by_row = pt.all(inner, axis=tuple(range(1, inner.type.ndim))) if inner.type.ndim > 1 else inner
+            return pt.expand_dims(by_row, tuple(range(1, 1 + len(others))))
+    return pt.as_tensor(condition)
 
 
 def _resize_random(

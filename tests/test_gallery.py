@@ -1,4 +1,4 @@
-"""Published models: each gets the verdict that stands beside it, and a refusal names the fault and the way out.
+"""Published models: each gets the verdict beside it, and a refusal names the fault and the way out.
 
 What is accepted is fitted for some steps in Python on every push, and on the default backend as a part of the
 zoo (`zoo`, see `conftest`).

@@ -49,7 +49,7 @@ LAYERS = (
     ("guards",),
     ("model_checks",),
     ("graphs",),
-    ("opaque",),
+    ("leading_indices", "opaque"),
     ("plots",),
     ("release_check",),
     ("interpretation",),

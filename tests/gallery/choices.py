@@ -52,7 +52,7 @@ def discrete_choice_persons() -> pm.Model:
 
 
 @refused(
-    "PyMC gallery: generalized_linear_models/GLM-discrete-choice_models (a taste for each household's one choice)",
+    "PyMC gallery: generalized_linear_models/GLM-discrete-choice_models (a taste for each household)",
     "UnsupportedModelError",
     "beta_ind",
     INTEGRATE,
