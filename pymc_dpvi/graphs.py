@@ -19,6 +19,7 @@ asserts it on the result); it can only give a wrong log-density, which `separabi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import io_toposort
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc, MakeVector
+from pytensor.tensor.basic import Alloc, MakeVector, ScalarFromTensor
 from pytensor.tensor.math import All
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
@@ -311,7 +312,7 @@ def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, in
         if not isinstance(op, CheckParameterValue):
             return [value]
         checks = [_row_by_row(c, value) for c in conditions]
-        valid = pt.and_(*checks) if len(checks) > 1 else checks[0]
+        valid = functools.reduce(pt.and_, checks)
         return [pt.switch(valid, value, -np.inf)]
     if isinstance(op, AdvancedSubtensor) and any(
         new is not old for new, old in zip(inputs[1:], node.inputs[1:], strict=True)
@@ -337,12 +338,13 @@ def _row_by_row(condition: Variable, value: Variable) -> TensorVariable:
     PyMC takes ``all`` over everything, so that one record with an invalid parameter would make the terms
     of all records minus infinity. For one record the check is that record's own.
     """
-    shape: tuple[int | None, ...] = getattr(condition.type, "shape", ())
-    if condition.owner is not None and isinstance(condition.owner.op, All) and shape == ():
+    if condition.owner is not None and isinstance(condition.owner.op, ScalarFromTensor):
+        condition = condition.owner.inputs[0]
+    if condition.owner is not None and isinstance(condition.owner.op, All) and condition.type.ndim == 0:  # type: ignore[attr-defined]
         inner = condition.owner.inputs[0]
         if inner.owner is not None and isinstance(inner.owner.op, MakeVector):
             parts = [_row_by_row(part, value) for part in inner.owner.inputs]
-            return pt.and_(*parts) if len(parts) > 1 else parts[0]
+            return functools.reduce(pt.and_, parts)
         first, *others = getattr(value.type, "shape", ()) or (1,)
         if first not in (1, None) and inner.type.ndim > len(others) and inner.type.shape[0] == first:
             by_row = pt.all(inner, axis=tuple(range(1, inner.type.ndim))) if inner.type.ndim > 1 else inner
