@@ -49,6 +49,7 @@ __all__ = [
     "array_shape",
     "array_value",
     "fold_shapes",
+    "hint_of_loops",
     "inner_constants",
     "is_array",
     "resize_records",
@@ -244,6 +245,19 @@ def resize_records(
                 fresh.name = old.name
             memo[old] = fresh
     return [memo.get(v, v) for v in outputs], memo
+
+
+def hint_of_loops(outputs: Sequence[Variable], names: Iterable[str]) -> str:
+    """Return a sentence for an error if a loop stands behind `outputs`, the terms of `names`."""
+    for var in walk(outputs):
+        op = var.owner.op if var.owner is not None else None
+        if "Scan" in (type(op).__name__, type(getattr(op, "core_op", None)).__name__):
+            return (
+                f" The likelihood of {', '.join(map(repr, names))} holds a loop (a Scan, as of a "
+                "differential equation), whose steps cannot be told apart by records: write its result in "
+                "closed form, with each record's own time, or as a fixed number of steps written out."
+            )
+    return ""
 
 
 def substituted(outputs: Sequence[Variable], swap: Mapping[Variable, Variable]) -> list[Variable]:

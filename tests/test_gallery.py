@@ -44,8 +44,8 @@ def values_of(model: pm.Model) -> Iterator[str]:
             held = var.data if isinstance(var, Constant) else var.get_value(borrow=True)
             if isinstance(held, np.ndarray) and held.size > 8 and held.dtype.kind == "f":
                 for number in held[np.isfinite(held) & (held % 0.5 != 0)].ravel():
-                    digits = np.format_float_positional(abs(number), precision=4, fractional=False)
-                    if len(digits.replace(".", "").strip("0")) >= 4:
+                    digits = repr(float(abs(number)))[:6]
+                    if "e" not in digits and len(digits.replace(".", "").strip("0")) >= 4:
                         yield digits
 
 
@@ -58,8 +58,8 @@ def test_gallery_is_complete():
 def test_values_are_found():
     model = GALLERY["hogg_outlier_indicators"].build()
     digits = list(values_of(model))
-    first = model["x_data"].get_value()[0]
-    assert any(f"found {first!r}".count(d) for d in digits)
+    first = float(model["x_data"].get_value()[0])
+    assert any(d in f"found {first!r}" for d in digits)
     assert not any(d in "found 27 records of 2 columns" for d in digits)
 
 
@@ -70,8 +70,8 @@ def test_refused(name: str):
     with pytest.raises(errors.PrivacyError) as caught:
         made(entry, model)
     message = str(caught.value)
-    assert type(caught.value).__name__ == entry.error, message
-    assert f"'{entry.guilty}'" in message or f"({entry.guilty})" in message, message
+    assert isinstance(caught.value, getattr(errors, entry.error)), message
+    assert f"'{entry.guilty}'" in message or f"operation {entry.guilty} " in message, message
     for phrases in entry.contains:
         assert any(phrase.lower() in message.lower() for phrase in phrases), (phrases, message)
     assert not [d for d in values_of(model) if d in message], message

@@ -177,9 +177,9 @@ def plackett_luce() -> pm.Model:
 def thurstonian_ranking() -> pm.Model:
     rng = np.random.default_rng(610)
     ranking = np.array([rng.permutation(4) for _ in range(26)])
-    with pm.Model(coords={"judge": range(26), "item": range(4)}) as model:
-        mu = pm.ZeroSumNormal("mu", 1.0, dims="item")
-        z = pm.Normal("z", mu, 1.0, dims=("judge", "item"))
+    with pm.Model() as model:
+        mu = pm.ZeroSumNormal("mu", 1.0, shape=4)
+        z = pm.Normal("z", mu, 1.0, shape=(26, 4))
         ordered = pt.take_along_axis(z, pt.as_tensor(ranking), axis=1)
         pm.Potential("order", pt.log(pt.sigmoid(50 * (ordered[:, :-1] - ordered[:, 1:]))).sum(axis=1))
     return model

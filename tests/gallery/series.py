@@ -325,15 +325,13 @@ def euler_maruyama() -> pm.Model:
 @refused(
     "PyMC gallery: ode_models/ODE_Lotka_Volterra_multiple_ways (SciPy's solver in an Op)",
     "UnsupportedModelError",
-    "Y_obs",
+    "FromFunctionOp",
     ("PyTensor",),
 )
 def lotka_volterra_op() -> pm.Model:
-    from pytensor.compile.ops import as_op
-
     rng = np.random.default_rng(1017)
 
-    @as_op(itypes=[pt.dvector], otypes=[pt.dmatrix])
+    @pytensor.wrap_py(itypes=[pt.dvector], otypes=[pt.dmatrix])
     def pytensor_forward_model_matrix(theta):
         t = np.linspace(0, 1, 21)
         return np.column_stack([theta[0] * np.exp(t), theta[1] * np.exp(-t)])
@@ -348,7 +346,7 @@ def lotka_volterra_op() -> pm.Model:
 
 @refused(
     "PyMC gallery: ode_models/ODE_Lotka_Volterra_multiple_ways (Euler steps in a Scan over the years)",
-    "NotSeparableError",
+    "UnsupportedModelError",
     "Y_obs",
     ("Scan",),
 )
