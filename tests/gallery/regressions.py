@@ -73,8 +73,8 @@ def hogg_outlier_indicators() -> pm.Model:
         sigma = pm.Data("sigma", frame["sigma_y"], dims="datapoint_id")
         beta = pm.Normal("beta", mu=0.0, sigma=10.0, dims="coefs")
         y_est_in = beta[0] + beta[1] * x_data
-        y_est_out = pm.Normal("y_est_out", mu=0.0, sigma=10.0, initval=pm.floatX(0.0))
-        sigma_y_out = pm.HalfNormal("sigma_y_out", sigma=10.0, initval=pm.floatX(1.0))
+        y_est_out = pm.Normal("y_est_out", mu=0.0, sigma=10.0, initval=0.0)
+        sigma_y_out = pm.HalfNormal("sigma_y_out", sigma=10.0, initval=1.0)
         frac_outliers = pm.Uniform("frac_outliers", lower=0.0, upper=0.5)
         is_outlier = pm.Bernoulli("is_outlier", p=frac_outliers, dims="datapoint_id")
         inlier = pm.logp(pm.Normal.dist(mu=y_est_in, sigma=sigma), y_data)

@@ -7,6 +7,7 @@ import pandas as pd
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pytensor.compile.ops import wrap_py
 
 from gallery.registry import GP, INTEGRATE, MIXES, accepted, refused, table
 
@@ -331,7 +332,7 @@ def euler_maruyama() -> pm.Model:
 def lotka_volterra_op() -> pm.Model:
     rng = np.random.default_rng(1017)
 
-    @pytensor.wrap_py(itypes=[pt.dvector], otypes=[pt.dmatrix])
+    @wrap_py(itypes=[pt.dvector], otypes=[pt.dmatrix])
     def pytensor_forward_model_matrix(theta):
         t = np.linspace(0, 1, 21)
         return np.column_stack([theta[0] * np.exp(t), theta[1] * np.exp(-t)])
