@@ -90,7 +90,7 @@ def poisson_gamma() -> pm.Model:
 @refused(
     "Stan example-models: poisson with over-dispersion, OxfordBNF / BUGS Epil (an effect for each visit)",
     "UnsupportedModelError",
-    "b",
+    "b1",
     INTEGRATE,
 )
 def bugs_epilepsy() -> pm.Model:

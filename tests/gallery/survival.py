@@ -64,7 +64,7 @@ def parametric_survival_in_two_blocks() -> pm.Model:
 
 @refused(
     "PyMC gallery: survival_analysis/bayes_param_survival_pymc (beta.dot(X.T): records in columns)",
-    "NotSeparableError",
+    "UnsupportedModelError",
     "events",
     ("transpose",),
 )

@@ -45,7 +45,7 @@ def black_box_likelihood() -> pm.Model:
 @refused(
     "PyMC gallery: variational_inference/bayesian_neural_network_advi (as published)",
     "UnsupportedModelError",
-    "Minibatch",
+    "out",
     ("full data", "whole data", "all the data"),
 )
 def neural_network_minibatch() -> pm.Model:
@@ -103,7 +103,7 @@ def neural_network() -> pm.Model:
 @refused(
     "PyMC gallery: variational_inference/GLM-hierarchical-advi-minibatch",
     "UnsupportedModelError",
-    "Minibatch",
+    "radon_like",
     ("full data", "whole data", "all the data"),
 )
 def radon_minibatch() -> pm.Model:
