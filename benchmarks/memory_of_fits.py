@@ -1,6 +1,7 @@
 """How much a process grows with each fit of one and the same model, built anew each time.
 
-``python benchmarks/memory_of_fits.py --fits 100 [--method advi]`` prints the resident memory after some of the fits.
+``python benchmarks/memory_of_fits.py --fits 100 [--method advi]`` prints the resident memory now
+and then.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ is a function of record i and of z alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +41,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.blocks import Block, PullBack, as_matrix
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.factoring import find_uses, lift_uses
-from pymc_dpvi.graphs import fold_shapes
+from pymc_dpvi.graphs import fold_shapes, hint_of_loops
 from pymc_dpvi.records import RecordModel
 
 __all__ = [
@@ -157,7 +157,7 @@ def aligned_gradients(
     (logp,), draw = in_draws([record.row_logp], latents)
     logp = lift_uses(_stable(logp), draw, record.rows)
     uses = find_uses(logp, draw, record.rows)
-    grads = iter(_gradient(logp, [v for use in uses for v in use.by]))
+    grads = iter(_gradient(logp, [v for use in uses for v in use.by], record.factors))
     one = [
         [a if a.type.dtype == "int64" and k else _as_float(a) for k, a in enumerate(use.arrays(by))]
         for use in uses
@@ -255,7 +255,9 @@ def _chain(param: SharedVariable, epsilon: TensorVariable, size: int) -> tuple[n
     return rows, epsilon[columns] * pt.switch(rows == columns, pt.sigmoid(param), 1.0)
 
 
-def _gradient(cost: TensorVariable, wrt: Sequence[TensorVariable]) -> list[TensorVariable]:
+def _gradient(
+    cost: TensorVariable, wrt: Sequence[TensorVariable], terms: Iterable[str] = ()
+) -> list[TensorVariable]:
     failure = ""
     try:
         return list(pytensor.grad(cost, list(wrt), disconnected_inputs="ignore", return_disconnected="zero"))
@@ -263,7 +265,7 @@ def _gradient(cost: TensorVariable, wrt: Sequence[TensorVariable]) -> list[Tenso
         failure = type(error).__name__
     raise UnsupportedModelError(
         "The model's log-density has no gradient with respect to its free variables "
-        f"({failure}). Replace the operation that has none, or marginalise it."
+        f"({failure}). Replace the operation that has none, or marginalise it." + hint_of_loops([cost], terms)
     )
 
 

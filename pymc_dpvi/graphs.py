@@ -19,6 +19,7 @@ asserts it on the result); it can only give a wrong log-density, which `separabi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,20 +33,24 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import io_toposort
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc
+from pytensor.tensor.basic import Alloc, MakeVector, ScalarFromTensor
+from pytensor.tensor.math import All
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError
+from pymc_dpvi.leading_indices import with_leading_indices
 from pymc_dpvi.marginalised import is_marginal, remake_marginal
 
 __all__ = [
     "array_shape",
     "array_value",
     "fold_shapes",
+    "hint_of_loops",
     "inner_constants",
     "is_array",
     "is_static_shape",
@@ -251,6 +256,19 @@ def resize_records(
     return [memo.get(v, v) for v in outputs], memo
 
 
+def hint_of_loops(outputs: Sequence[Variable], names: Iterable[str]) -> str:
+    """Return a sentence for an error if a loop stands behind `outputs`, the terms of `names`."""
+    for var in walk(outputs):
+        op = var.owner.op if var.owner is not None else None
+        if "Scan" in (type(op).__name__, type(getattr(op, "core_op", None)).__name__):
+            return (
+                f" The likelihood of {', '.join(map(repr, names))} holds a loop (a Scan, as of a "
+                "differential equation), whose steps cannot be told apart by records: write its result in "
+                "closed form, with each record's own time, or as a fixed number of steps written out."
+            )
+    return ""
+
+
 def substituted(outputs: Sequence[Variable], swap: Mapping[Variable, Variable]) -> list[Variable]:
     """Put other variables in place of some; what stands behind a replaced one is not looked at.
 
@@ -325,12 +343,15 @@ def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, in
         value, conditions = inputs[0], inputs[1:]
         if not isinstance(op, CheckParameterValue):
             return [value]
-        valid = (
-            pt.and_(*[pt.as_tensor(c) for c in conditions])
-            if len(conditions) > 1
-            else (pt.as_tensor(conditions[0]))
-        )
+        checks = [_row_by_row(c, value) for c in conditions]
+        valid = functools.reduce(pt.and_, checks)
         return [pt.switch(valid, value, -np.inf)]
+    if isinstance(op, AdvancedSubtensor) and any(
+        new is not old for new, old in zip(inputs[1:], node.inputs[1:], strict=True)
+    ):
+        in_front = with_leading_indices(inputs)
+        if in_front is not None:
+            return [in_front]
     if isinstance(op, SpecifyShape) and leading:
         value, first, *rest = inputs
         inputs = [value, _rows_for(first, num_records, rows), *rest]
@@ -363,6 +384,26 @@ def _one_table(node: Apply, inputs: Sequence[Variable]) -> Variable | None:
         if not tensor or index.type.ndim != batch_ndim + len(axes) or len(axes) != len(signature[1]):
             return None
     return table[(0,) * batch_ndim][tuple(indices)]
+
+
+def _row_by_row(condition: Variable, value: Variable) -> TensorVariable:
+    """Let PyMC's check of parameters hold for each row.
+
+    PyMC takes ``all`` over everything, so that one record with an invalid parameter would make the terms
+    of all records minus infinity. For one record the check is that record's own.
+    """
+    if condition.owner is not None and isinstance(condition.owner.op, ScalarFromTensor):
+        condition = condition.owner.inputs[0]
+    if condition.owner is not None and isinstance(condition.owner.op, All) and condition.type.ndim == 0:  # type: ignore[attr-defined]
+        inner = condition.owner.inputs[0]
+        if inner.owner is not None and isinstance(inner.owner.op, MakeVector):
+            parts = [_row_by_row(part, value) for part in inner.owner.inputs]
+            return functools.reduce(pt.and_, parts)
+        first, *others = getattr(value.type, "shape", ()) or (1,)
+        if first not in (1, None) and inner.type.ndim > len(others) and inner.type.shape[0] == first:
+            by_row = pt.all(inner, axis=tuple(range(1, inner.type.ndim))) if inner.type.ndim > 1 else inner
+            return pt.expand_dims(by_row, tuple(range(1, 1 + len(others))))
+    return pt.as_tensor(condition)
 
 
 def _resize_random(

@@ -124,6 +124,29 @@ def check_before_records(model: pm.Model) -> None:
             )
 
 
+def _runs_over_records(
+    model: pm.Model, rv: Variable, shape: Sequence[int], num_records: int, dims: frozenset[str]
+) -> bool:
+    """Whether an axis of a free variable is the records' by its dim, or by its length if it has none."""
+    names = model.named_vars_to_dims.get(rv.name) or (None,) * len(shape)
+    return any(
+        name in dims or (name is None and length == num_records)
+        for name, length in zip(names, shape, strict=True)
+    )
+
+
+def _also_local(local: Sequence[Variable]) -> str:
+    """Say which latent values are refused beside an array with two axes of records (a map's neighbours)."""
+    if not local:
+        return ""
+    named = ", ".join(f"'{rv.name}'" for rv in local)
+    return (
+        f" As long as the records are {named}, too: if they hold one latent value per record (an effect of "
+        "each area, say), marginalise them out of the likelihood, or make a row a person, who has the index "
+        "of a group."
+    )
+
+
 def check_against_records(
     model: pm.Model, num_records: int, dims: frozenset[str], arrays: Sequence[Variable]
 ) -> None:
@@ -138,6 +161,8 @@ def check_against_records(
     """
     held = [*arrays, *model.observed_RVs]
     globals_ = global_dims(model)
+    shapes = model.eval_rv_shapes()
+    local = [rv for rv in model.free_RVs if _runs_over_records(model, rv, shapes[rv.name], num_records, dims)]
     for var in arrays:
         names = model.named_vars_to_dims.get(var.name) if var.name else None
         for axis, length in enumerate(array_shape(var)[1:], start=1):
@@ -147,11 +172,10 @@ def check_against_records(
                     f"{axis}), so one row of it may hold other people's data. If that axis holds records, "
                     "keep only what belongs to a row's own record. If the length is the same by chance, "
                     "put the array into pm.Data(name, ..., dims=...) and give that axis and its "
-                    "coefficients a dim of their own."
+                    "coefficients a dim of their own." + _also_local(local)
                 )
-    shapes = model.eval_rv_shapes()
     for rv in model.free_RVs:
-        if depends_on([rv], held, into_size=True):
+        if rv not in local and depends_on([rv], held, into_size=True):
             size = not depends_on([rv], held)
             raise UnsupportedModelError(
                 f"The {'shape' if size else 'prior'} of '{rv.name}' depends on the records, or on an array "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pymc as pm
+import pytensor.tensor as pt
 from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
@@ -13,10 +14,16 @@ from pytensor.graph.traversal import applys_between
 from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
+from pymc_dpvi.graphs import array_shape, array_value, is_array, substituted, walk
 from pymc_dpvi.model_checks import global_dims, hint_of_orientation
+from pymc_dpvi.opaque import opaque_part
 
 __all__ = ["describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
+
+_SPARSE_GP = (
+    " A sparse Gaussian process with its marginal likelihood is one draw for all records: write f as a basis "
+    "at inducing points that are public (cov(X, Xu) @ weights), or with pm.gp.HSGP and a public centre."
+)
 
 
 def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, frozenset[str]]:
@@ -46,7 +53,11 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
     for pot in model.potentials if not model.observed_RVs else ():
         # A likelihood written as a Potential alone: the arrays behind it say how long the record axis is.
         behind = {array_shape(v)[:1] for v in walk([pot], stop=model.free_RVs) if is_array(v)} - {()}
-        if pot.type.ndim > 0 and (length := _length(pot, pot.name)) > 1 and (length,) in behind:
+        if (
+            pot.type.ndim > 0
+            and (length := _length(pot, pot.name, model.free_RVs)) > 1
+            and (length,) in behind
+        ):
             lengths[pot.name] = length
         dims = model.named_vars_to_dims.get(pot.name)
         if dims and dims[0] is not None:
@@ -56,7 +67,11 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
                 f"The Potential '{pot.name}' is one number for all data, so it cannot be seen that one "
                 "record does not enter another record's term. Write it with one entry per record, each "
                 "from that record's row and the parameters only."
+                + _SPARSE_GP
+                * pot.name.startswith("marginalapprox_loglik_")
             )
+    if not lengths:
+        _refuse_black_boxes(model)
     if not lengths and record_dim is None:
         raise UnsupportedModelError(
             "The model has no observed variable (and no Potential with one entry per record), so there "
@@ -100,8 +115,21 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
     return num_records, frozenset(leading_dims)
 
 
-def _length(var: Variable, name: str) -> int:
-    """Return the length of the first axis, without looking at a value of the data.
+def _refuse_black_boxes(model: pm.Model) -> None:
+    """Raise if a Potential, in a model without records, is computed by what no graph shows."""
+    for pot in model.potentials:
+        for var in walk([pot], stop=model.free_RVs):
+            if var.owner is not None and (name := opaque_part(var.owner.op)) is not None:
+                raise UnsupportedModelError(
+                    f"The Potential '{pot.name}' is computed by the operation {name}, which is not one of "
+                    "PyTensor's or PyMC's that computes from its inputs alone: the records in it are not "
+                    "seen, so nothing can protect them. Write it with PyTensor's operations on pm.Data that "
+                    "have one row per record, with one entry per record."
+                )
+
+
+def _length(var: Variable, name: str, free: Sequence[Variable] = ()) -> int:
+    """Return the length of the first axis, without looking at a value of the data or drawing from a prior.
 
     Raises
     ------
@@ -113,7 +141,11 @@ def _length(var: Variable, name: str) -> int:
         return array_shape(var)[0]
     arrays = [v for v in walk([var]) if is_array(v) and v.type.ndim]
     stand_ins = [a.type() for a in arrays]
-    (length,) = graph_replace([var.shape[0]], dict(zip(arrays, stand_ins, strict=True)), strict=False)
+    # An improper prior (pm.HalfFlat) has no draws.
+    instead = {rv: pt.ones(rv.shape, dtype=rv.type.dtype) for rv in free}  # type: ignore[attr-defined]
+    (length,) = graph_replace(
+        [substituted([var], instead)[0].shape[0]], dict(zip(arrays, stand_ins, strict=True)), strict=False
+    )
     fn = pm_compile(stand_ins, length, mode=Mode("py", "fast_run"), on_unused_input="ignore")
     graph = fn.maker.fgraph
     given = set(graph.inputs[: len(stand_ins)])  # generators come after

@@ -29,7 +29,7 @@ from pymc_dpvi.blocks import as_matrix
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.gradients import Latents, aligned_gradients, in_draws, put
-from pymc_dpvi.graphs import is_array, walk
+from pymc_dpvi.graphs import hint_of_loops, is_array, walk
 from pymc_dpvi.records import Likelihood, RecordModel, rebuild_likelihood
 from pymc_dpvi.synthetic import Rows, python_function, synthetic_records
 
@@ -85,10 +85,10 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
         raise NotSeparableError(
             f"The log-density of {blind} is finite for none of the synthetic records tried (values between "
             "0 and 1, and draws from the likelihood), so it cannot be shown that records are independent. "
-            "Rescale the data to the unit interval, or give pm.CustomDist a random= or dist= function. Or "
-            "the "
+            "Rescale the data to the unit interval, or give pm.CustomDist a random= or dist= function. Or the "
             f"variables {sorted(rv.name for rv in record.model.free_RVs)} start where the likelihood has no "
             "density, a scale below zero for example: give them initval=..."
+            + hint_of_loops([record.factors[n] for n in blind], blind)
         )
 
 

@@ -49,7 +49,7 @@ LAYERS = (
     ("hsgp", "model_checks"),
     ("single_numbers",),
     ("graphs",),
-    ("marginalised", "opaque", "structural"),
+    ("leading_indices", "marginalised", "opaque", "structural"),
     ("plots",),
     ("release_check",),
     ("interpretation",),
