@@ -248,7 +248,8 @@ def _closure(y: np.ndarray, summary: Callable[[np.ndarray], np.ndarray], where: 
     held = summary(y)
 
     def logp(value: Any, mu: Any) -> Any:
-        return -0.5 * (value - mu) ** 2 - 0.5 * pt.sum((held - mu) ** 2)
+        at = value if where == "prior" else mu
+        return -0.5 * (value - mu) ** 2 - 0.5 * pt.sum((held - at) ** 2)
 
     with pm.Model() as model:
         if where == "prior":
