@@ -7,7 +7,6 @@ spent, or a finite result:
 * `test_arguments`, `test_fit_arguments`, `test_release_arguments`: anything in any argument;
 * `test_plans`: any target; a plan that is made keeps it;
 * `test_private_sum`: any gradients; one record moves the noisy sum by the clip norm at the most;
-* `test_step_on_hostile_records`: any records in a compiled step, with the same bound;
 * `test_hostile_data`: any data in a model that is made, split, checked and fitted.
 
 Each has a power check: it is shown to see the fault that it looks for, and that it reaches both outcomes.
@@ -40,13 +39,10 @@ from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyError, fit_dpadvi, inferenc
 from pymc_dpvi.approximation import DPMeanField
 from pymc_dpvi.blocks import Block
 from pymc_dpvi.clipping import private_sum
-from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.gradients import Latents
 from pymc_dpvi.mechanism import Mechanism, Streams
 from pymc_dpvi.noise import LatticeNoise
-from pymc_dpvi.records import RecordModel, build_record_model
-from pymc_dpvi.sampling import make_sampler
+from pymc_dpvi.records import RecordModel
 from pymc_dpvi.starting_values import check_starting_values
 from pymc_dpvi.step import PrivateStep
 from pymc_dpvi.terms import PrivacyTerms
@@ -63,7 +59,6 @@ RUNS = {
     "release": (40, 2_000),
     "plans": (15, 1_000),
     "sum": (300, 60_000),
-    "step": (100, 30_000),
     "data": (3, 600),
 }
 #: A number in every array, list and text that is given where something else belongs; no message may hold it.
@@ -509,163 +504,6 @@ def test_private_sum_would_be_caught() -> None:
         with pytest.raises(AssertionError):
             for k in range(50):
                 moved(k, 1.0, "float64", add=poisoned)
-
-
-# -------------------------------------------------------------------------------- hostile records in a step
-
-
-def index_model() -> pm.Model:
-    """Counts by group: an index, an exposure, an offset that is cast, integer columns."""
-    with pm.Model() as model:
-        a = pm.Normal("a", shape=3)
-        w = pm.Normal("w", shape=2)
-        group = pm.Data("group", np.array([0, 1, 2, 0, 1, 2, 0]))
-        exposure = pm.Data("exposure", np.linspace(0.5, 2.0, 7))
-        columns = pm.Data("columns", np.arange(14).reshape(7, 2) % 3)
-        pm.Poisson("y", exposure * pm.math.exp(a[group] + columns @ w), observed=np.arange(7) % 4)
-    return model
-
-
-def cast_model() -> pm.Model:
-    """A label and a group that come as floats, as pandas gives them where a value is missing."""
-    with pm.Model() as model:
-        a = pm.Normal("a", shape=3)
-        code = pm.Data("code", np.array([0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 0.0]))
-        label = pm.Data("label", np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]))
-        pm.Bernoulli("y", logit_p=a[code.astype("int64")], observed=label)
-    return model
-
-
-def category_model() -> pm.Model:
-    with pm.Model() as model:
-        w = pm.Normal("w", shape=(2, 3))
-        x = pm.Data("x", np.linspace(-1, 1, 14).reshape(7, 2))
-        pm.Categorical("y", logit_p=x @ w, observed=pm.Data("label", np.arange(7) % 3))
-    return model
-
-
-def scale_model() -> pm.Model:
-    with pm.Model() as model:
-        w = pm.Normal("w", shape=2)
-        s = pm.HalfNormal("s")
-        x = pm.Data("x", np.linspace(-1, 1, 14).reshape(7, 2))
-        pm.StudentT("y", 4, mu=x @ w, sigma=s, observed=np.linspace(-1, 1, 7))
-        pm.Weibull("t", 1.5, pm.math.exp(w[0] * x[:, 0]), observed=pm.Data("time", np.linspace(0.1, 1, 7)))
-    return model
-
-
-MODELS: dict[str, Callable[[], pm.Model]] = {
-    "index": index_model,
-    "cast": cast_model,
-    "category": category_model,
-    "scale": scale_model,
-}
-CLIP, PROB, ROWS = 0.5, 0.5, 7
-
-
-class Swapped:
-    """A compiled step whose records can be exchanged."""
-
-    def __init__(self, build: Callable[[], pm.Model], backend: str) -> None:
-        record = build_record_model(build())
-        self.arrays = RecordModel.data(record)
-        self.kinds = [a.get_value().dtype for a in self.arrays]
-        self.shapes = [a.get_value().shape[1:] for a in self.arrays]
-        approx = DPMeanField(record, random_seed=1)
-        latents: Latents = approx.latents
-        mode = {"mode": "PYTHON"} if backend == "python" else {}
-        self.mechanism = Mechanism(
-            sampler=make_sampler("poisson", sampling_prob=PROB, batch_size=None, num_records=ROWS),
-            l2_clip_norm=CLIP,
-            noise_multiplier=1.0,
-            neighboring_relation="add_or_remove_one",
-            gradient="aligned",
-        )
-        before = RecordModel.data
-        RecordModel.data = lambda _: self.arrays  # type: ignore[method-assign]
-        try:
-            self.step = PrivateStep(
-                record,
-                latents,
-                approx.groups[0],
-                self.mechanism,
-                n_mc=1,
-                optimizer=pm.sgd(learning_rate=1.0),
-                max_grad_norm=None,
-                compile_kwargs=compile_mode(None if mode else backend, mode or None),
-            )
-        finally:
-            RecordModel.data = before  # type: ignore[method-assign]
-        self.begin = [p.get_value() for p in self.step.params]
-
-    def mean(self, indices: np.ndarray, noise: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        for param, value in zip(self.step.params, self.begin, strict=True):
-            param.set_value(value)
-        self.step(indices, np.array([0, indices.size]), noise[None], epsilon[None], np.zeros(1))
-        assert all(np.isfinite(p.get_value()).all() for p in self.step.params)
-        return next(p.get_value() for p in self.step.params if p.name == "mu")
-
-
-@functools.cache
-def swapped(name: str, backend: str) -> Swapped:
-    return Swapped(MODELS[name], backend)
-
-
-INTEGERS = np.array([0, 1, 2, 3, -1, -3, -4, 50, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63)])
-
-
-def hostile_records(rng: np.random.Generator, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    if dtype.kind in "iu":
-        wild = rng.choice(INTEGERS, size=shape)
-        values = np.where(rng.random(shape) < 0.3, wild, rng.integers(0, 3, size=shape))
-        return np.clip(values, np.iinfo(dtype).min, np.iinfo(dtype).max).astype(dtype)
-    return hostile_floats(rng, shape, 0.3).astype(dtype)
-
-
-def moved_by_step(seed: int, step: Swapped) -> float:
-    """Return how far one hostile record moves the mean, in units of what it may."""
-    rng = np.random.default_rng(seed)
-    for array, kind, shape in zip(step.arrays, step.kinds, step.shapes, strict=True):
-        array.set_value(hostile_records(rng, kind, (ROWS, *shape)))
-    draws = step.mechanism.draw(Streams.make(seed), ROWS, 1, step.step.num_noise)
-    epsilon = rng.normal(size=step.step.draw_shape)
-    whole = np.arange(ROWS)
-    means = [step.mean(i, draws.noise[0], epsilon) for i in (whole, np.delete(whole, rng.integers(ROWS)))]
-    return float(np.linalg.norm(means[0] - means[1])) * PROB / CLIP
-
-
-@rounds("step")
-def test_step_on_hostile_records(plan: tuple[int, int]) -> None:
-    largest = 0.0
-
-    names = sorted(MODELS)
-    for number in seeds(plan):
-        step = swapped(names[number % len(names)], "numba" if DEEP and plan[1] % 2 else "python")
-        found = moved_by_step(number, step)
-        assert found <= 1.0 + 1e-9, number
-        largest = max(largest, found)
-    assert largest > 0.9
-
-
-def test_a_float_that_is_no_integer_counts_nothing() -> None:
-    """It was an error of the whole fit in Python, and anything in C."""
-    step = swapped("cast", "python")
-    epsilon = np.zeros((1, 3))
-    names = [a.name for a in step.arrays]
-    good = {"code": np.array([0.0, 1, 2, 0, 1, 2, 0]), "label": np.array([0.0, 1, 0, 1, 1, 0, 0])}
-    for name, array in zip(names, step.arrays, strict=True):
-        array.set_value(good[name])
-    draws = step.mechanism.draw(Streams.make(1), ROWS, 1, step.step.num_noise)
-    noise = draws.noise[0]
-    rest = step.mean(np.arange(1, ROWS), noise, epsilon)
-    assert not np.array_equal(step.mean(np.arange(ROWS), noise, epsilon), rest)
-    for name in names:
-        for value in (np.nan, np.inf, -np.inf, 1e300, 2.0**63, -1e19):
-            bad = good[name].copy()
-            bad[0] = value
-            step.arrays[names.index(name)].set_value(bad)
-            np.testing.assert_allclose(step.mean(np.arange(ROWS), noise, epsilon), rest, rtol=1e-12)
-        step.arrays[names.index(name)].set_value(good[name])
 
 
 # -------------------------------------------------------------------------------- hostile data in a model

@@ -1,0 +1,270 @@
+"""Bugs of the kind that the attacker looks for, planted one by one: it must find every one.
+
+A `Plant` changes something of the package while the attack runs, and says on which subject it is seen, by
+which attack, and what is found. `test_attacks` plants them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from attacks.operations import operation_data
+from attacks.subjects import GRID, SUBJECTS, Subject
+from pymc_dpvi import DPADVI, approximation, clipping, guards, inference, records
+from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.graphs import array_value
+from pymc_dpvi.pieces import PiecewiseSum
+from pymc_dpvi.records import RecordModel
+
+__all__ = ["PLANTS", "Plant", "planted"]
+
+SMALL = SUBJECTS["columns: decay_by_lag"]
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A bug.
+
+    Attributes
+    ----------
+    found : str
+        Part of what the attacker says of it.
+    changes : tuple of (object, str, value)
+        What of the package is replaced.
+    kind : {"rows", "fits"}
+        The attack that sees it.
+    subject : Subject
+        On which model.
+    ends : bool
+        Whether the process survives it.
+    """
+
+    found: str
+    changes: tuple[tuple[Any, str, Any], ...]
+    kind: str = "rows"
+    subject: Subject = SMALL
+    ends: bool = True
+
+
+@contextmanager
+def planted(name: str, subject: Subject | None = None) -> Iterator[Subject]:
+    """Plant a bug; yield the subject on which it is seen."""
+    plant = PLANTS[name]
+    with ExitStack() as stack:
+        for owner, attribute, value in plant.changes:
+            stack.enter_context(patch.object(owner, attribute, value))
+        yield plant.subject
+
+
+# ------------------------------------------------------------------------------------------------
+# In the rows of a step
+# ------------------------------------------------------------------------------------------------
+
+
+def in_rows(bug: Callable[[tuple[np.ndarray, ...], list[np.ndarray]], Any]) -> tuple[Any, str, Any]:
+    """Let something happen to what the rows of a piece, and their gradients, hold."""
+    real = PiecewiseSum.__init__
+
+    def make(self: PiecewiseSum, private_sum: Any, per_record: Any, n_records: int, *rest: Any) -> None:
+        def changed(*inputs: Any) -> list[np.ndarray]:
+            found = [np.array(a) for a in per_record(*inputs)]
+            bug(inputs[:n_records], found)
+            return found
+
+        real(self, private_sum, changed, n_records, *rest)
+
+    return PiecewiseSum, "__init__", make
+
+
+def hostile(rows: tuple[np.ndarray, ...]) -> bool:
+    """Whether a piece has a hostile record, of the model `SMALL`."""
+    return any(not np.isfinite(r).all() for r in rows)
+
+
+def raises(rows: tuple[np.ndarray, ...], found: list[np.ndarray]) -> None:
+    if hostile(rows):
+        raise OverflowError
+
+
+def warns(rows: tuple[np.ndarray, ...], found: list[np.ndarray]) -> None:
+    if hostile(rows):
+        warnings.warn("overflow encountered", RuntimeWarning, stacklevel=2)
+
+
+def never_ends(rows: tuple[np.ndarray, ...], found: list[np.ndarray]) -> None:
+    while hostile(rows):
+        time.sleep(1.0)
+
+
+def dies(rows: tuple[np.ndarray, ...], found: list[np.ndarray]) -> None:
+    if hostile(rows):
+        os.abort()
+
+
+def is_slow(rows: tuple[np.ndarray, ...], found: list[np.ndarray]) -> None:
+    if hostile(rows):
+        time.sleep(1.2)
+
+
+def last_digits(rows: tuple[np.ndarray, ...], found: list[np.ndarray]) -> None:
+    """As a matrix product on the whole piece may do: the others' last digits turn on this record."""
+    if rows[0].sum() > 1e8:
+        for array in found:
+            array[:2] = np.nextafter(array[:2], np.inf)
+
+
+def no_guard(node: Any, marked: Any, where: Any) -> None:
+    """Take any operation for a harmless one."""
+
+
+def no_clip(norms: np.ndarray, bound: float) -> np.ndarray:
+    return np.ones_like(norms)
+
+
+def integer_power(data: Any) -> Any:
+    import pymc as pm
+
+    with pm.Model() as model:
+        t = pm.Normal("t", 0, 1)
+        k = pm.Data("k", data["k"])
+        pm.Normal("y", t * (k + 1) ** k, 1.0, observed=data["x"])
+    return model
+
+
+# ------------------------------------------------------------------------------------------------
+# In what leaves a fit
+# ------------------------------------------------------------------------------------------------
+
+
+def largest(record: RecordModel) -> float:
+    """Return a number of the records."""
+    return max(float(np.nanmax(array_value(a))) for a in record.arrays)
+
+
+def after(owner: Any, name: str, more: Callable[..., Any]) -> tuple[Any, str, Any]:
+    """Do something more, with the same arguments, before a method."""
+    real = getattr(owner, name)
+
+    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        more(self, *args)
+        return real(self, *args, **kwargs)
+
+    return owner, name, changed
+
+
+def logs(self: DPADVI, *args: Any) -> None:
+    logging.getLogger("pymc_dpvi.step").warning("the largest value is %g", largest(self._record))
+
+
+def writes(self: DPADVI, *args: Any) -> None:
+    Path(f"cache-{largest(self._record):g}.bin").touch()
+
+
+def tells(self: DPADVI, *args: Any, **kwargs: Any) -> None:
+    raise ArgumentError(f"run_profiling is refused on data up to {largest(self._record):g}.")
+
+
+def refuses(self: DPADVI, *args: Any) -> None:
+    if largest(self._record) > 1e8:
+        raise ArgumentError("The data are badly scaled.")
+
+
+real_describe = records.describe_public
+real_data = RecordModel.data
+real_released = RecordModel.may_be_released
+real_posterior = approximation.posterior_data
+real_build = records.build_record_model
+
+
+def described(model: Any, arrays: Any, num_records: int) -> list[str]:
+    return [*real_describe(model, arrays, num_records), f"up to {max(array_value(a).max() for a in arrays)}"]
+
+
+def centred(self: RecordModel) -> list[Any]:
+    """Centre the records, as somebody may think helpful."""
+    data = real_data(self)
+    for shared in data:
+        value = shared.get_value()
+        if value.dtype.kind == "f":
+            with np.errstate(all="ignore"):
+                shared.set_value(value - value.mean(axis=0))
+    return data
+
+
+def by_length(self: RecordModel, var: Any) -> bool:
+    return real_released(self, var) and self.num_records != GRID
+
+
+def with_the_number(*args: Any, attrs: Mapping[str, Any], **kwargs: Any) -> Any:
+    return real_posterior(*args, attrs={**attrs, "num_batches": SEEN[-1]}, **kwargs)
+
+
+#: Numbers of records, as the bug `with_the_number` finds them.
+SEEN: list[int] = []
+
+
+def prior_of_data(model: Any, **kwargs: Any) -> RecordModel:
+    """Centre a prior at the data's mean, as weakly informative defaults do."""
+    record = real_build(model, **kwargs)
+    at = 1e-3 * float(np.nan_to_num(array_value(record.arrays[0]).astype(float)).clip(-1e6, 1e6).mean())
+    return replace(record, prior_logp=record.prior_logp + at * record.value_vars[0].sum())
+
+
+def started_at_data(self: DPADVI, *args: Any, **kwargs: Any) -> None:
+    real_init(self, *args, **kwargs)
+    mean = float(np.clip(array_value(self._record.arrays[0]).astype(float), -1e6, 1e6).mean())
+    mu = self.approx.params[0]
+    mu.set_value(mu.get_value() + 1e-6 * mean)
+
+
+real_init = DPADVI.__init__
+
+GUARDED = Subject("an integer power", integer_power, operation_data)
+CURVE = SUBJECTS["columns: curve_on_a_grid"]
+
+PLANTS: dict[str, Plant] = {
+    "an operation that raises is let through": Plant(
+        "raises ValueError", ((guards, "_check_total", no_guard),), subject=GUARDED
+    ),
+    "a kernel raises": Plant("raises OverflowError", (in_rows(raises),)),
+    "a kernel warns": Plant("says RuntimeWarning", (in_rows(warns),)),
+    "a kernel never ends": Plant("does not end within", (in_rows(never_ends),), ends=False),
+    "a kernel kills the process": Plant("the process dies", (in_rows(dies),), ends=False),
+    "a kernel takes its time": Plant("longer", (in_rows(is_slow),)),
+    "others' last digits": Plant("moves the gradients of 2 other records", (in_rows(last_digits),)),
+    "no clip": Plant("share is", ((clipping, "clip_factors", no_clip),)),
+    "a value in the log": Plant("another said", (after(DPADVI, "_warn", logs),), "fits"),
+    "a file named by a value": Plant("another files", (after(DPADVI, "_warn", writes),), "fits"),
+    "a value in an error": Plant("another errors: profile", ((DPADVI, "run_profiling", tells),), "fits"),
+    "a value in the report": Plant("another report", ((records, "describe_public", described),), "fits"),
+    "a refusal that looks at values": Plant("another fit", (after(DPADVI, "_warn", refuses),), "fits"),
+    "centred records": Plant(
+        "moves the gradients of other records", ((RecordModel, "data", centred),), "fits"
+    ),
+    "a prior from the data": Plant(
+        "moves the prior", ((inference, "build_record_model", prior_of_data),), "fits"
+    ),
+    "a start from the data": Plant("another start", ((DPADVI, "__init__", started_at_data),), "fits"),
+    "withheld by a length": Plant(
+        "another withheld", ((RecordModel, "may_be_released", by_length),), "fits", CURVE
+    ),
+    "the number of records in an attribute": Plant(
+        "another released",
+        (
+            after(DPADVI, "_warn", lambda self, *args: SEEN.append(self._record.num_records)),
+            (approximation, "posterior_data", with_the_number),
+        ),
+        "fits",
+    ),
+}

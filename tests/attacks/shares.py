@@ -1,0 +1,102 @@
+"""The rows of a step, compiled once and asked for many records: what each adds, alone and beside others.
+
+What is compiled is what a step compiles (`pymc_dpvi.pieces`): the function that gives the gradients of a
+piece of the batch, in the mode of the backend, and the kernel that clips and adds them. A hostile record is
+put into a piece of ordinary ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import python_mode  # noqa: F401  # registers the mode "PYTHON"
+from pytensor.graph.traversal import ancestors
+
+from pymc_dpvi.approximation import DPMeanField
+from pymc_dpvi.clipping import private_sum
+from pymc_dpvi.compat import compile_mode, quiet_pytensor, rows_mode
+from pymc_dpvi.gradients import aligned_gradients
+from pymc_dpvi.one_thread import ONE_THREAD
+from pymc_dpvi.pieces import PiecewiseSum, in_pieces
+from pymc_dpvi.records import RecordModel
+
+__all__ = ["CLIP", "Shares", "alike"]
+
+CLIP = 1.0
+UNIT = 2.0**-40
+#: Spread of the latent values at which gradients are taken, around the start.
+SPREADS = (0.1, 3.0)
+
+
+class Shares:
+    """What the records of a model add to a step, as one backend computes it.
+
+    Parameters
+    ----------
+    record : RecordModel
+    backend : {"numba", "c", "jax", "python", "PYTHON"}
+        The last is the graph as it stands: no backend that a user has, and quick to start.
+    """
+
+    def __init__(self, record: RecordModel, backend: str) -> None:
+        plain = backend == "PYTHON"
+        mode: dict[str, Any] = (
+            {"mode": "PYTHON"} if plain else {**compile_mode(backend, None), **rows_mode(backend)}
+        )
+        approx = DPMeanField(record, random_seed=1)
+        latents = approx.latents
+        floatx = pytensor.config.floatX
+        indices, noise = pt.lvector(), pt.tensor(dtype="int64", shape=(latents.size,))
+        z = pt.matrix("z", dtype=floatx, shape=(1, latents.size))
+        with quiet_pytensor():
+            data = record.data()
+            batch = [
+                pt.specify_shape(d[indices], (None, *row.type.shape[1:]))
+                for d, row in zip(data, record.rows, strict=True)
+            ]
+            gradients = aligned_gradients(record, batch, latents, z, 1)
+            release = private_sum(gradients, noise, CLIP, np.asarray(UNIT), indices.size)
+            (cut,) = in_pieces([release], batch, data, indices, mode)
+            (node,) = {v.owner for v in ancestors([cut]) if v.owner and isinstance(v.owner.op, PiecewiseSum)}
+            self._op: PiecewiseSum = node.op
+            places = node.inputs.index(indices)
+            of_latents = pytensor.function(
+                [z], node.inputs[len(data) : places], mode="PYTHON", on_unused_input="ignore"
+            )
+            rng = np.random.default_rng(0)
+            self._shared = []
+            for spread in SPREADS:
+                point = approx.start + rng.normal(scale=spread, size=(1, latents.size))
+                with np.errstate(all="ignore"):
+                    self._shared.append(of_latents(point.astype(floatx)))
+        self._size = latents.size
+        self.piece = self._op.piece
+
+    def gradients(self, rows: Sequence[np.ndarray], point: int) -> list[np.ndarray]:
+        """Return the arrays that a piece of records gives to the kernel, a row for each record."""
+        with np.errstate(all="ignore"), ONE_THREAD:
+            return [np.array(a) for a in self._op.per_record(*rows, *self._shared[point])]
+
+    def release(self, gradients: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the clipped sum of some records, without noise."""
+
+        def add(*rest: Any) -> None:
+            self._op._add_clipped(*gradients, len(gradients[0]), *rest)
+
+        nothing = np.zeros(self._size, dtype=np.int64)
+        with np.errstate(all="ignore"):
+            return np.asarray(self._op._sum(add, nothing, CLIP, 0.0, UNIT))
+
+    @property
+    def points(self) -> range:
+        """The latent values at which gradients are taken, by number."""
+        return range(len(self._shared))
+
+
+def alike(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are the same bit by bit."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
