@@ -99,6 +99,7 @@ def test_accepted(name: str):
 
 
 @pytest.mark.zoo
+@pytest.mark.slow  # all of them in `tox run -e zoo`
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_accepted_on_the_default_backend(name: str):
     inference = fitted(GALLERY[name])

@@ -16,7 +16,7 @@ from attacks.attack import Finding, attack_fits, attack_rows
 from attacks.plants import PLANTS, planted
 from attacks.records import FLOATS, few, hostile_records, values
 from attacks.shares import Shares
-from attacks.subjects import PLACE, SUBJECTS, SUMMARIES, Subject
+from attacks.subjects import PLACE, SUBJECTS, Subject
 from attacks.watch import Crew, Task
 from pymc_dpvi.graph_keys import source_hash
 
@@ -26,18 +26,9 @@ OPERATIONS = [name for name in SUBJECTS if name.startswith("operation")]
 #: In every run.
 OFTEN = {"python": 8, "numba": 1}
 FITS = 2
-_CLOSURE, _LENGTH = "arrays in a closure", "withheld by a length"
-_CLOSURES = [
-    f"columns: {how} in a closure of the {where}" for how in SUMMARIES for where in ("likelihood", "prior")
-]
-#: What is known to be wrong and not mended yet (issue 23), by backend and subject.
+#: What is known to be wrong and not mended yet, by backend and subject.
 KNOWN: dict[tuple[str, str], str] = {}
-KNOWN_IN_FITS: dict[tuple[str, str], str] = {
-    (backend, name): why
-    for backend in ("PYTHON", "numba")
-    for names, why in ((_CLOSURES, _CLOSURE), (["columns: curve_on_a_grid"], _LENGTH))
-    for name in names
-}
+KNOWN_IN_FITS: dict[tuple[str, str], str] = {}
 
 
 def turn(names: list[str], many: int, salt: str) -> list[str]:
