@@ -355,7 +355,7 @@ def _check_total(node: Apply, marked: Sequence[int], where: Callable[[], str]) -
     if kind == "Join" and core is None:  # in PyTensor 2 the first input is the axis
         allowed = hasattr(op, "axis") or 0 not in marked
     scalar_op = getattr(op, "scalar_op", None)
-    if isinstance(scalar_op, IntDiv | Mod | Pow) and node.outputs[0].type.dtype[:3] in ("int", "uin"):
+    if isinstance(scalar_op, IntDiv | Mod | Pow) and node.outputs[0].type.dtype[:3] in ("int", "uin", "boo"):
         allowed = allowed and _is_safe_operand(scalar_op, node.inputs[1])
         kind = type(scalar_op).__name__
     if not allowed:

@@ -391,9 +391,9 @@ class PrivateStep:
         if failure:
             raise ModelEvaluationError(
                 f"The model's log-density raised {failure} on the records. Every operation that passes the "
-                "checks was tried on hostile numbers, and this was not seen: keep to yourself that it came, as "
-                "a single record may be the cause, and report the model to pymc_dpvi, without the data. What "
-                "was planned has been charged."
+                "checks was tried on hostile numbers, and this was not seen: keep to yourself that it came, "
+                "as a single record may be the cause, and report the model to pymc_dpvi, without the data. "
+                "What was planned has been charged."
             )
 
 
