@@ -93,9 +93,10 @@ def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> l
     ArgumentError
         As `compat.compile_mode`.
     """
-    if backend is not None or (compile_kwargs is not None and "mode" in compile_kwargs):
+    given = compile_mode(backend, compile_kwargs)  # checks both
+    if backend is not None or "mode" in (compile_kwargs or {}):
         name = "compile_kwargs" if backend is None else {"cvm": "c"}.get(backend, backend)
-        return [Backend(name, compile_mode(backend, compile_kwargs), rows_mode(backend))]
+        return [Backend(name, given, rows_mode(backend))]
     names = ["numba", *(["c"] if pytensor.config.cxx else []), "python"]
     return [Backend(name, compile_mode(name, compile_kwargs), rows_mode(name)) for name in names]
 

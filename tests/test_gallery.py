@@ -19,6 +19,12 @@ from test_zoo import check_release
 
 from pymc_dpvi import DPADVI, errors
 
+#: Some of the names are those of a formula package, of which a fit warns.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*looks as if a formula package:pymc_dpvi.errors.PrivacyWarning"
+)
+
+
 ACCEPTED = [name for name, entry in GALLERY.items() if entry.accepted]
 REFUSED = [name for name, entry in GALLERY.items() if not entry.accepted]
 

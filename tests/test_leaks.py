@@ -442,8 +442,11 @@ def times_sum(z: np.ndarray) -> np.ndarray:
 
 BESIDE: dict[str, tuple[Callable[[Any], Any], str]] = {
     # of X.T PyMC leaves the mean alone, which has no axis over records any more
-    "transposed": (lambda b: pt.as_tensor(X.T.copy()).mean(axis=1) * b, "axis as long as the number"),
-    "transposed zeros": (lambda b: pt.as_tensor(np.zeros((2, 41))).sum(axis=1) * b, "axis as long as"),
+    "transposed": (lambda b: pt.as_tensor(X.T.copy()).mean(axis=1) * b, "as long as the observations"),
+    "transposed zeros": (
+        lambda b: pt.as_tensor(np.zeros((2, 41))).sum(axis=1) * b,
+        "as long as the observations",
+    ),
     "twice as long": (lambda b: pt.as_tensor(DOUBLE).mean(axis=0) * b, "holds numbers in the likelihood"),
     "raveled": (lambda b: pt.as_tensor(X.ravel()).mean() * b, "holds numbers in the likelihood"),
     "Gram matrix": (lambda b: pt.as_tensor(X.T @ X) @ b, "holds numbers in the likelihood"),

@@ -13,6 +13,12 @@ import pytest
 
 from pymc_dpvi import DPADVI, PrivacyReport, check_release, plots
 
+#: Some of the names are those of a formula package, of which a fit warns.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*looks as if a formula package:pymc_dpvi.errors.PrivacyWarning"
+)
+
+
 NAMES = (
     *("1|g", "2nd effect", "a, b", "x:z", "x[0]", "f(x)->y", "größe", "年齢", "a%sb", "{b}", "it's", 'q"q'),
     *(

@@ -21,6 +21,11 @@ from pymc_dpvi.errors import PrivacyWarning
 from pymc_dpvi.records import RecordModel, build_record_model
 from pymc_dpvi.separability import check_separable
 
+#: Some of the names are those of a formula package, of which a fit warns.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*looks as if a formula package:pymc_dpvi.errors.PrivacyWarning"
+)
+
 BACKENDS = ("numba", "c")
 # Half a minute and more of compilation each (minutes for the first, on PyTensor 2): in the deep profile.
 HEAVY = {"dpvi_gaussian_mixture", "categorical_softmax", "normal_mixture", "lkj_mvnormal", "several_outcomes"}

@@ -187,8 +187,8 @@ real_posterior = approximation.posterior_data
 real_build = records.build_record_model
 
 
-def described(model: Any, arrays: Any, num_records: int) -> list[str]:
-    return [*real_describe(model, arrays, num_records), f"up to {max(array_value(a).max() for a in arrays)}"]
+def described(model: Any, arrays: Any, *rest: Any) -> list[str]:
+    return [*real_describe(model, arrays, *rest), f"up to {max(array_value(a).max() for a in arrays)}"]
 
 
 def centred(self: RecordModel) -> list[Any]:
