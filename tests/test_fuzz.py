@@ -314,7 +314,7 @@ def test_fit_arguments(
         raise WouldRun
 
     monkeypatch.setattr(inference, "PrivateStep", step)
-    monkeypatch.setattr(inference, "shielded", lambda action, *args: action())
+    monkeypatch.setattr(inference, "first_that_works", lambda candidates, make: make(candidates[0]))
     priced = functools.lru_cache(PrivacyTerms.cost)
     monkeypatch.setattr(PrivacyTerms, "cost", lambda self, mechanism, n: priced(self, mechanism, min(n, 100)))
 
