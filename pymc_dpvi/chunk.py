@@ -34,6 +34,7 @@ from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key, numb
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.type import DenseTensorType
 
+from pymc_dpvi.compiled_cache import name_of, shared
 from pymc_dpvi.graph_keys import graph_key, source_hash
 from pymc_dpvi.inlining import inlined
 
@@ -87,15 +88,21 @@ class Chunk:
         inner.update({v: v.type(name=v.name) for v in (*fixed, *self.held)})
         inputs = [*per_step, *(inner[v] for v in (*self.state, *fixed, *self.held))]
         outputs = clone_replace([*new, *left], inner, rebuild_strict=False)
-        step = pm_compile(inputs, outputs, on_unused_input="ignore", **compile_kwargs)
-        step.trust_input = True
-        if isinstance(step.maker.linker, NumbaLinker):
-            self._run = _compiled_loop(
-                step, len(fixed) + len(self.held), self._arrays(), self.width, graph_key(inputs, outputs)
-            )
-        else:
-            self._run = self._loop
-        self.step = step
+        key = graph_key(inputs, outputs)
+        #: The compiled step; None if it is inside a loop that was compiled for an equal graph before.
+        self.step: Any = None
+        numbers = (len(per_step), len(fixed), tuple(self._arrays()), self.width)
+        values = [v.get_value(borrow=True, return_internal_type=True) for v in (*self.state, *self.held)]
+
+        def compiled() -> Any:
+            self.step = pm_compile(inputs, outputs, on_unused_input="ignore", **compile_kwargs)
+            self.step.trust_input = True
+            if not isinstance(self.step.maker.linker, NumbaLinker):
+                return None
+            return _compiled_loop(self.step, len(fixed) + len(self.held), self._arrays(), self.width, key)
+
+        loop = shared(name_of(key, compile_kwargs, values, *numbers), compiled)
+        self._run = self._loop if loop is None else loop
 
     def __call__(
         self,

@@ -10,6 +10,7 @@ import platform
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import metadata, util
 from typing import Any
 
@@ -25,7 +26,15 @@ with warnings.catch_warnings():  # ArviZ 0.23 announces its next version on impo
     warnings.simplefilter("ignore", FutureWarning)
     import arviz as az
 
-__all__ = ["PosteriorData", "compile_mode", "posterior_data", "quiet_pytensor", "rows_mode", "versions"]
+__all__ = [
+    "PosteriorData",
+    "compile_mode",
+    "default_numba_mode",
+    "posterior_data",
+    "quiet_pytensor",
+    "rows_mode",
+    "versions",
+]
 
 #: ``arviz.InferenceData`` (PyMC 5) or ``xarray.DataTree`` (PyMC 6).
 PosteriorData = Any
@@ -139,8 +148,14 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
             "compile_kwargs['mode'] is not available: a private step needs the noise kernel, which exists "
             "for the modes 'NUMBA' (default) and 'CVM'. For JAX, give backend='jax'."
         )
-    kwargs["mode"] = without_raising(mode)
+    kwargs["mode"] = default_numba_mode() if mode is get_mode("NUMBA") else without_raising(mode)
     return kwargs
+
+
+@cache
+def default_numba_mode() -> Mode:
+    """Return the mode of ``backend="numba"``, the same object each time: what it compiles can be shared."""
+    return without_raising(get_mode("NUMBA"))
 
 
 def rows_mode(backend: str | None) -> dict[str, Any]:

@@ -53,6 +53,7 @@ from pytensor.link.numba.dispatch.basic import (
     numba_njit,
     register_funcify_and_cache_key,
 )
+from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import DenseTensorType
 
@@ -69,6 +70,7 @@ from pymc_dpvi.clipping import (
     sum_type,
     tally_units,
 )
+from pymc_dpvi.compiled_cache import Postponed
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.fetching import in_order, places_of, take_entries, take_rows
 from pymc_dpvi.graph_keys import graph_key, source_hash
@@ -308,13 +310,7 @@ def in_pieces(
         _refuse_records(shared, [*data, *([] if indices is None else [indices]), count, noise])
         inputs = [*rows.values(), *shared.values()]
         outputs_of_rows = without_loops(substituted(arrays, {**rows, **shared}))
-        per_record = pm_compile(
-            [In(v, borrow=True) for v in inputs],
-            [Out(a, borrow=True) for a in outputs_of_rows],
-            on_unused_input="ignore",
-            **compile_kwargs,
-        )
-        per_record.trust_input = True
+        per_record = _rows_function(inputs, outputs_of_rows, compile_kwargs)
         piecewise = PiecewiseSum(
             op,
             per_record,
@@ -326,6 +322,25 @@ def in_pieces(
         which = [] if indices is None else [indices]
         swap[variable] = piecewise(*data, *shared, *which, *node.inputs[len(arrays) :])
     return list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
+
+
+def _rows_function(
+    inputs: Sequence[Variable], outputs: Sequence[Variable], compile_kwargs: Mapping[str, Any]
+) -> Any:
+    """Compile what computes the rows of a piece; with numba, when a step is compiled with it."""
+
+    def compiled() -> Any:
+        function = pm_compile(
+            [In(v, borrow=True) for v in inputs],
+            [Out(a, borrow=True) for a in outputs],
+            on_unused_input="ignore",
+            **compile_kwargs,
+        )
+        function.trust_input = True
+        return function
+
+    by_numba = isinstance(get_mode(compile_kwargs["mode"]).linker, NumbaLinker)
+    return Postponed(compiled) if by_numba else compiled()
 
 
 def _operations_on_rows(arrays: Sequence[Variable], batch: Sequence[Variable]) -> int:

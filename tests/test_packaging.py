@@ -39,7 +39,7 @@ LAYERS = (
     ("gradients",),
     ("factoring",),
     ("adaptive_clipping", "chunk", "pieces"),
-    ("fetching", "inlining", "one_thread", "unlooped"),
+    ("compiled_cache", "fetching", "inlining", "one_thread", "unlooped"),
     ("clipping",),
     ("block_sums", "blocks"),
     ("records",),
