@@ -18,16 +18,13 @@ What PyMC's class has besides falls into three kinds:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
-import pymc as pm
-import pytensor.tensor as pt
-from pymc.pytensorf import compile as pm_compile
 from pymc.variational.approximations import FullRankGroup, MeanFieldGroup, SingleGroupApproximation
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.adaptive_clipping import RunningClip
@@ -39,9 +36,12 @@ from pymc_dpvi.gradient_trace import GROUP, MOST_LATENTS, GradientTrace
 from pymc_dpvi.gradients import Latents
 from pymc_dpvi.graphs import walk
 from pymc_dpvi.noise_aware import NoiseAwarePosterior
+from pymc_dpvi.prior_spread import prior_stddevs
 from pymc_dpvi.records import RecordModel
+from pymc_dpvi.released_draws import evaluator, finite_draws
 from pymc_dpvi.report import PrivacyReport
 from pymc_dpvi.tracebacks import sealed
+from pymc_dpvi.wording import SCALE_PREDICTORS
 
 __all__ = ["DPApproximation", "DPFullRank", "DPMeanField"]
 
@@ -68,6 +68,10 @@ _TOO_LARGE = (
     f"The noise-aware posterior and the diagnostics are there for models of up to {MOST_LATENTS:,} latent "
     "values: for more, what they are inferred from would be many times the model. Use sample() or "
     "sample(noise_aware=False)."
+)
+_NOT_FINITE = (
+    "The posterior lies where its variables are no finite numbers: the noise has left it wide open. "
+    f"{SCALE_PREDICTORS} A larger epsilon or more records help too."
 )
 #: Numbers that one call of `sample` makes at most: 16 GiB.
 _MOST_NUMBERS = 2**31
@@ -101,6 +105,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self._report: PrivacyReport | None = None
         self._trace: GradientTrace | None = None
         self._running_clip: RunningClip | None = None
+        self._prior_stddevs: np.ndarray | None = None
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
         self.hist: np.ndarray = np.asarray(())
 
@@ -178,13 +183,13 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             ``posterior`` with dims ``chain`` (1), ``draw`` and the variables' own. Its attributes hold
             the privacy report as ``privacy_report`` (JSON), ``privacy_epsilon`` and ``privacy_delta``,
             and ``noise_aware``, 0 or 1. Where it is 1, `diagnostics` are added: ``converged``,
-            ``noise_dominated`` and, if it is known, ``clip_dominated``, 0 or 1.
+            ``noise_dominated``, ``bounded_by_prior`` and, if it is known, ``clip_dominated``, 0 or 1.
 
         Raises
         ------
         PrivacyError
             Before `fit`; with ``noise_aware=True`` also after too few steps, or with more than
-            `gradient_trace.MOST_LATENTS` latent values.
+            `gradient_trace.MOST_LATENTS` latent values; if there are no finite draws.
         ArgumentError
             For a bad number of draws, or anything that would put data into the result.
 
@@ -192,6 +197,10 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         called. Deterministics that depend on records, or on arrays that were not declared public, are left
         out and listed in `withheld`. Dims have their labels where a free variable or a public array has
         them.
+
+        Every draw is finite, of the free variables, and of a Deterministic if half of its values are. Where
+        the noise leaves a latent value open, the noise-aware posterior is as wide there as the prior, and no
+        wider: `diagnostics` names it.
 
         What clipping does to the posterior neither form repairs. ``mean``, ``std`` and ``cov`` are those of
         the plain posterior.
@@ -219,10 +228,22 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         known = self._noise_aware(rng) if wanted else None
         if known is None and noise_aware:
             raise PrivacyError(self._too_few)
-        flat = self.draw_latents(draws, rng) if known is None else known.draw(draws, rng)
         withheld = self.withheld
         released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in withheld)]
-        values = _evaluate(model, latents, released, flat)
+        num_free = len(model.free_RVs)
+        drawn = None
+        if known is not None:
+            aware, evaluate = known, evaluator(model, latents, released, np.dtype(float))
+            drawn = finite_draws(lambda n: aware.draw(n, rng), evaluate, draws, num_free)
+            if drawn is None and noise_aware:
+                raise PrivacyError(_NOT_FINITE + " sample(noise_aware=False) may have them.")
+        if drawn is None:
+            known = None
+            evaluate = evaluator(model, latents, released, self.start.dtype)
+            drawn = finite_draws(lambda n: self.draw_latents(n, rng), evaluate, draws, num_free)
+        if drawn is None:
+            raise PrivacyError(_NOT_FINITE)
+        flat, values = drawn
         posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
         dims = {
             v.name: [d or f"{v.name}_dim_{k}" for k, d in enumerate(model.named_vars_to_dims[v.name])]
@@ -251,9 +272,15 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
 
     def _noise_aware(self, rng: np.random.Generator) -> NoiseAwarePosterior | None:
-        """Return what is inferred from the trace, or None after too few steps."""
+        """Return what is inferred from the trace, no wider than the prior; None after too few steps."""
         found = None if self._trace is None else NoiseAwarePosterior(self._trace, rng, self._cholesky())
-        return found if found is not None and found.available else None
+        if found is None or not found.available:
+            return None
+        if not found.wide_open.any():
+            return found
+        if self._prior_stddevs is None:
+            self._prior_stddevs = prior_stddevs(self._record, self.latents)
+        return found.bounded(self._prior_stddevs)
 
     def _cholesky(self) -> np.ndarray | None:
         """Lower factor of the plain posterior's covariance; None if it is diagonal by definition."""
@@ -490,18 +517,3 @@ def _depends(var: Variable) -> str:
         "declared public, so a sample of it may not be private. Use expressions of the free "
         "variables, and name public pm.Data in public_data=[...]."
     )
-
-
-def _evaluate(
-    model: pm.Model, latents: Latents, variables: Sequence[Variable], flat: np.ndarray
-) -> list[np.ndarray]:
-    """Evaluate model variables at unconstrained draws; each result has a leading draw axis."""
-    z = pt.matrix("z", dtype=str(flat.dtype), shape=(None, latents.size))
-    graphs = model.replace_rvs_by_values(list(variables))
-    swap: dict[Variable, Variable] = dict(zip(latents.value_vars, latents.split(z), strict=True))
-    many = [
-        new if new.type.ndim > old.type.ndim else pt.broadcast_to(new, (z.shape[0], *new.shape))
-        for old, new in zip(graphs, vectorize_graph(graphs, swap), strict=True)
-    ]
-    fn = pm_compile([z], many, mode="FAST_COMPILE", on_unused_input="ignore")
-    return [np.asarray(v) for v in fn(flat)]

@@ -11,6 +11,8 @@ subsampling leave in the optimum (`noise_aware`):
   as far as the gradients exceed the noise, unless prior and gradients conflict.
 * *noise-dominated*: :math:`\omega_j > \sigma_j` for most latent values. The noise hides more than the data
   leave open. A larger ε, more records or a smaller clip norm help; further steps do not.
+* *as wide as the prior*: where the noise hides more than the prior leaves open, nothing was learnt, and the
+  noise-aware posterior is as wide as the prior (`noise_aware.NoiseAwarePosterior.bounded`).
 * *clip-dominated*: more than half of the records' gradients were clipped in the later steps. It takes a
   private count, which only an adaptive clip norm releases, and is known if that count's noise leaves no
   doubt (two standard deviations). With a fixed clip norm no trace of clipped gradients tells of it.
@@ -30,12 +32,14 @@ import numpy as np
 from pymc_dpvi.adaptive_clipping import RunningClip
 from pymc_dpvi.gradient_trace import GradientTrace, PathPoint
 from pymc_dpvi.noise_aware import NoiseAwarePosterior
-from pymc_dpvi.wording import shown
+from pymc_dpvi.wording import SCALE_PREDICTORS, shown
 
 __all__ = ["FitDiagnostics", "diagnose"]
 
 _CLOSE = 0.5
 _SHARE = 0.95
+#: Latent values that a sentence names.
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,6 +70,9 @@ class FitDiagnostics:
     stayed : bool
         Whether the mean of the noise-aware posterior stays at the mean draw, since gradients and prior
         conflict (in a group of latent values, where there are several).
+    bounded : ndarray of bool
+        Where the noise hides more than the prior leaves open, so that the noise-aware posterior is as wide
+        as the prior.
     clipped_share, clipped_share_stddev : float or None
         Share of the records whose gradients were clipped in the later steps, by the private counts of an
         adaptive clip norm, and what their noise leaves open; None if nothing counted them, or all is noise.
@@ -91,6 +98,7 @@ class FitDiagnostics:
     n_steps_used: int
     n_steps_late: int
     stayed: bool
+    bounded: np.ndarray
     clipped_share: float | None
     clipped_share_stddev: float | None
     share_to_clip: float | None
@@ -136,6 +144,7 @@ class FitDiagnostics:
         known = {
             "converged": self.converged,
             "noise_dominated": self.noise_dominated,
+            "bounded_by_prior": bool(self.bounded.any()),
             "clip_dominated": self.clip_dominated,
         }
         return {name: int(answer) for name, answer in known.items() if answer is not None}
@@ -154,6 +163,8 @@ class FitDiagnostics:
             f"{shown(float(np.median(self.noise_ratio)), digits=2)} times the approximation's (median)."
             + noise,
         ]
+        if self.bounded.any():
+            lines.append(self._bounded())
         lines.append(self._clipping())
         earlier = self.n_steps_used - self.n_steps_late
         lines.append(
@@ -170,6 +181,14 @@ class FitDiagnostics:
                 "there conflict with the prior, so that the linear model is not trusted to extrapolate."
             )
         return "\n".join(lines)
+
+    def _bounded(self) -> str:
+        names = [name for name, held in zip(self.names, self.bounded, strict=True) if held]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        return (
+            f"As wide as the prior: {', '.join(names[:_MOST_NAMES])}{more}. The noise hides more there than "
+            f"the prior leaves open, so that nothing was learnt. {SCALE_PREDICTORS}"
+        )
 
     def _clipping(self) -> str:
         if self.share_to_clip is None:
@@ -248,6 +267,7 @@ def diagnose(
         n_steps_used=posterior.n_rows,
         n_steps_late=posterior.n_late,
         stayed=posterior.stayed,
+        bounded=posterior.bounds_hold,
         clipped_share=None if counted is None else counted[0],
         clipped_share_stddev=None if counted is None else counted[1],
         share_to_clip=None if running_clip is None else running_clip.share_to_clip,

@@ -18,6 +18,7 @@ import numpy as np
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.mechanism import Mechanism, Streams
 from pymc_dpvi.step import PrivateStep
+from pymc_dpvi.wording import SCALE_PREDICTORS
 
 __all__ = ["averages_from", "iterate"]
 
@@ -141,5 +142,5 @@ def _check_finite(params: Sequence[Any], i: int) -> None:
                 f"The variational parameters '{param.name}' became non-finite by step {i}: the noisy "
                 "gradient steps are too large for this model. Use a smaller learning rate "
                 "(obj_optimizer=pm.adam(learning_rate=...)), a smaller start_sigma, or a larger epsilon. "
-                "What was planned has been charged."
+                f"{SCALE_PREDICTORS} What was planned has been charged."
             )

@@ -79,8 +79,9 @@ Privacy: post-processing of the released sums; costs nothing.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -99,6 +100,8 @@ _LEVEL = 0.1
 _CONFLICT = 0.01
 #: Share of the greatest variance below which a direction counts as free of noise.
 _NOISELESS = 1e-8
+#: Standard deviations of the fit's draws that stand for the prior's, where that is not known.
+_SPREADS = 10.0
 _SPARE_ROWS = 10
 _GRID = 400
 
@@ -280,6 +283,8 @@ class _Mixture:
     own: np.ndarray  # variances of the mean-field family
     covariance: np.ndarray  # of full rank, with the noise
     noise: np.ndarray  # covariance that the noise adds
+    centre: np.ndarray  # mean draw
+    spread: np.ndarray  # standard deviations of the draws
 
 
 def _agreement(fit: Regression, curvature: np.ndarray, error: np.ndarray) -> np.ndarray:
@@ -328,6 +333,28 @@ def _mix(fit: Regression, draws: int, rng: np.random.Generator) -> _Mixture:
         1.0 / np.einsum("ij,mik,kj->mj", back, full, back),
         fit.root @ covariance @ fit.root.T,
         _positive(fit.root @ (covariance - inverse) @ fit.root.T),
+        fit.centre,
+        np.sqrt(np.einsum("ij,ij->i", fit.root, fit.root)),
+    )
+
+
+def _within(part: _Mixture, limit: np.ndarray, held: np.ndarray, whole: bool) -> _Mixture:
+    """Scale down what is wider than standard deviations `limit`; where `held`, keep the means as near."""
+    wide = np.sqrt(np.einsum("mjj->mj", part.covariance if whole else part.noise))
+    scale = np.divide(limit, wide, out=np.ones_like(wide), where=wide > limit)
+    both = scale[:, :, None] * scale[:, None, :]
+
+    def near(mean: np.ndarray) -> np.ndarray:
+        move = mean - part.centre
+        return np.asarray(part.centre + np.where(held | (scale < 1.0), np.clip(move, -limit, limit), move))
+
+    return replace(
+        part,
+        mean=near(part.mean),
+        optimum=near(part.optimum),
+        own=np.minimum(part.own, limit**2),
+        covariance=part.covariance * both,
+        noise=part.noise * both,
     )
 
 
@@ -356,6 +383,8 @@ class NoiseAwarePosterior:
     noise_share : ndarray, shape (D,)
         Share of the known privacy noise in the gradients' scatter about the line; the rest is
         subsampling, and what is not linear.
+    bounds_hold : ndarray of bool, shape (D,)
+        Where `bounded` has made it narrower.
 
     Notes
     -----
@@ -370,12 +399,18 @@ class NoiseAwarePosterior:
         self._family = family
         self._full = family is not None
         blocks = trace.blocks
-        used, fits = choose_steps(blocks, trace.late_blocks, trace.columns)
-        self.available = bool(fits)
+        try:
+            with np.errstate(all="ignore"):
+                used, fits = choose_steps(blocks, trace.late_blocks, trace.columns)
+                self._parts = [_mix(fit, COMPONENTS, rng) for fit in fits]
+        except np.linalg.LinAlgError:  # numbers of a size that leaves none of their digits
+            used, fits, self._parts = len(blocks), [], []
         self.n_rows = sum(b.n for b in blocks[used:])
         self.n_late = sum(b.n for b in blocks[len(blocks) - trace.late_blocks :])
-        self._parts = [_mix(fit, COMPONENTS, rng) for fit in fits]
-        if fits:
+        numbers = [x for part in self._parts for x in vars(part).values()]
+        self.available = bool(numbers) and all(np.isfinite(x).all() for x in numbers)
+        self.bounds_hold = np.zeros(trace.size, dtype=bool)
+        if self.available:
             known = merged(blocks[used:], trace.columns).noise_variance
             scatter = [_diagonal(f.root, f.noise) for f in fits]
             self.noise_share = np.minimum(known / np.concatenate(scatter), 1.0)
@@ -412,6 +447,47 @@ class NoiseAwarePosterior:
         """Standard deviation of the optimum, given the trace, shape ``(D,)``; medians as above."""
         added = [np.median(np.einsum("mjj->mj", p.noise), axis=0) + p.mean.var(axis=0) for p in self._parts]
         return np.sqrt(np.concatenate(added))
+
+    @property
+    def stddevs(self) -> np.ndarray:
+        """Standard deviations with the noise, shape ``(D,)``."""
+        return np.hypot(self.family_stddev, self.noise_stddev)
+
+    @property
+    def wide_open(self) -> np.ndarray:
+        """Where noise may be all there is, shape ``(D,)``.
+
+        Its width is above the approximation's, or that of both is many times the width of the fit's draws.
+        """
+        spread = np.concatenate([part.spread for part in self._parts])
+        return np.asarray((self.noise_stddev > self.family_stddev) | (self.stddevs > _SPREADS * spread))
+
+    def bounded(self, limits: np.ndarray) -> NoiseAwarePosterior:
+        """Return this posterior, no wider than the limits where it is `wide_open`.
+
+        Where the noise hides more than the prior leaves open, nothing was learnt, and the posterior is as
+        wide as the prior, about the mean draw. The linear model can have it wider by powers of ten: where
+        the prior is not log-concave, it is taken for flat. Correlations stay as they are.
+
+        Parameters
+        ----------
+        limits : ndarray, shape (D,)
+            Standard deviations; where one is infinite, ten times that of the fit's draws stands for it.
+
+        Returns
+        -------
+        NoiseAwarePosterior
+        """
+        found = copy.copy(self)
+        wide, found.bounds_hold = self.wide_open, np.zeros(self._size, dtype=bool)
+        found._parts = []
+        for group, part in zip(self._groups, self._parts, strict=True):
+            limit = np.where(np.isfinite(limits[group]), limits[group], _SPREADS * part.spread)
+            limit = np.where(wide[group], limit, np.inf)
+            held = self.stddevs[group] > limit
+            found._parts.append(_within(part, limit, held, self._full and len(self._parts) == 1))
+            found.bounds_hold[group] = held
+        return found
 
     def draw(self, draws: int, rng: np.random.Generator) -> np.ndarray:
         """Draw latent vectors.

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 
-__all__ = ["Page", "Section", "Table", "percent", "shown"]
+__all__ = ["SCALE_PREDICTORS", "Page", "Section", "Table", "percent", "shown"]
+
+#: For whoever is told that a fit went wrong, or that noise was all that it saw.
+SCALE_PREDICTORS = (
+    "If a predictor runs into the hundreds or thousands (a salary, a year), divide it by a public number, so "
+    "that most values lie between -3 and 3: its slope is tiny otherwise, and no step size suits all."
+)
 
 
 def shown(value: float, *, up: bool = False, digits: int = 4) -> str:

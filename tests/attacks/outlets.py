@@ -60,7 +60,7 @@ _CHANGING = {
 }
 #: Attributes whose numbers are functions of the noisy gradients, or of the time; and one that is there if
 #: the noisy counts of clipped records allow it.
-_OF_THE_POSTERIOR = ("converged", "noise_dominated", "created_at")
+_OF_THE_POSTERIOR = ("converged", "noise_dominated", "bounded_by_prior", "created_at")
 _IF_IT_IS_KNOWN = "clip_dominated"
 _SETTINGS: dict[str, Any] = {
     "noise_multiplier": 2.0,
