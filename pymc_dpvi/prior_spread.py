@@ -14,8 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import graph_inputs
+from pytensor.tensor.random.type import RandomType
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.gradients import Latents
@@ -70,7 +74,10 @@ def _unconstrained(model: Any, rv: Variable) -> Variable:
 def _widths(graph: Variable, size: int) -> np.ndarray:
     unknown = np.full(size, np.inf)
     try:
-        draw = python_function([], [graph])
+        # Generators of its own: those of the model stay as they are.
+        theirs = [v for v in graph_inputs([graph]) if isinstance(v.type, RandomType)]
+        own = {v: pytensor.shared(np.random.default_rng(k)) for k, v in enumerate(theirs)}
+        draw = python_function([], clone_replace([graph], own))
         with np.errstate(all="ignore"):
             draws = np.array([np.ravel(draw()[0]) for _ in range(_DRAWS)], dtype=float)
     except Exception:  # a prior without draws

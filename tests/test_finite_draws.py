@@ -8,6 +8,8 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.traversal import graph_inputs
+from pytensor.tensor.random.type import RandomType
 from scipy import stats
 from test_noise_aware import adam_run, posterior, trace_of
 
@@ -125,8 +127,12 @@ def test_what_cannot_be_drawn_safely_is_not_known() -> None:
 def test_widths_know_nothing_of_the_records() -> None:
     found = []
     for shift in (0.0, 100.0):
-        method = DPADVI(**SETTINGS, model=raw_salaries(shift))
+        model = raw_salaries(shift)
+        method = DPADVI(**SETTINGS, model=model)
+        generators = [v for v in graph_inputs(model.free_RVs) if isinstance(v.type, RandomType)]
+        before = [v.get_value().bit_generator.state for v in generators]
         found.append(prior_stddevs(method._record, method.approx.latents))
+        assert len(before) == 3 and [v.get_value().bit_generator.state for v in generators] == before
     np.testing.assert_array_equal(*found)
 
 
