@@ -97,6 +97,8 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
     withheld : tuple of str
         Deterministics that `sample` leaves out because they depend on records, or on an array that nobody
         declared public.
+    hist : ndarray
+        Norms of the noisy gradients, one for each step; not the loss.
     """
 
     def __init__(self, record: RecordModel, **kwargs: Any) -> None:
@@ -107,7 +109,26 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self._running_clip: RunningClip | None = None
         self._prior_stddevs: np.ndarray | None = None
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
-        self.hist: np.ndarray = np.asarray(())
+
+    @property
+    def hist(self) -> np.ndarray:
+        """Norm of the noisy gradient about each step of the last `fit` and what refined it.
+
+        In PyMC it is the loss, which no private fit computes. What ``plt.plot(approx.hist)`` was for, to see
+        that a fit has arrived, `plots.plot_gradients` and `plots.plot_iterates` show better: beside the level
+        that noise alone has, to which the norm falls and no further.
+
+        Returns
+        -------
+        ndarray, shape (n_steps,)
+            Of the gradient of log-likelihood and log-prior with respect to the latent values, averaged over a
+            64th of the run. Empty before `fit`, and beyond `gradient_trace.MOST_LATENTS` latent values.
+
+        Notes
+        -----
+        Privacy: post-processing of the released sums; costs nothing.
+        """
+        return np.asarray(()) if self._trace is None else self._trace.gradient_norms
 
     @property
     def withheld(self) -> tuple[str, ...]:

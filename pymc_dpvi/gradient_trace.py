@@ -13,7 +13,8 @@ regression on :math:`z_t` takes,
     \sum_t (l_t-\bar l)(l_t-\bar l)^{\!\top},
 
 in eight blocks of consecutive steps, so that the steps before the optimum was reached can be told from those
-around it, and a coarse path of :math:`z_t` for the picture. Moments of two sets of rows merge by
+around it, and a coarse path of :math:`z_t` and of :math:`l_t + a_t` for the pictures. Moments of two sets of
+rows merge by
 
 .. math:: M = M_1 + M_2 + \frac{n_1 n_2}{n_1+n_2} (\bar z_1-\bar z_2)(\bar r_1-\bar r_2)^{\!\top} .
 
@@ -81,7 +82,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class PathPoint:
-    """Mean and spread of the latent draws in a few steps.
+    """What a few steps saw.
 
     Attributes
     ----------
@@ -90,12 +91,19 @@ class PathPoint:
     n : int
         How many they are.
     mean, variance : ndarray, shape (D,)
+        Mean and spread of their latent draws.
+    gradient : ndarray, shape (D,)
+        Mean of the noisy gradients there, of log-likelihood and log-prior together.
+    noise_variance : float
+        Mean square of the noise's standard deviation in a coordinate of a step's gradient.
     """
 
     step: int
     n: int
     mean: np.ndarray
     variance: np.ndarray
+    gradient: np.ndarray
+    noise_variance: float
 
 
 def _products(
@@ -129,6 +137,8 @@ def _merge_points(a: PathPoint, b: PathPoint) -> PathPoint:
         n,
         a.mean + apart * share,
         a.variance * (1 - share) + b.variance * share + apart**2 * share * (1 - share),
+        a.gradient + (b.gradient - a.gradient) * share,
+        a.noise_variance + (b.noise_variance - a.noise_variance) * share,
     )
 
 
@@ -286,7 +296,7 @@ class GradientTrace:
             fine = _finite(rows)
             rows, points = rows[fine], points[fine]
             total = np.ones(len(rows)) @ rows
-        self._follow(rows[:, : self.size], points, self._open.origin[: self.size])
+        self._follow(rows, points, self._open.origin)
         self._open.add(rows, total)
 
     def _close(self) -> None:
@@ -294,13 +304,19 @@ class GradientTrace:
             self._blocks.append(self._open.moments(self.columns))
             self._open = None
 
-    def _follow(self, draws: np.ndarray, points: np.ndarray, origin: np.ndarray) -> None:
+    def _follow(self, rows: np.ndarray, points: np.ndarray, origin: np.ndarray) -> None:
+        size = self.size
         for point, first, n in zip(*np.unique(points, return_index=True, return_counts=True), strict=True):
             last = self._begun + -(-(int(point) + 1) * self._planned // (BLOCKS * _POINTS))
-            part = draws[first : first + n]
-            mean, square = part.mean(axis=0), np.einsum("ij,ij->j", part, part) / n
-            variance = np.maximum(square - mean**2, 0.0)
-            new = PathPoint(last, int(n), mean + origin, variance)
+            part = rows[first : first + n]
+            draws = part[:, :size]
+            square = np.einsum("ij,ij->j", draws, draws) / n
+            mean = part.mean(axis=0)
+            variance = np.maximum(square - mean[:size] ** 2, 0.0)
+            noise_variance = float(np.mean((part[:, -1] + origin[-1]) ** 2))
+            mean += origin
+            gradient = mean[size : 2 * size] + mean[2 * size : -1]
+            new = PathPoint(last, int(n), mean[:size], variance, gradient, noise_variance)
             if self._path and self._path[-1].step == last:
                 self._path[-1] = _merge_points(self._path[-1], new)
             else:
@@ -318,6 +334,13 @@ class GradientTrace:
         """Where the latent draws were, the oldest first."""
         self._flush()
         return tuple(self._path)
+
+    @property
+    def gradient_norms(self) -> np.ndarray:
+        """Norms of the noisy gradients, averaged over the steps of a point of the path: one for each step."""
+        path = self.path
+        norms = [float(np.linalg.norm(point.gradient)) for point in path]
+        return np.repeat(np.asarray(norms, dtype=float), [point.n for point in path])
 
     @property
     def late_blocks(self) -> int:

@@ -277,10 +277,10 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._terms.check_sampler(self._record.num_records)
         if any(v.type.dtype == "float32" for v in self._approx.latents.value_vars):
             warn(_SINGLE)
-        self.hist: np.ndarray = np.asarray(())
         self.state = None
 
     approx = property(lambda self: self._approx, doc="The approximation; fitted by `fit`.")
+    hist = property(lambda self: self._approx.hist, doc="As that of the approximation: no loss.")
 
     @property
     def l2_clip_norm(self) -> float:
@@ -601,7 +601,6 @@ class DPADVI(Inference):  # type: ignore[misc]
                 self._iterate = [p.get_value() for p in self._approx.params]
                 for param, average in zip(self._approx.params, self._step.averages, strict=True):
                     param.set_value(average.get_value())
-        self._approx.hist = self.hist
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled or copied."""

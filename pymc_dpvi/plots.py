@@ -3,7 +3,7 @@
 Every function takes what :func:`pymc_dpvi.interpret` takes or returns, draws on one set of axes (a new one
 unless `ax` is given), and returns these axes, so that titles and limits can be changed afterwards.
 
-:func:`plot_iterates` takes what ``approx.diagnostics()`` returns.
+:func:`plot_iterates` and :func:`plot_gradients` take what ``approx.diagnostics()`` returns.
 
 Privacy: pictures show the mechanism's settings and what follows from them, or iterates that are private. They
 use no data.
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES, accountant_info
 from pymc_dpvi.accounting.comparison import epsilon_by_steps
@@ -28,7 +29,14 @@ from pymc_dpvi.meaning import Interpretation
 from pymc_dpvi.risk_words import FALSE_POSITIVE_RATES
 from pymc_dpvi.wording import percent, shown
 
-__all__ = ["plot_epsilon", "plot_iterates", "plot_posteriors", "plot_privacy_profile", "plot_trade_off"]
+__all__ = [
+    "plot_epsilon",
+    "plot_gradients",
+    "plot_iterates",
+    "plot_posteriors",
+    "plot_privacy_profile",
+    "plot_trade_off",
+]
 
 _LOWEST_DELTA = 1e-12
 _MOST_CURVES = 8
@@ -284,10 +292,7 @@ def plot_iterates(
     -----
     Privacy: shows private iterates; uses no data.
     """
-    if not hasattr(source, "path") or not hasattr(source, "optimum"):
-        raise ArgumentError(
-            f"source must be what approx.diagnostics() returns; found a {type(source).__name__}."
-        )
+    _check_diagnostics(source)
     if names is None:
         chosen = np.argsort(-source.distance)[:_MOST_CURVES].tolist()
     else:
@@ -312,6 +317,76 @@ def plot_iterates(
     ax.set_yscale("symlog", linthresh=5.0)
     ax.legend()
     return ax
+
+
+def plot_gradients(source: Any, *, ax: Any = None, plot_kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Plot the norm of the private gradients, beside what it is if noise is all that is left of them.
+
+    It takes the place of PyMC's ``plt.plot(approx.hist)``: a fit has arrived when the line is in the band
+    or below it. Further steps then change nothing that could be told from noise.
+
+    Parameters
+    ----------
+    source : FitDiagnostics
+        What ``approx.diagnostics()`` returns.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw.
+    plot_kwargs : dict, optional
+        For the ``plot`` of the curve.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Norms of gradients that are averaged over some steps each, as in ``approx.hist``. The band holds 90 %
+        of such norms at the optimum, where gradients are noise: that of the mechanism, of the batches and of
+        the latent draws. The dotted line is where the average of the iterates begins.
+
+    Raises
+    ------
+    ArgumentError
+        If `source` is something else.
+    ImportError
+        If matplotlib is not installed.
+
+    Notes
+    -----
+    Privacy: shows private gradients; uses no data.
+    """
+    _check_diagnostics(source)
+    ax = new_axes(ax)
+    steps = [point.step for point in source.path]
+    # Noise of a step: the mechanism's and the batches', and what the draw adds by the slope.
+    slope = np.divide(
+        1.0, source.family_stddev**2, out=np.zeros(len(source.names)), where=source.family_stddev > 0
+    )
+    variances = [(p.noise_variance / source.noise_share + p.variance * slope**2) / p.n for p in source.path]
+    low, high = np.array([_norms_of_noise(v) for v in variances]).T
+    ax.fill_between(steps, low, high, color="0.85", label="noise alone: 90 % of the norms")
+    curve = {"label": "norm of the mean gradient", "color": "C0", **(plot_kwargs or {})}
+    ax.plot(steps, [float(np.linalg.norm(p.gradient)) for p in source.path], **curve)
+    ax.axvline(steps[-1] - source.n_steps_late, color="0.5", linestyle=":", label="averaged from here on")
+    ax.set(
+        xlabel="step",
+        ylabel="norm of the gradient, averaged over some steps",
+        title=f"Private gradients, ε = {shown(source.epsilon, up=True, digits=3)}",
+        yscale="log",
+    )
+    ax.legend()
+    return ax
+
+
+def _check_diagnostics(source: Any) -> None:
+    if not hasattr(source, "path") or not hasattr(source, "optimum"):
+        raise ArgumentError(
+            f"source must be what approx.diagnostics() returns; found a {type(source).__name__}."
+        )
+
+
+def _norms_of_noise(variances: np.ndarray) -> tuple[float, float]:
+    """5 % and 95 % of the norm of independent normals, by the chi-square of the same mean and variance."""
+    unit = np.sum(variances**2) / np.sum(variances)
+    low, high = np.sqrt(unit * stats.chi2.ppf([0.05, 0.95], np.sum(variances) / unit))
+    return float(low), float(high)
 
 
 def plot_posteriors(

@@ -53,8 +53,14 @@ def test_blocks_and_path_are_consecutive_steps() -> None:
         assert point.n == len(part)
         np.testing.assert_allclose(point.mean, part.mean(axis=0), rtol=1e-12)
         np.testing.assert_allclose(point.variance, part.var(axis=0), rtol=1e-4)
+        whole = rows[begin : point.step]
+        gradient = (whole[:, 2:4] + whole[:, 4:6]).mean(axis=0)
+        np.testing.assert_allclose(point.gradient, gradient, rtol=1e-12)
+        np.testing.assert_allclose(point.noise_variance, np.mean(whole[:, -1] ** 2), rtol=1e-12)
+        norms = trace.gradient_norms[begin : point.step]
+        np.testing.assert_allclose(norms, np.linalg.norm(gradient), rtol=1e-12)
         begin = point.step
-    assert begin == 1000
+    assert begin == len(trace.gradient_norms) == 1000
     assert sum(b.n for b in trace.blocks[-trace.late_blocks :]) == 500
 
 
@@ -69,7 +75,7 @@ def test_how_calls_are_cut_changes_no_bit() -> None:
             assert all(np.array_equal(s, t) for s, t in zip(a.scatter, b.scatter, strict=True))
             assert all(np.array_equal(s, t) for s, t in zip(a.spread, b.spread, strict=True))
         assert all(
-            np.array_equal(p.mean, q.mean) and p.step == q.step
+            np.array_equal(p.mean, q.mean) and np.array_equal(p.gradient, q.gradient) and p.step == q.step
             for p, q in zip(one.path, other.path, strict=True)
         )
 
@@ -110,6 +116,9 @@ def test_runs_are_added_and_memory_stays() -> None:
         assert len(trace.blocks) <= 2 * BLOCKS + 1
         assert len(trace.path) <= 130
     assert at == 5000 and trace.path[-1].step == 5000
+    assert len(trace.gradient_norms) == 5000
+    mean = sum(p.n * p.gradient for p in trace.path) / 5000
+    np.testing.assert_allclose(mean, (rows[:, 2:4] + rows[:, 4:6]).mean(axis=0), rtol=1e-12)
     whole = merged(trace.blocks, trace.columns)
     assert whole.n == 5000
     np.testing.assert_allclose(whole.mean, rows.mean(axis=0), rtol=1e-12)
@@ -129,4 +138,4 @@ def test_of_a_large_model_little_or_nothing_is_kept() -> None:
     assert more.width == 0 and more.groups == ()
     more.begin(3)
     more.take(np.empty((3, 0)))
-    assert more.blocks == () and more.path == ()
+    assert more.blocks == () and more.path == () and more.gradient_norms.shape == (0,)

@@ -19,7 +19,14 @@ import xarray as xr
 from pymc_dpvi import interpret, plan
 from pymc_dpvi.diagnostics import FitDiagnostics
 from pymc_dpvi.gradient_trace import PathPoint
-from pymc_dpvi.plots import plot_epsilon, plot_iterates, plot_posteriors, plot_privacy_profile, plot_trade_off
+from pymc_dpvi.plots import (
+    plot_epsilon,
+    plot_gradients,
+    plot_iterates,
+    plot_posteriors,
+    plot_privacy_profile,
+    plot_trade_off,
+)
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -42,10 +49,12 @@ def diagnostics(pull: float = 0.01) -> FitDiagnostics:
     """Three latent values that decay towards the optimum, one of them not quite."""
     steps = np.arange(25, 1001, 25)
     starts, ends = np.array([8.0, -3.0, 1.0]), np.array([0.0, 0.5, -4.0])
-    path = tuple(
-        PathPoint(int(t), 25, ends + (starts - ends) * np.exp(-pull * t), np.full(3, 0.1)) for t in steps
-    )
     one = np.ones(3)
+    away = [(starts - ends) * np.exp(-pull * t) for t in steps]
+    path = tuple(
+        PathPoint(int(t), 25, ends + a, 0.1 * one, 20.0 * a + 5.0 * np.cos(t + ends), 900.0)
+        for t, a in zip(steps, away, strict=True)
+    )
     return FitDiagnostics(
         names=("intercept", "age", "hours"),
         optimum=np.zeros(3),
@@ -57,6 +66,7 @@ def diagnostics(pull: float = 0.01) -> FitDiagnostics:
         n_steps_used=700,
         n_steps_late=500,
         stayed=False,
+        bounded=np.zeros(3, dtype=bool),
         clipped_share=None,
         clipped_share_stddev=None,
         share_to_clip=None,
@@ -74,6 +84,7 @@ def posterior(shift: float = 0.0) -> Any:
 #: Name of a picture: how it is drawn, and how another is that must not pass for it.
 PLOTS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "epsilon": (lambda: plot_epsilon(meaning()), lambda: plot_epsilon(meaning(3.0))),
+    "gradients": (lambda: plot_gradients(diagnostics()), lambda: plot_gradients(diagnostics(0.006))),
     "iterates": (lambda: plot_iterates(diagnostics()), lambda: plot_iterates(diagnostics(0.006))),
     "plan": (
         lambda: plan(10_000, 1.0, 1e-6, n_steps=1000).plot(),

@@ -9,12 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_noise_aware import adam_run, posterior, trace_of
 
 from pymc_dpvi import Interpretation, accounting, interpret
 from pymc_dpvi.accounting import accountants
 from pymc_dpvi.compat import posterior_data
+from pymc_dpvi.diagnostics import FitDiagnostics, diagnose
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.plots import plot_epsilon, plot_posteriors, plot_privacy_profile, plot_trade_off
+from pymc_dpvi.plots import (
+    plot_epsilon,
+    plot_gradients,
+    plot_iterates,
+    plot_posteriors,
+    plot_privacy_profile,
+    plot_trade_off,
+)
 from pymc_dpvi.report import PrivacyReport, PrivacyRun
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -41,6 +50,59 @@ def lines(ax: Any) -> dict[str, Any]:
 
 def legend(ax: Any) -> list[str]:
     return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def quadratic(noise: float, learning_rate: float = 0.005) -> FitDiagnostics:
+    """A fit of a quadratic, whose gradients are known to be noise once it has arrived."""
+    _, rows, average = adam_run(noise, 6400, np.random.default_rng(1), learning_rate=learning_rate)
+    known = posterior(rows[:, 0], full=False)
+    trace = trace_of(rows[:, 0])
+    return diagnose(known, trace, names=["a", "b", "c"], average=average[0], epsilon=1.0)
+
+
+def in_band(source: FitDiagnostics) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the norms of the last half lie in the band, and how many times above it each norm is."""
+    ax = plot_gradients(source)
+    (polygon,) = ax.collections
+    corners = polygon.get_paths()[0].vertices
+    x, y = ax.get_lines()[0].get_data()
+    high = np.array([corners[corners[:, 0] == step, 1].max() for step in x])
+    low = np.array([corners[corners[:, 0] == step, 1].min() for step in x])
+    plt.close(ax.figure)
+    return ((y > low) & (y < high))[len(y) // 2 :], y / high
+
+
+@pytest.mark.parametrize("noise", [1.0, 30.0, 150.0])
+def test_gradients_fall_into_the_band_of_noise(noise: float) -> None:
+    inside, above = in_band(quadratic(noise))
+    assert 0.75 < inside.mean() < 0.99  # 90 %, of 32
+    if noise < 100:  # beyond it, the way to the optimum drowns
+        assert above[0] > 3 and (above[: int(0.02 * len(above))] > 1).all()
+
+
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_a_band_of_other_noise_would_be_noticed(factor: float) -> None:
+    source = quadratic(30.0)
+    other = dataclasses.replace(
+        source, noise_share=source.noise_share * factor, family_stddev=np.full(3, 1e6)
+    )
+    assert in_band(other)[0].mean() < 0.75
+
+
+def test_the_words_of_gradients_and_iterates() -> None:
+    source = quadratic(30.0)
+    ax = plot_gradients(source)
+    assert legend(ax) == [
+        "noise alone: 90 % of the norms",
+        "norm of the mean gradient",
+        "averaged from here on",
+    ]
+    assert ax.get_title() == "Private gradients, ε = 1"
+    late = lines(ax)["averaged from here on"].get_xdata()
+    assert late[0] == 3200
+    for plot in (plot_gradients, plot_iterates):
+        with pytest.raises(ArgumentError, match=r"what approx.diagnostics\(\) returns; found a list"):
+            plot([1.0])
 
 
 def test_the_trade_off(meaning: Interpretation) -> None:
