@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["compiling", "in_processes", "not_compiled", "one_thread_each", "peak_bytes"]
+__all__ = ["compiling", "in_processes", "not_compiled", "one_thread_each", "peak_bytes", "quiet_about_blas"]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -20,6 +21,19 @@ def one_thread_each() -> None:
     """Let every process that is started from now on use one thread: they share the cores between them."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+    quiet_about_blas()
+
+
+def quiet_about_blas() -> None:
+    """Leave out what PyTensor says, at length and in every process, if it was installed from PyPI.
+
+    It links no BLAS then, and nobody who runs a benchmark can do anything about it.
+    """
+    text = "PyTensor could not link to a BLAS installation"
+    warnings.filterwarnings("ignore", text, UserWarning)
+    asked = [os.environ["PYTHONWARNINGS"]] if os.environ.get("PYTHONWARNINGS") else []
+    if not any(text in filters for filters in asked):
+        os.environ["PYTHONWARNINGS"] = ",".join([f"ignore:{text}:UserWarning", *asked])
 
 
 def not_compiled() -> None:
@@ -36,6 +50,7 @@ def compiling() -> dict[str, Any]:
 
 def in_processes(function: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
     """Do the tasks in `jobs` processes, and yield each result when it is there."""
+    quiet_about_blas()
     if jobs == 1 or len(tasks) < 2:
         yield from map(function, tasks)
         return
