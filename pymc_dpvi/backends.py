@@ -7,6 +7,11 @@ no records (`step.PrivateStep` rehearses). What a fit computes is the same in ea
 * ``c``: needs a C++ compiler (``pytensor.config.cxx``);
 * ``python``: no compiler at all; a step takes some hundred times as long. It knows every operation.
 
+A fit of few steps is the other way round: what takes longest is to compile. Up to `FEW_STEPS` it runs in
+Python mode, unless the model has an operation that loops there (`few_steps`). That follows from the number
+of steps and from the graph, so that the same call gives the same numbers; `benchmarks/first_fit.py` measures
+what it saves.
+
 A fallback is no accident to be hidden: one line in the log and the report's ``backend`` say what was taken
 and why. Nothing has been charged by then, and no record has been read: which backend works follows from the
 model's graph and from types.
@@ -19,21 +24,33 @@ from __future__ import annotations
 import gc
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytensor
+from pytensor.graph.basic import Variable
+from pytensor.scalar.basic import Composite
+from pytensor.scalar.loop import ScalarLoop
+from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC, Hyp2F1
+from pytensor.scan.op import Scan
+from pytensor.tensor.elemwise import Elemwise
 
 from pymc_dpvi.compat import compile_mode, rows_mode
 from pymc_dpvi.errors import ArgumentError, PrivacyError
+from pymc_dpvi.graphs import walk
 
-__all__ = ["Backend", "StepFailedError", "backends", "first_that_works"]
+__all__ = ["FEW_STEPS", "Backend", "StepFailedError", "backends", "few_steps", "first_that_works"]
 
 _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: Steps that take less time in Python mode than their compilation: 1 to 11 ms each, for ordinary models.
+FEW_STEPS = 200
+#: Operations that loop themselves, or whose gradients do: up to 10⁵ turns, a matter of seconds in Python.
+_LOOPS = (BetaInc, GammaInc, GammaIncC, Hyp2F1, ScalarLoop)
 
 _ADVICE = {
     "numba": "Leave backend= out: C or Python mode is taken where numba cannot; or give backend='c'",
@@ -99,6 +116,35 @@ def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> l
         return [Backend(name, given, rows_mode(backend))]
     names = ["numba", *(["c"] if pytensor.config.cxx else []), "python"]
     return [Backend(name, compile_mode(name, compile_kwargs), rows_mode(name)) for name in names]
+
+
+def few_steps(
+    candidates: Sequence[Backend], n: int, graphs: Callable[[], Iterable[Variable]]
+) -> list[Backend]:
+    """Return the backends to try for so many steps: Python mode alone for few, if nobody named another.
+
+    Parameters
+    ----------
+    candidates : sequence of Backend
+        As of `backends`.
+    n : int
+        Planned steps.
+    graphs : callable
+        Returns those that a step evaluates, before they are differentiated.
+    """
+    if len(candidates) == 1 or n > FEW_STEPS or any(_loops(v) for v in walk(graphs())):
+        return list(candidates)
+    return [c for c in candidates if c.name == "python"]
+
+
+def _loops(variable: Variable) -> bool:
+    """Whether Python would go through a loop to compute it or its gradient."""
+    op = None if variable.owner is None else variable.owner.op
+    if isinstance(op, Elemwise):
+        op = op.scalar_op
+    if isinstance(op, Composite):
+        return any(isinstance(node.op, _LOOPS) for node in op.fgraph.apply_nodes)
+    return isinstance(op, (Scan, *_LOOPS))
 
 
 def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]) -> tuple[T, str]:

@@ -35,7 +35,7 @@ from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed
-from pymc_dpvi.backends import Backend, backends, first_that_works
+from pymc_dpvi.backends import Backend, backends, few_steps, first_that_works
 from pymc_dpvi.compat import quiet_pytensor, versions
 from pymc_dpvi.errors import (
     ArgumentError,
@@ -348,7 +348,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         progressbar_theme : rich.theme.Theme, optional
         backend : {"numba", "c", "jax", "python"}, optional
             Where the step is compiled. By default numba; if it cannot compile the model, C, and then Python
-            mode, with a line in the log and the reason in the report. With ``"jax"``, the gradients of the
+            mode, with a line in the log and the reason in the report. Up to `backends.FEW_STEPS` steps the
+            default is Python mode, which starts at once. With ``"jax"``, the gradients of the
             records of a batch are computed by JAX, on the device that it takes by default
             (``jax.default_device``), a piece of the batch at a time; clipping, sums and noise are the same
             code as ever.
@@ -426,6 +427,8 @@ class DPADVI(Inference):  # type: ignore[misc]
                     rows_kwargs=candidate.rows,
                 )
 
+        record = self._record
+        candidates = few_steps(candidates, n, lambda: [*record.factors.values(), record.prior_logp])
         step, taken = first_that_works(candidates, compiled)
         cost = replace(cost, backend=taken)
         self._warn(cost)

@@ -27,7 +27,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
-from pytensor.link.basic import PerformLinker
+from pytensor.link.basic import JITLinker, PerformLinker
 from pytensor.link.c.basic import CLinker, OpWiseCLinker
 from pytensor.link.vm import VMLinker
 from pytensor.scalar.basic import Add, Mul, Pow
@@ -62,6 +62,8 @@ def without_raising(mode: Mode) -> Mode:
 def _is_python(mode: Mode) -> bool:
     """Whether NumPy and Python compute what the mode compiles."""
     linker = mode.linker
+    if isinstance(linker, JITLinker):  # numba's and JAX's, which PyTensor derives from Python's
+        return False
     if isinstance(linker, VMLinker):
         return not (linker.c_thunks and pytensor.config.cxx)
     return isinstance(linker, PerformLinker) or (

@@ -17,6 +17,7 @@ import pytensor
 import pytest
 import python_mode  # noqa: F401
 
+from pymc_dpvi import backends as backends_module
 from pymc_dpvi import inference
 from pymc_dpvi.backends import Backend, backends
 from pymc_dpvi.compat import compile_mode
@@ -95,6 +96,13 @@ def linear(table: tuple[np.ndarray, ...]) -> Callable[[], pm.Model]:
         return model
 
     return build
+
+
+@pytest.fixture(autouse=True)
+def steps_are_many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the few steps of a test run where those of an analysis do: numba, if no backend is named."""
+    if not request.node.get_closest_marker("few_steps"):
+        monkeypatch.setattr(backends_module, "FEW_STEPS", 0)
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 import pytest
 from numba.core.errors import TypingError, UnsupportedError
 
 from pymc_dpvi import DPADVI, PrivacyBudget, PrivacyReport, backends, check_release, inference
-from pymc_dpvi.backends import Backend, StepFailedError, first_that_works, reason_of
+from pymc_dpvi.backends import Backend, StepFailedError, few_steps, first_that_works, reason_of
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import ArgumentError, InsecureNoiseWarning, UnsupportedModelError
 
@@ -164,6 +165,38 @@ def test_python_mode_computes_what_numba_does(logistic: Callable[[], pm.Model]) 
             approx = method.fit(20, backend=backend, progressbar=False)
         means.append(approx.mean.eval())
     np.testing.assert_allclose(means[0], means[1], rtol=1e-9)
+
+
+@pytest.mark.few_steps
+def test_a_fit_of_few_steps_starts_in_python_mode(logistic: Callable[[], pm.Model]) -> None:
+    """It goes on there, and says so; the name of a backend counts for more."""
+    with logistic():
+        method = DPADVI(epsilon=1.0, delta=1e-6, accountant="rdp")
+        approx = method.fit(3, progressbar=False)
+        method.refine(2, progressbar=False)
+    assert [run.backend for run in approx.privacy.runs] == ["python", "python"]
+    for n, named, taken in [
+        (backends.FEW_STEPS, None, ["python"]),
+        (backends.FEW_STEPS + 1, None, ["numba", "c", "python"]),
+        (1, "numba", ["numba"]),
+    ]:
+        candidates = backends.backends(named, None)
+        assert [c.name for c in few_steps(candidates, n, lambda: [pt.exp(pt.vector())])] == taken
+
+
+@pytest.mark.few_steps
+@pytest.mark.parametrize(
+    "looping",
+    [
+        lambda x: pt.gammainc(2.0, x),
+        lambda x: pm.logcdf(pm.NegativeBinomial.dist(mu=pt.exp(x), alpha=2.0), np.arange(3)),
+        lambda x: pytensor.function([x], 1.0 + pt.betainc(2.0, x, 0.5), mode="NUMBA").maker.fgraph.outputs[0],
+        lambda x: pytensor.scan(lambda v, s: v + s, sequences=x, outputs_info=x[0], return_updates=False),
+    ],
+)
+def test_what_loops_in_python_is_compiled_for_few_steps_too(looping: Callable[[Any], Any]) -> None:
+    found = few_steps(DEFAULT, 1, lambda: [pt.exp(looping(pt.dvector()))])
+    assert [c.name for c in found] == ["numba", "c", "python"]
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -1,4 +1,4 @@
-"""Attack from a terminal: ``cd tests && python -m attacks [--kind fits] [--backend numba ...] PATTERN ...``.
+"""Attack from a terminal: ``cd tests && python -m attacks PATTERN ... [--kind fits] [--backend numba ...]``.
 
 Patterns are parts of the names of subjects (``zoo:`` for the whole zoo, ``columns:``, ``operation:``). The
 exit status is 1 if something was found.
