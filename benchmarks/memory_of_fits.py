@@ -38,7 +38,7 @@ def main() -> None:
     """Fit again and again."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fits", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=250, help="more than 200 are compiled")
     parser.add_argument("--method", choices=["dpadvi", "advi"], default="dpadvi")
     parser.add_argument("--draws", type=int, default=10, help="draws from each; 0 for none")
     args = parser.parse_args()

@@ -175,7 +175,7 @@ def test_a_process_does_not_grow_with_fits() -> None:
     What is freed is not given back at once, so that some is left whatever the number of fits.
     """
     script = Path(__file__).parents[1] / "benchmarks" / "memory_of_fits.py"
-    command = [sys.executable, str(script), "--fits", "33", "--steps", "20"]
+    command = [sys.executable, str(script), "--fits", "33"]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     grown = float(out.strip().splitlines()[-1].split()[-1])
     assert grown < 40.0, out
