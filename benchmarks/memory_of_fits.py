@@ -40,15 +40,18 @@ def main() -> None:
     parser.add_argument("--fits", type=int, default=100)
     parser.add_argument("--steps", type=int, default=250, help="more than 200 are compiled")
     parser.add_argument("--method", choices=["dpadvi", "advi"], default="dpadvi")
+    parser.add_argument("--backend", choices=["numba", "c", "jax", "python"])
     parser.add_argument("--draws", type=int, default=10, help="draws from each; 0 for none")
     args = parser.parse_args()
     start = 0.0
     for number in range(1, args.fits + 1):
         with model(number):
             method: Any = "advi"
+            named: dict[str, Any] = {}
             if args.method == "dpadvi":
                 method = DPADVI(epsilon=1.0, delta=1e-6, accountant="rdp")
-            approx = pm.fit(args.steps, method=method, progressbar=False)
+                named = {"backend": args.backend}
+            approx = pm.fit(args.steps, method=method, progressbar=False, **named)
         if args.draws:
             approx.sample(args.draws)
         del approx, method

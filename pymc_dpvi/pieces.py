@@ -140,6 +140,10 @@ class PiecewiseSum(Op):
         """Build the node; see the class for the inputs."""
         return Apply(self, list(inputs), [sum_type(inputs[-2])()])
 
+    def forget(self) -> None:
+        """Let go of what was compiled: PyTensor's rewrites remember every operation that they have met."""
+        self.per_record = None
+
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         """Evaluate with the kernels of `clipping`, in pieces as long as memory allows."""
         *inputs, count, noise, unit = inputs

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -50,7 +51,7 @@ from pymc_dpvi.graphs import walk
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.one_thread import ONE_THREAD
 from pymc_dpvi.optimizers import Optimizer
-from pymc_dpvi.pieces import in_pieces
+from pymc_dpvi.pieces import PiecewiseSum, in_pieces
 from pymc_dpvi.records import RecordModel
 from pymc_dpvi.rounded_normal import LATTICE_BITS
 
@@ -173,6 +174,9 @@ class PrivateStep:
         rows_kwargs = {**compile_kwargs, **(rows_kwargs or {})}
         graphs = [*updates.values(), *rows]
         new = in_pieces(graphs, batch, data, None if whole else indices, rows_kwargs)
+        for op in {v.owner.op for v in walk(new) if v.owner is not None}:
+            if isinstance(op, PiecewiseSum):
+                weakref.finalize(self, op.forget).atexit = False
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))
         per_step = [indices, count, noise, epsilon, weight]
