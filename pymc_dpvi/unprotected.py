@@ -27,7 +27,8 @@ exception: PyMC evaluates what it can of constants. So where such an array is fo
 log-density once more with the model's constants as variables, of which nothing can be evaluated.
 
 Constants in a prior or an initial value are numbers that the user wrote there. They count as public, and
-the report lists them (`describe_public`).
+the report lists them (`describe_public`). In a prior by a function of the user's that holds for what it is
+given as arguments; what it brings along in its closure nobody sees who reads the model, and is refused.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import pymc as pm
+from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.random.op import RandomVariable
@@ -176,11 +178,34 @@ def refuse_unprotected(
                     "record. Arrays in a logp= or dist= function count: hand them over as arguments of "
                     "pm.CustomDist."
                 )
+    for rv in model.free_RVs:
+        if isinstance(rv.owner.op, CustomDistRV | CustomSymbolicDistRV):
+            _refuse_closure(rv, public)
     # What is derived of a graph repeats its numbers, not always as often.
     if any(holds_table(walk(graphs, through_shape=False)) for graphs in (generative, derived)):
         raise UnsupportedModelError(_MANY.format("likelihood of " + _names(model.observed_RVs)))
     if holds_table(walk(data_free, stop=model.free_RVs, through_shape=False)):
         raise UnsupportedModelError(_MANY.format("data-free Potential " + _names(data_free)))
+
+
+def _refuse_closure(rv: Variable, public: Collection[Variable]) -> None:
+    """Raise if a prior by a function of the user's has an array that is not among its arguments."""
+    given = set(walk(rv.owner.inputs, into_size=True))
+    try:
+        density = [pm.logp(rv, rv.type())]
+    except NotImplementedError:  # it is not needed, or `records` says so
+        density = []
+    found = walk([rv, *density], into_size=True, through_shape=False)
+    brought = [v for v in found if v not in given and v not in public and is_array(v)]
+    if holds_table([v for v in found if v not in given]) or any(
+        not says_nothing(v) and (isinstance(v, SharedVariable) or not is_grid(array_value(v)))
+        for v in brought
+    ):
+        raise UnsupportedModelError(
+            f"The prior of '{rv.name}' has an array that its logp= or dist= function brings along, and "
+            "nothing protects it. If everybody may know it, hand it over as an argument of pm.CustomDist, or put it "
+            "into pm.Data('name', array) and say public_data=['name']. A prior must not look at private data."
+        )
 
 
 def _names(variables: Sequence[Variable]) -> str:

@@ -350,7 +350,6 @@ def interval(numbers: np.ndarray) -> None:
 
 
 PRIOR = [
-    prior_logp,
     prior_argument,
     unused_variable,
     transform,
@@ -366,6 +365,35 @@ def with_prior(how: Callable[[np.ndarray], None], numbers: np.ndarray) -> pm.Mod
         how(numbers)
         pm.Normal("y", model["b"].sum(), 1, observed=Y)
     return model
+
+
+def prior_dist(numbers: np.ndarray) -> None:
+    held = pt.as_tensor(numbers)
+    pm.CustomDist("b", 1.0, dist=lambda sd, size: pm.Normal.dist(held.sum(), sd, size=size))
+
+
+def prior_of_single_numbers(numbers: np.ndarray) -> None:
+    held = [float(v) for v in np.resize(numbers, 100) + np.arange(100) ** 1.5]
+    pm.CustomDist("b", logp=lambda v: sum((normal(v, y) for y in held), start=pt.zeros(())))
+
+
+@pytest.mark.parametrize("how", [prior_logp, prior_dist, prior_of_single_numbers], ids=lambda f: f.__name__)
+def test_what_a_function_brings_into_a_prior_is_refused(how: Callable[[np.ndarray], None]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"prior of 'b' has an array.*argument of pm.CustomDist"):
+        build_record_model(with_prior(how, SUMMARIES["cross products"][0]))
+    if how is not prior_of_single_numbers:
+        build_record_model(with_prior(how, np.zeros(1)))
+
+
+def test_what_a_function_is_given_in_a_prior_is_listed() -> None:
+    """As an argument, and as a table that was declared public."""
+    with pm.Model() as model:
+        table = pm.Data("table", np.array([0.3, 1.5, 0.2]))
+        pm.CustomDist("a", np.array([0.5, 1.7]), logp=lambda v, m: normal(v, m), shape=2)
+        pm.CustomDist("b", logp=lambda v: normal(v, table.sum()))
+        pm.Normal("y", model["b"] + model["a"].sum(), 1, observed=Y)
+    listed = build_record_model(model, public_data=["table"]).public_arrays
+    assert any("(2,)" in name for name in listed) and any("table" in name for name in listed)
 
 
 @pytest.mark.parametrize("how", PRIOR, ids=lambda f: f.__name__)
@@ -407,12 +435,6 @@ def test_many_numbers_in_the_prior_are_listed() -> None:
     with pm.Model() as model:
         b = [pm.Normal(f"b{k}", float(v)) for k, v in enumerate(Y)]
         pm.Normal("y", b[0], 1, observed=Y)
-    assert build_record_model(model).public_arrays == (
-        f"more than {MOST_NUMBERS} single numbers in the prior",
-    )
-    with pm.Model() as model:
-        pm.CustomDist("b", logp=lambda v: sum((normal(v, float(y)) for y in Y), start=pt.zeros(())))
-        pm.Normal("y", model["b"], 1, observed=Y)
     assert build_record_model(model).public_arrays == (
         f"more than {MOST_NUMBERS} single numbers in the prior",
     )
