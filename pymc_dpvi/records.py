@@ -511,7 +511,7 @@ def assert_no_record_array(
         public=record.public,
         generative=generative,
         derived=derived,
-        factors=list(record.factors.values()),
+        factors=record.factors,
         prior=record.prior_logp,
         data_free=[p for p in model.potentials if p not in likelihood],
         start=start,

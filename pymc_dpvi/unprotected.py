@@ -33,13 +33,14 @@ given as arguments; what it brings along in its closure nobody sees who reads th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pymc as pm
 from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.op import Op
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
@@ -74,7 +75,7 @@ def refuse_unprotected(
     public: Collection[Variable],
     generative: Sequence[Variable],
     derived: Sequence[Variable],
-    factors: Sequence[Variable],
+    factors: Mapping[str, Variable],
     prior: Variable,
     data_free: Sequence[Variable],
     start: Sequence[Variable],
@@ -97,8 +98,8 @@ def refuse_unprotected(
         it can of constants on the way, and the mean of a constant matrix is a number without an axis.
     derived : sequence of Variable
         The log-densities that were derived of them, in terms of the free variables.
-    factors : sequence of Variable
-        One record's log-densities, in terms of the unconstrained values.
+    factors : mapping of str to Variable
+        One record's log-densities, in terms of the unconstrained values, by observed variable or Potential.
     prior : Variable
         The log prior.
     data_free : sequence of Variable
@@ -128,7 +129,7 @@ def refuse_unprotected(
     for graphs, where, into_size in (
         ([*generative, *derived], "likelihood", False),
         (derived, "likelihood", True),
-        (factors, "likelihood", True),
+        (list(factors.values()), "likelihood", True),
         ([prior, *own, *data_free], "prior", True),
         (start, "start", True),
     ):
@@ -136,7 +137,7 @@ def refuse_unprotected(
         lengths = shape_vectors(found)
         strict = not into_size
         for var in found:
-            _refuse_opaque(model, var, where)
+            _refuse_opaque(model, var, where, factors)
             if var in held and where == "likelihood":
                 raise NotSeparableError(
                     f"{array_name(model, var)} enters the likelihood in a way that does not follow the "
@@ -203,8 +204,9 @@ def _refuse_closure(rv: Variable, public: Collection[Variable]) -> None:
     ):
         raise UnsupportedModelError(
             f"The prior of '{rv.name}' has an array that its logp= or dist= function brings along, and "
-            "nothing protects it. If everybody may know it, hand it over as an argument of pm.CustomDist, or put it "
-            "into pm.Data('name', array) and say public_data=['name']. A prior must not look at private data."
+            "nothing protects it. If everybody may know it, hand it over as an argument of pm.CustomDist, or "
+            "put it into pm.Data('name', array) and say public_data=['name']. A prior must not look at "
+            "private data."
         )
 
 
@@ -233,7 +235,7 @@ def _may_stay(model: pm.Model, num_records: int, var: Variable) -> bool:
     return all(dims is not None and dims[k] in global_dims(model) for k in axes)
 
 
-def _refuse_opaque(model: pm.Model, var: Variable, where: str) -> None:
+def _refuse_opaque(model: pm.Model, var: Variable, where: str, factors: Mapping[str, Variable]) -> None:
     """Raise if numbers may be hidden in a constant, or in the operation that makes `var`."""
     if is_opaque_value(var):
         raise UnsupportedModelError(
@@ -246,8 +248,14 @@ def _refuse_opaque(model: pm.Model, var: Variable, where: str) -> None:
     if where == "prior" and is_written_spline(model, var.owner.op):
         return  # of a pm.Interpolated, whose points are constants behind the prior
     if (name := opaque_part(var.owner.op)) is not None:
+        own = [repr(n) for n, f in factors.items() if var.owner.op in _operations(f)]
+        whose = " of " + ", ".join(own) if own else ""
         raise UnsupportedModelError(
-            f"The operation {name} in the {where} is not one of PyTensor's or PyMC's that computes from its "
-            "inputs alone, so it cannot be seen which numbers it holds: data inside it would enter "
+            f"The operation {name} in the {where}{whose} is not one of PyTensor's or PyMC's that computes "
+            "from its inputs alone, so it cannot be seen which numbers it holds: data inside it would enter "
             "unprotected. Write it with PyTensor's operations."
         )
+
+
+def _operations(graph: Variable) -> list[Op]:
+    return [v.owner.op for v in walk([graph]) if v.owner is not None]

@@ -326,7 +326,8 @@ def euler_maruyama() -> pm.Model:
 @refused(
     "PyMC gallery: ode_models/ODE_Lotka_Volterra_multiple_ways (SciPy's solver in an Op)",
     "UnsupportedModelError",
-    "FromFunctionOp",
+    "Y_obs",
+    ("FromFunctionOp",),
     ("PyTensor",),
 )
 def lotka_volterra_op() -> pm.Model:
