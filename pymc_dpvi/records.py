@@ -33,7 +33,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, walk
+from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, substituted, walk
 from pymc_dpvi.guards import guard_records
 from pymc_dpvi.hsgp import refuse_hsgp
 from pymc_dpvi.marginalised import is_marginal
@@ -476,7 +476,8 @@ def in_values(
     """Write graphs of the free variables' placeholders in the model's unconstrained values."""
     constrained = model.replace_rvs_by_values(list(model.free_RVs))
     stand_ins = {free[rv]: c for rv, c in zip(model.free_RVs, constrained, strict=True)}
-    return resize_records(graphs, stand_ins, num_records=-1, rows=-1)[0]
+    # The size of a random variable may be written with them, and is not gone through.
+    return list(substituted(resize_records(graphs, stand_ins, num_records=-1, rows=-1)[0], stand_ins))
 
 
 def assert_no_record_array(

@@ -217,3 +217,15 @@ def dawid_skene_marginal() -> pm.Model:
         log_p = pt.log(beta)[np.arange(5)[None, :], :, annotations].sum(axis=1)  # (item, class)
         pm.Potential("y", pt.logsumexp(pt.log(pi) + log_p, axis=1))
     return model
+
+
+@accepted(
+    "Nigam et al. 2000; Stan user's guide, chapter Clustering models (naive Bayes, a row is a document)", 27
+)
+def documents_of_topics() -> pm.Model:
+    counts = np.random.default_rng(315).multinomial(8, np.ones(6) / 6, size=27)
+    with pm.Model(coords={"topic": range(2), "vocabulary": range(6)}) as model:
+        theta = pm.Dirichlet("theta", a=np.ones(2), dims="topic")
+        phi = pm.Dirichlet("phi", a=np.ones(6), dims=("topic", "vocabulary"))
+        pm.Mixture("counts", w=theta, comp_dists=pm.Multinomial.dist(n=8, p=phi), observed=counts)
+    return model

@@ -191,3 +191,46 @@ def wrapped_normal() -> pm.Model:
         mu, sigma = pm.Normal("mu", 0, 1), pm.HalfNormal("sigma", 1)
         pm.CustomDist("angle", mu, sigma, logp=logp, observed=angle)
     return model
+
+
+_IDENTIFIED = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 1]], dtype=bool)
+
+
+@accepted(
+    "PyMC gallery: case_studies/CFA_SEM (loadings masked by a public pattern)", 34, public_data=("pattern",)
+)
+def confirmatory_factor_analysis_mask() -> pm.Model:
+    rng = np.random.default_rng(951)
+    with pm.Model() as model:
+        pattern = pm.Data("pattern", _IDENTIFIED)
+        free = pm.Normal("loadings", 0, 1, shape=int(_IDENTIFIED.sum()))
+        w = pt.set_subtensor(pt.zeros(_IDENTIFIED.shape)[pattern], free)
+        sigma = pm.HalfNormal("sigma", 1, shape=6)
+        cov = w @ w.T + pt.diag(sigma**2)
+        pm.MvNormal("X", pt.zeros(6), cov=cov, observed=rng.normal(size=(34, 6)))
+    return model
+
+
+@refused(
+    "PyMC gallery: case_studies/CFA_SEM (the pattern is a constant in the code)",
+    "UnsupportedModelError",
+    "X",
+    ("public_data",),
+)
+def confirmatory_factor_analysis_constant() -> pm.Model:
+    rng = np.random.default_rng(952)
+    with pm.Model() as model:
+        loadings = pm.Normal("loadings", 0, 1, shape=_IDENTIFIED.shape)
+        w = pt.switch(_IDENTIFIED, loadings, 0.0)
+        pm.MvNormal("X", pt.zeros(6), cov=w @ w.T + pt.eye(6), observed=rng.normal(size=(34, 6)))
+    return model
+
+
+@accepted("Stan user's guide, chapter Factor analysis: a lower triangle of loadings, by a boolean mask", 34)
+def factor_analysis_boolean_triangle() -> pm.Model:
+    rng = np.random.default_rng(953)
+    with pm.Model() as model:
+        free = pm.Normal("free", 0, 1, shape=10)
+        w = pt.zeros((4, 4))[np.tri(4, dtype=bool)].set(free)
+        pm.MvNormal("X", pt.zeros(4), cov=w @ w.T + pt.eye(4), observed=rng.normal(size=(34, 4)))
+    return model
