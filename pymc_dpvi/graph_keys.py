@@ -28,6 +28,7 @@ from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import io_toposort
 from pytensor.graph.type import Type
 from pytensor.scalar.basic import Cast, Composite, ScalarOp
+from pytensor.scalar.loop import ScalarLoop
 
 __all__ = ["graph_key", "source_hash"]
 
@@ -112,8 +113,15 @@ def _operation(op: Op) -> str:
         return _digest(kind, _type(op.o_type))
     if type(op) in (Composite, OpFromGraph):  # what derives from them may have more than its inner graph
         return _digest(kind, _graph(op.inner_inputs, op.inner_outputs))
+    if isinstance(op, ScalarLoop):
+        return _digest(kind, op.is_while, _graph(op.inner_inputs, op.inner_outputs))
+    props = [(name, _value(getattr(op, name))) for name in getattr(op, "__props__", ())]
+    if isinstance(op, OpFromGraph) and kind.startswith(
+        "pytensor."
+    ):  # a softmax, say: what it is, and its graph
+        return _digest(kind, props, _graph(op.inner_inputs, op.inner_outputs))
     if hasattr(op, "__props__") and not isinstance(op, HasInnerGraph):
-        return _digest(kind, [(name, _value(getattr(op, name))) for name in op.__props__])
+        return _digest(kind, props)
     if isinstance(op, ScalarOp) and vars(op).keys() <= _OF_SCALARS:
         return _digest(kind)
     raise _Unknown
