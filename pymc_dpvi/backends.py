@@ -8,8 +8,8 @@ no records (`step.PrivateStep` rehearses). What a fit computes is the same in ea
 * ``python``: no compiler at all; a step takes some hundred times as long. It knows every operation.
 
 A fit of few steps is the other way round: what takes longest is to compile. Up to `FEW_STEPS` it runs in
-Python mode, unless the model has an operation that loops there (`few_steps`). That follows from the number
-of steps and from the graph, so that the same call gives the same numbers; `benchmarks/first_fit.py` measures
+Python mode, unless the model is large or has an operation that loops there (`few_steps`). That follows from
+the number of steps and from the graph, so that the same call gives the same numbers; `benchmarks/first_fit.py` measures
 what it saves.
 
 A fallback is no accident to be hidden: one line in the log and the report's ``backend`` say what was taken
@@ -49,6 +49,8 @@ T = TypeVar("T")
 
 #: Steps that take less time in Python mode than their compilation: 1 to 11 ms each, for ordinary models.
 FEW_STEPS = 200
+#: Latent values of which that is so: steps of a network of 238,000 weights take two seconds in Python mode.
+_SMALL = 4096
 #: Operations that loop themselves, or whose gradients do: up to 10⁵ turns, a matter of seconds in Python.
 _LOOPS = (BetaInc, GammaInc, GammaIncC, Hyp2F1, ScalarLoop)
 
@@ -119,7 +121,7 @@ def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> l
 
 
 def few_steps(
-    candidates: Sequence[Backend], n: int, graphs: Callable[[], Iterable[Variable]]
+    candidates: Sequence[Backend], n: int, num_latents: int, graphs: Callable[[], Iterable[Variable]]
 ) -> list[Backend]:
     """Return the backends to try for so many steps: Python mode alone for few, if nobody named another.
 
@@ -129,10 +131,12 @@ def few_steps(
         As of `backends`.
     n : int
         Planned steps.
+    num_latents : int
+        Unconstrained latent values.
     graphs : callable
         Returns those that a step evaluates, before they are differentiated.
     """
-    if len(candidates) == 1 or n > FEW_STEPS or any(_loops(v) for v in walk(graphs())):
+    if len(candidates) == 1 or n > FEW_STEPS or num_latents > _SMALL or any(map(_loops, walk(graphs()))):
         return list(candidates)
     return [c for c in candidates if c.name == "python"]
 

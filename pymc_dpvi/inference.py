@@ -349,7 +349,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         backend : {"numba", "c", "jax", "python"}, optional
             Where the step is compiled. By default numba; if it cannot compile the model, C, and then Python
             mode, with a line in the log and the reason in the report. Up to `backends.FEW_STEPS` steps the
-            default is Python mode, which starts at once. With ``"jax"``, the gradients of the
+            default is Python mode, which starts at once, unless the model is large. With ``"jax"``, the gradients of the
             records of a batch are computed by JAX, on the device that it takes by default
             (``jax.default_device``), a piece of the batch at a time; clipping, sums and noise are the same
             code as ever.
@@ -428,7 +428,12 @@ class DPADVI(Inference):  # type: ignore[misc]
                 )
 
         record = self._record
-        candidates = few_steps(candidates, n, lambda: [*record.factors.values(), record.prior_logp])
+        candidates = few_steps(
+            candidates,
+            n,
+            self._approx.latents.size,
+            lambda: [*record.factors.values(), record.prior_logp],
+        )
         step, taken = first_that_works(candidates, compiled)
         cost = replace(cost, backend=taken)
         self._warn(cost)

@@ -175,13 +175,14 @@ def test_a_fit_of_few_steps_starts_in_python_mode(logistic: Callable[[], pm.Mode
         approx = method.fit(3, progressbar=False)
         method.refine(2, progressbar=False)
     assert [run.backend for run in approx.privacy.runs] == ["python", "python"]
-    for n, named, taken in [
-        (backends.FEW_STEPS, None, ["python"]),
-        (backends.FEW_STEPS + 1, None, ["numba", "c", "python"]),
-        (1, "numba", ["numba"]),
+    for n, latents, named, taken in [
+        (backends.FEW_STEPS, 4096, None, ["python"]),
+        (backends.FEW_STEPS + 1, 3, None, ["numba", "c", "python"]),
+        (1, 4097, None, ["numba", "c", "python"]),
+        (1, 3, "numba", ["numba"]),
     ]:
-        candidates = backends.backends(named, None)
-        assert [c.name for c in few_steps(candidates, n, lambda: [pt.exp(pt.vector())])] == taken
+        found = few_steps(backends.backends(named, None), n, latents, lambda: [pt.exp(pt.vector())])
+        assert [c.name for c in found] == taken
 
 
 @pytest.mark.few_steps
@@ -195,7 +196,7 @@ def test_a_fit_of_few_steps_starts_in_python_mode(logistic: Callable[[], pm.Mode
     ],
 )
 def test_what_loops_in_python_is_compiled_for_few_steps_too(looping: Callable[[Any], Any]) -> None:
-    found = few_steps(DEFAULT, 1, lambda: [pt.exp(looping(pt.dvector()))])
+    found = few_steps(DEFAULT, 1, 3, lambda: [pt.exp(looping(pt.dvector()))])
     assert [c.name for c in found] == ["numba", "c", "python"]
 
 
