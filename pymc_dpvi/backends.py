@@ -9,8 +9,8 @@ no records (`step.PrivateStep` rehearses). What a fit computes is the same in ea
 
 A fit of few steps is the other way round: what takes longest is to compile. Up to `FEW_STEPS` it runs in
 Python mode, unless the model is large or has an operation that loops there (`few_steps`). That follows from
-the number of steps and from the graph, so that the same call gives the same numbers; `benchmarks/first_fit.py` measures
-what it saves.
+the number of steps and from the graph, so that the same call gives the same numbers.
+`benchmarks/first_fit.py` measures what it saves.
 
 A fallback is no accident to be hidden: one line in the log and the report's ``backend`` say what was taken
 and why. Nothing has been charged by then, and no record has been read: which backend works follows from the

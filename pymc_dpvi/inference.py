@@ -349,8 +349,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         backend : {"numba", "c", "jax", "python"}, optional
             Where the step is compiled. By default numba; if it cannot compile the model, C, and then Python
             mode, with a line in the log and the reason in the report. Up to `backends.FEW_STEPS` steps the
-            default is Python mode, which starts at once, unless the model is large. With ``"jax"``, the gradients of the
-            records of a batch are computed by JAX, on the device that it takes by default
+            default is Python mode, which starts at once, unless the model is large. With ``"jax"``, the
+            gradients of the records of a batch are computed by JAX, on the device that it takes by default
             (``jax.default_device``), a piece of the batch at a time; clipping, sums and noise are the same
             code as ever.
         include_transformed : bool
