@@ -765,7 +765,7 @@ def session(name: str, *, hostile: bool, backend: str | None, full: bool) -> Non
             return pm.fit(6, method=DPADVI(**METHOD), progressbar=True, **fitting)
 
     approx = say("fit", fit)
-    print(approx.privacy, repr(approx), approx.withheld, approx.privacy.to_json(), approx.hist)
+    print(approx.privacy, repr(approx), approx.withheld, approx.privacy.to_json(), approx.hist.shape)
     print([(k, v.shape) for k, v in say("sample", lambda: approx.sample(2))["posterior"].data_vars.items()])
     say("node", lambda: approx.sample_node(model["eta"]))
     say("density", lambda: approx.datalogp)
