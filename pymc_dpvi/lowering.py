@@ -7,6 +7,10 @@ does ``0.5 ** -2000``, whose denominator underflows. Here the exponent becomes a
 backend makes C's ``pow``; it returns infinity there. Constant exponents of zero and more stay integers:
 squaring does not divide.
 
+Where numba may reorder (``fastmath``), LLVM makes of ``pow`` with a float that was a short integer (int8 to
+int32) a call of ``__powidf2``, which no library has: the process ends. So a power whose exponent is no
+constant is computed by `FloatPower`, without that freedom.
+
 The rewrite is the last before elementwise operations are fused. So it sees the powers that the model has,
 those that differentiation makes of them, and those that PyTensor's own rewrites bring in.
 
@@ -19,6 +23,7 @@ fused.
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -29,8 +34,9 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.link.basic import JITLinker, PerformLinker
 from pytensor.link.c.basic import CLinker, OpWiseCLinker
+from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.link.vm import VMLinker
-from pytensor.scalar.basic import Add, Mul, Pow
+from pytensor.scalar.basic import Add, Mul, Pow, upcast_out
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
@@ -71,6 +77,22 @@ def _is_python(mode: Mode) -> bool:
     )
 
 
+class FloatPower(Pow):
+    """``x ** y`` for a float y, as C's ``pow`` computes it in every backend."""
+
+
+_float_power = Elemwise(FloatPower(upcast_out, name="float_power"))
+
+
+@register_funcify_and_cache_key(FloatPower)
+def _numba_float_power(op: FloatPower, node: Apply, **kwargs: Any) -> Any:
+    @numba_njit(fastmath=False)
+    def float_power(x: Any, y: Any) -> Any:
+        return x**y
+
+    return float_power, "pymc_dpvi.FloatPower"
+
+
 @node_rewriter([Elemwise])
 def two_by_two(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Add or multiply more than two integers one after the other."""
@@ -87,16 +109,16 @@ def two_by_two(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 
 @node_rewriter([Elemwise])
 def float_exponents(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Make the integer exponent of a float power a float."""
-    if not isinstance(node.op.scalar_op, Pow):
+    """Make the integer exponent of a float power a float, and forbid LLVM to take it back."""
+    if type(node.op.scalar_op) is not Pow:
         return None
     base, exponent = node.inputs
     kind = node.outputs[0].type.dtype
-    if np.dtype(kind).kind != "f" or np.dtype(exponent.type.dtype).kind not in "iub":
+    if np.dtype(kind).kind != "f":
         return None
+    integer = np.dtype(exponent.type.dtype).kind in "iub"
     try:
-        if get_underlying_scalar_constant_value(exponent) >= 0:
-            return None
+        constant = get_underlying_scalar_constant_value(exponent)
     except NotScalarConstantError:
-        pass
-    return [pt.pow(base, exponent.astype(kind)).astype(kind)]
+        return [_float_power(base, exponent.astype(kind) if integer else exponent).astype(kind)]
+    return [pt.pow(base, exponent.astype(kind)).astype(kind)] if integer and constant < 0 else None

@@ -171,3 +171,28 @@ def test_elementwise_operations_are_fused_where_a_compiler_is(backend: str, fuse
         [x, y], pt.exp(x * y) + pt.log(y) - x, **compile_mode(backend, None)
     ).maker.fgraph
     assert (len(graph.apply_nodes) == 1) is fused
+
+
+POWERS_OF_SHORT_INTEGERS = """
+import numpy as np, pytensor, pytensor.tensor as pt
+from pymc_dpvi.compat import compile_mode
+
+x, k = pt.dvector("x"), pt.lvector("k")
+base, exponents = np.array([0.0, 0.5, 2.0]), np.array([-3, -70, 5])
+for kind in ("int8", "int16", "int32", "uint8", "uint16", "bool"):
+    for short in (k.astype(kind), k.astype(kind).astype("float64")):
+        graphs = [x**short, pt.grad((x**short).sum(), x)]
+        value, _ = pytensor.function([x, k], graphs, **compile_mode("numba", None))(base, exponents)
+        with np.errstate(all="ignore"):
+            expected = base ** exponents.astype(kind).astype(float)
+        np.testing.assert_allclose(value, expected)
+print("end")
+"""
+
+
+def test_powers_of_short_integers_do_not_end_the_process() -> None:
+    """LLVM made of them a call of a function that no library has, and gave up with the whole process."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", POWERS_OF_SHORT_INTEGERS], capture_output=True, text=True
+    )
+    assert found.returncode == 0 and found.stdout == "end\n", found.stderr[-2000:]
