@@ -821,7 +821,16 @@ def test_keyboard_interrupt_by_signal(
     logistic: Build, monkeypatch: pytest.MonkeyPatch, steps_seen: list[tuple[np.ndarray, ...]]
 ) -> None:
     advance = StepProgress.advance
-    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    over = threading.Event()
+
+    def interrupt() -> None:
+        """Again after a while: CPython drops an interrupt that comes while an object is being deleted."""
+        wait = 0.05
+        while not over.wait(wait):
+            os.kill(os.getpid(), signal.SIGINT)
+            wait = 10.0
+
+    timer = threading.Thread(target=interrupt)
 
     def first_chunk(self: StepProgress, steps: int) -> None:
         if timer.ident is None:  # not earlier: the steps are to be interrupted
@@ -831,6 +840,7 @@ def test_keyboard_interrupt_by_signal(
     monkeypatch.setattr(StepProgress, "advance", first_chunk)
     with logistic():
         approx = quiet(DPADVI(**CHEAP, accountant="rdp"), 90_000)  # PLD would take seconds
+    over.set()
     timer.join()
     run = approx.privacy.runs[0]
     assert run.n_steps == 90_000
