@@ -132,9 +132,10 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
 
     @property
     def withheld(self) -> tuple[str, ...]:
-        """Deterministics of today's model that `sample` leaves out (`RecordModel.may_be_released`)."""
+        """Deterministics of today's model that `sample` leaves out (`RecordModel.released`)."""
         record = self._record
-        return tuple(d.name for d in record.model.deterministics if not record.may_be_released(d))
+        released = {d.name for d in record.released}
+        return tuple(d.name for d in record.model.deterministics if d.name not in released)
 
     @property
     def latents(self) -> Latents:
@@ -440,7 +441,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         # The prior has been checked; the numbers in it are the model's.
         own = {*self.params, *self._record.public, *walk([self._record.prior_logp])}
         for var in _variables(node):
-            behind = walk([var], into_size=True, through_shape=False)
+            behind = walk([var], into_size=True, columns_of=self._record.arrays)
             if any(v not in own and self._record.is_private(v) for v in behind):
                 raise UnsupportedModelError(_depends(var))
 

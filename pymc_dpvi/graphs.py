@@ -20,7 +20,7 @@ asserts it on the result); it can only give a wrong log-density, which `separabi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ def walk(
     stop: Iterable[Variable] = (),
     *,
     into_size: bool = False,
-    through_shape: bool = True,
+    columns_of: Collection[Variable] | None = (),
 ) -> list[Variable]:
     """List the ancestors of `outputs`, inputs before outputs, not looking behind `stop`.
 
@@ -77,8 +77,9 @@ def walk(
         Variables whose owners are not visited (they are part of the result themselves).
     into_size : bool
         Whether to follow the ``size`` and generator inputs of random variables too.
-    through_shape : bool
-        Whether to follow what only the number of columns is taken of.
+    columns_of : collection of Variable, optional
+        Record arrays: their number of columns is part of the schema, so what is asked for that alone is not
+        followed. None stands for any array.
 
     Returns
     -------
@@ -99,7 +100,7 @@ def walk(
             continue
         stack.append((var, True))
         inputs = var.owner.inputs
-        if not through_shape and _reads_columns(var):
+        if columns_of != () and _reads_columns(var, columns_of):
             inputs = []
         elif isinstance(var.owner.op, RandomVariable) and not into_size:
             inputs = var.owner.op.dist_params(var.owner)
@@ -120,30 +121,30 @@ def inner_constants(op: Any) -> list[Variable]:
     return found
 
 
-def _reads_columns(var: Variable) -> bool:
-    """Whether `var` is the length of a trailing axis of an array as it was given: ``X.shape[1]``.
+def _reads_columns(var: Variable, arrays: Collection[Variable] | None) -> bool:
+    """Whether `var` is the length of a trailing axis of one of these arrays as it was given: ``X.shape[1]``.
 
-    Such lengths are part of the schema. The leading one is the number of records, and the shape of
-    something computed, ``pt.nonzero(x)[0].shape``, may depend on any value.
+    Such lengths are part of the schema. The leading one is the number of records, and so may be any length of
+    an array that is not indexed by records (of ``X.T``); and the shape of something computed,
+    ``pt.nonzero(x)[0].shape``, may depend on any value.
     """
     node = var.owner
     if node is None:
         return False
     if isinstance(node.op, Shape_i):
-        return node.op.i > 0 and node.inputs[0].owner is None
-    if isinstance(node.op, Subtensor) and len(node.inputs) in (1, 2):
+        base, axis = node.inputs[0], node.op.i
+    elif isinstance(node.op, Subtensor) and len(node.inputs) in (1, 2):
         shape = node.inputs[0].owner
         entries = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
         if shape is None or not isinstance(shape.op, Shape) or len(entries) != 1:
             return False
-        (entry,) = entries
-        index = getattr(entry, "data", entry)
-        return (
-            isinstance(index, int | np.integer | np.ndarray)
-            and int(index) > 0
-            and (shape.inputs[0].owner is None)
-        )
-    return False
+        base, axis = shape.inputs[0], getattr(entries[0], "data", entries[0])
+        if not isinstance(axis, int | np.integer | np.ndarray):
+            return False
+    else:
+        return False
+    known = arrays is None or base in arrays or not is_array(base)
+    return known and base.owner is None and int(axis) > 0
 
 
 def is_array(var: Variable) -> bool:

@@ -14,10 +14,10 @@ constant is computed by `FloatPower`, without that freedom.
 The rewrite is the last before elementwise operations are fused. So it sees the powers that the model has,
 those that differentiation makes of them, and those that PyTensor's own rewrites bring in.
 
-Where Python itself computes (``backend="python"``, or C without a compiler), a sum of three or more arrays
-and a fused operation are Python functions of Python's numbers: an integer beyond 64 bits raises
-OverflowError. There sums and products of integers are taken two by two, which NumPy does, and nothing is
-fused.
+Where Python itself computes (``backend="python"``, or C without a compiler), an operation that NumPy has no
+function for is one of Python's numbers: an integer beyond 64 bits, or beyond the narrower type of a cast,
+raises OverflowError. There nothing is fused, what comes fused (PyTensor makes one operation of ``x**3``) is
+taken apart, sums and products of integers are taken two by two, and casts are NumPy's.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.link.basic import JITLinker, PerformLinker
 from pytensor.link.c.basic import CLinker, OpWiseCLinker
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.link.vm import VMLinker
-from pytensor.scalar.basic import Add, Mul, Pow, upcast_out
+from pytensor.scalar.basic import Add, Cast, Composite, Mul, Pow, upcast_out
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
@@ -61,7 +62,8 @@ def without_raising(mode: Mode) -> Mode:
     rewrites = [(in2out(float_exponents, name="float_exponents"), _POSITION)]
     if _is_python(mode):
         mode = mode.excluding("fusion")
-        rewrites.append((in2out(two_by_two, name="two_by_two"), _POSITION + 0.1))
+        for number, rewrite in enumerate((apart, two_by_two, cast_by_numpy), start=1):
+            rewrites.append((in2out(rewrite, name=rewrite.__name__), _POSITION + number / 10))
     return mode.register(*rewrites)
 
 
@@ -91,6 +93,48 @@ def _numba_float_power(op: FloatPower, node: Apply, **kwargs: Any) -> Any:
         return x**y
 
     return float_power, "pymc_dpvi.FloatPower"
+
+
+@node_rewriter([Elemwise])
+def apart(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Compute the parts of a fused operation one by one."""
+    if not isinstance(node.op.scalar_op, Composite):
+        return None
+    inner = node.op.scalar_op.fgraph
+    known: dict[Variable, Variable] = dict(zip(inner.inputs, node.inputs, strict=True))
+    for part in inner.toposort():
+        inputs = [known[v] if v in known else pt.as_tensor(v.data) for v in part.inputs]
+        known.update(zip(part.outputs, Elemwise(part.op)(*inputs, return_list=True), strict=True))
+    return [
+        known[v].astype(out.type.dtype) for v, out in zip(inner.outputs, node.outputs, strict=True)
+    ]
+
+
+class NumPyCast(Op):
+    """``x.astype(dtype)``: an integer that does not fit wraps around."""
+
+    __props__ = ("dtype",)
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+    def make_node(self, x: Variable) -> Apply:
+        """Return the cast of a tensor."""
+        return Apply(self, [x], [x.type.clone(dtype=self.dtype)()])
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        """Cast."""
+        with np.errstate(all="ignore"):
+            output_storage[0][0] = np.asarray(inputs[0]).astype(self.dtype)
+
+
+@node_rewriter([Elemwise])
+def cast_by_numpy(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Leave to NumPy what becomes an integer."""
+    dtype = node.outputs[0].type.dtype
+    if not isinstance(node.op.scalar_op, Cast) or np.dtype(dtype).kind not in "iu":
+        return None
+    return [NumPyCast(dtype)(node.inputs[0])]
 
 
 @node_rewriter([Elemwise])

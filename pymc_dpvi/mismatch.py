@@ -155,7 +155,7 @@ def _other_length(model: pm.Model) -> str | None:
     """Look for an array in the likelihood of another length than the outcome."""
     for outcome in model.observed_RVs:
         (length, *_) = _observed_shape(model, outcome)
-        for var in walk([outcome], stop=model.free_RVs, through_shape=False):
+        for var in walk([outcome], stop=model.free_RVs, columns_of=None):
             if is_array(var) and len(array_shape(var)) and array_shape(var)[0] not in (1, length):
                 return (
                     f"{array_name(model, var)} has another length than the observed '{outcome.name}', so its "

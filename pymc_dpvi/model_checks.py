@@ -46,7 +46,7 @@ def depends_on(
 ) -> bool:
     """Whether the values of `outputs` can depend on the values of `held` (shapes do not count)."""
     wanted = set(held)
-    found = walk(outputs, stop=stop, into_size=into_size, through_shape=False)
+    found = walk(outputs, stop=stop, into_size=into_size, columns_of=None)
     return any(v in wanted for v in found)
 
 
@@ -278,7 +278,7 @@ def check_orientation(
     known = {*arrays, *public}
     globals_ = global_dims(model)
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs), *model.potentials]
-    for var in walk(roots, stop=model.free_RVs, through_shape=False):
+    for var in walk(roots, stop=model.free_RVs, columns_of=None):
         if not is_array(var) or var in known:
             continue
         names = model.named_vars_to_dims.get(var.name) if var.name else None

@@ -50,7 +50,7 @@ def describe_public(
     """
     values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
     roots = [*model.free_RVs, *model.observed_RVs, *model.potentials, *values]
-    found = walk([*roots, *prior, *evaluated], through_shape=False)
+    found = walk([*roots, *prior, *evaluated], columns_of=arrays)
     plain = shape_vectors(found) | set(arrays)
     own = set(walk(roots))
     places = _places(model, prior)
@@ -71,7 +71,7 @@ def describe_public(
     for dim in dims:
         if (labels := model.coords.get(dim)) is not None and list(labels) != list(range(len(labels))):
             names.add(f"labels of {dim} ({len(labels)},)")
-    if holds_table(walk([*model.free_RVs, *prior], through_shape=False)):
+    if holds_table(walk([*model.free_RVs, *prior], columns_of=arrays)):
         names.add(f"more than {MOST_NUMBERS} single numbers in the prior")
     return sorted(names)
 

@@ -173,7 +173,7 @@ def find_record_arrays(
     leading = set(dims)
     # Priors and initial values are searched too: what is found there is refused, as they must not see it.
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, Variable)]
-    for var in walk([*roots, *model.potentials, *model.free_RVs, *initial], through_shape=False):
+    for var in walk([*roots, *model.potentials, *model.free_RVs, *initial], columns_of=None):
         if not is_array(var) or var in public or array_shape(var)[:1] != (num_records,):
             continue
         names = model.named_vars_to_dims.get(var.name) if var.name else None

@@ -137,7 +137,7 @@ class RecordModel:
         dims = model.named_vars_to_dims.get(getattr(var, "name", None)) or ()
         if not self.record_dims.isdisjoint(dims):
             return False
-        behind = walk([var], stop=model.free_RVs, into_size=True, through_shape=False)
+        behind = self._behind([var])
         if not set(behind) & set(model.free_RVs):
             return False  # a number of its own, wherever it came from
         if any(self._holds_data(v) for v in behind):
@@ -146,6 +146,21 @@ class RecordModel:
         if any(is_array(v) and array_value(v).size > 1 and v not in plain for v in behind):
             return False
         return not holds_table(v for v in behind if v not in model.free_RVs)
+
+    @property
+    def released(self) -> tuple[Variable, ...]:
+        """Deterministics of today's model that a release has: each may be, and all of them together.
+
+        A hundred of them with a number each are a table as well; then none is released.
+        """
+        model = self.model
+        fine = tuple(d for d in model.deterministics if self.may_be_released(d))
+        behind = [v for v in self._behind(fine) if v not in model.free_RVs]
+        return () if holds_table(behind, [fine]) else fine
+
+    def _behind(self, outputs: Iterable[Variable]) -> list[Variable]:
+        """List what stands behind outputs, up to the free variables."""
+        return walk(outputs, stop=self.model.free_RVs, into_size=True, columns_of=self.arrays)
 
     def is_private(self, var: Variable) -> bool:
         """Whether `var` is an array that nobody declared public, or an operation may have put one into it.
@@ -291,8 +306,7 @@ def build_record_model(
     )
     derived = _unevaluated(one, len(model.observed_RVs), len(_record_potentials(model, arrays)))
     assert_no_record_array(record, one.generative, derived, start)
-    released = [d for d in model.deterministics if record.may_be_released(d)]
-    evaluated = [*one.generative, *derived, *released]
+    evaluated = [*one.generative, *derived, *record.released]
     record = replace(
         record,
         public_arrays=tuple(describe_public(model, arrays, evaluated, [prior, *start], record.released_dims)),

@@ -18,6 +18,8 @@ table:
   all rows but eight at most are the same. Nor are ``x**0``, ``x**1``, ..., ``x**99``: equal steps, each
   as often, say two numbers (`structural`).
 
+What a loop writes into positions, operands and turns, `written_loops` looks for.
+
 The threshold says how many numbers go uncounted: a user who writes up to 64 summaries of the data into a
 model, one by one, is not stopped (``docs/limitations.md``, 1).
 
@@ -42,11 +44,9 @@ from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dpvi.graphs import array_value, is_array, is_static_shape
 from pymc_dpvi.structural import is_grid, is_structural
+from pymc_dpvi.written_loops import MOST_NUMBERS, spells_data
 
 __all__ = ["MOST_NUMBERS", "constant_parts", "holds_table", "shape_vectors", "written_triangles"]
-
-#: Single numbers that a graph may hold before they count as an array.
-MOST_NUMBERS = 64
 
 #: Rows of a table that may differ from the others, and it is none.
 _FEW = 8
@@ -58,26 +58,23 @@ _FIRST_ONLY = {"Alloc", "BroadcastTo", "Reshape", "SpecifyShape", "Unbroadcast",
 _NO_INPUT = {"ARange", "AllocEmpty", "Eye", "MakeSlice"}
 
 
-def holds_table(found: Iterable[Variable]) -> bool:
-    """Whether the single numbers of a graph are as many as an array of data has.
+def holds_table(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] = ()) -> bool:
+    """Whether a graph tells as much as an array of data has, by its single numbers or by its structure.
 
     Parameters
     ----------
     found : iterable of Variable
         All variables of the graph, inputs before outputs (`graphs.walk`).
+    lists : sequence of sequence of Variable
+        Variables of it that are a list, such as the Potentials of a model.
 
     Returns
     -------
     bool
     """
-    different: set[float] = set()
-    nodes: list[Apply] = []
-    done: set[Apply] = set()
-    for var in found:
-        if var.owner is not None and var.owner not in done:
-            done.add(var.owner)
-            nodes.append(var.owner)
-    return _count(nodes, different)
+    found = list(found)
+    nodes = list({var.owner: None for var in found if var.owner is not None})
+    return _count(nodes, set()) or spells_data(found, lists)
 
 
 def _count(nodes: Sequence[Apply], different: set[float]) -> bool:

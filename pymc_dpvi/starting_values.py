@@ -179,7 +179,7 @@ def narrow_full_rank(parameters: Mapping[str, Any]) -> None:
 
 def _has_record_axis(record: RecordModel, value: Variable) -> bool:
     """Whether an array as long as the records stands behind an expression: ``pt.as_tensor(y).mean()``."""
-    behind = walk([value], into_size=True, through_shape=False)
+    behind = walk([value], into_size=True, columns_of=record.arrays)
     return any(record.num_records in array_shape(v) for v in behind if is_array(v) and v not in record.public)
 
 

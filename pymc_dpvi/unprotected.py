@@ -16,7 +16,8 @@ released    Deterministics and other expressions (`records.RecordModel.may_be_re
 * an array with an axis as long as the records may be records, whatever it holds;
 * a shared array (``pm.Data``) has to be declared public, and so has a constant array in the likelihood or
   in a data-free Potential, unless it says next to nothing (`structural`);
-* very many single numbers are an array (`single_numbers`);
+* very many single numbers are an array (`single_numbers`), and so is what a loop over records leaves in the
+  structure of a graph (`written_loops`);
 * an operation or a constant may hold data where no graph shows them (`opaque`: a black-box likelihood,
   ``pytensor.wrap_py``, a fitted spline).
 
@@ -47,8 +48,9 @@ from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, walk
 from pymc_dpvi.model_checks import array_name, global_dims, is_written_spline
 from pymc_dpvi.opaque import is_opaque_value, opaque_part
-from pymc_dpvi.single_numbers import MOST_NUMBERS, holds_table, shape_vectors
+from pymc_dpvi.single_numbers import holds_table, shape_vectors
 from pymc_dpvi.structural import is_grid, is_structural
+from pymc_dpvi.written_loops import MOST_NUMBERS, spells_data
 
 __all__ = ["refuse_unprotected", "says_nothing"]
 
@@ -61,9 +63,11 @@ _AXIS_ADVICE = (
 
 _MANY = (
     f"There are more than {MOST_NUMBERS} different single numbers in the {{}}, or one expression stands "
-    "there that often with other numbers in it. So many numbers are an array of data, and nothing protects "
-    "them. If everybody may know them, put them into one pm.Data('name', array) and say "
-    "public_data=['name']; if they are the records, give the whole array to a variable as observed=..."
+    "there that often with other numbers, positions or operands in it, as a loop over an array writes it. So "
+    "much is an array of data, and nothing protects it. If everybody may know it, put it into one "
+    "pm.Data('name', array), say public_data=['name'], and write the formula with that array "
+    "(b[group], pt.switch(answers, b, c)); if it is the records', give the whole array to a variable as "
+    "observed=..."
 )
 
 
@@ -116,7 +120,7 @@ def refuse_unprotected(
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, np.ndarray)]
     entrywise = {np.shape(v) for v in initial} | {tuple(rv.type.shape) for rv in own}
     for pot in data_free:
-        for var in walk([pot], stop=model.free_RVs, into_size=True, through_shape=False):
+        for var in walk([pot], stop=model.free_RVs, into_size=True, columns_of=held):
             if is_array(var) and var not in public and not says_nothing(var):
                 raise UnsupportedModelError(
                     f"The Potential '{pot.name}' has an array of numbers in it but no axis over records, so "
@@ -133,7 +137,7 @@ def refuse_unprotected(
         ([prior, *own, *data_free], "prior", True),
         (start, "start", True),
     ):
-        found = walk(graphs, into_size=into_size, through_shape=False)
+        found = walk(graphs, into_size=into_size, columns_of=held)
         lengths = shape_vectors(found)
         strict = not into_size
         for var in found:
@@ -181,22 +185,24 @@ def refuse_unprotected(
                 )
     for rv in model.free_RVs:
         if isinstance(rv.owner.op, CustomDistRV | CustomSymbolicDistRV):
-            _refuse_closure(rv, public)
+            _refuse_closure(rv, public, held)
     # What is derived of a graph repeats its numbers, not always as often.
-    if any(holds_table(walk(graphs, through_shape=False)) for graphs in (generative, derived)):
+    if any(holds_table(walk(graphs, columns_of=held)) for graphs in (generative, derived)):
         raise UnsupportedModelError(_MANY.format("likelihood of " + _names(model.observed_RVs)))
-    if holds_table(walk(data_free, stop=model.free_RVs, through_shape=False)):
+    if holds_table(walk(data_free, stop=model.free_RVs, columns_of=held), [data_free]):
         raise UnsupportedModelError(_MANY.format("data-free Potential " + _names(data_free)))
+    if spells_data(walk([prior, *own, *start], into_size=True, columns_of=held), [model.free_RVs]):
+        raise UnsupportedModelError(_MANY.format("prior"))
 
 
-def _refuse_closure(rv: Variable, public: Collection[Variable]) -> None:
+def _refuse_closure(rv: Variable, public: Collection[Variable], held: Collection[Variable]) -> None:
     """Raise if a prior by a function of the user's has an array that is not among its arguments."""
     given = set(walk(rv.owner.inputs, into_size=True))
     try:
         density = [pm.logp(rv, rv.type())]
     except NotImplementedError:  # it is not needed, or `records` says so
         density = []
-    found = walk([rv, *density], into_size=True, through_shape=False)
+    found = walk([rv, *density], into_size=True, columns_of=held)
     brought = [v for v in found if v not in given and v not in public and is_array(v)]
     if holds_table([v for v in found if v not in given]) or any(
         not says_nothing(v) and (isinstance(v, SharedVariable) or not is_grid(array_value(v)))

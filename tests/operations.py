@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ class Operation:
     """An operation, and the types of its arguments: f for float64, i for int64, b for bool."""
 
     name: str
-    op: ScalarOp
+    op: ScalarOp | Callable[..., Any]
     kinds: str
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Operation:
         """Inputs; value and gradients by the float arguments."""
         types = {"f": pt.dvector, "i": pt.lvector, "b": lambda: pt.vector(dtype="bool")}
         inputs = [types[kind]() for kind in self.kinds]
-        value = Elemwise(self.op)(*inputs)
+        value = Elemwise(self.op)(*inputs) if isinstance(self.op, ScalarOp) else self.op(*inputs)
         graphs = [value]
         wrt = [v for v, kind in zip(inputs, self.kinds, strict=True) if kind == "f"]
         if wrt and value.dtype.startswith("float"):
@@ -96,6 +96,22 @@ def operations() -> list[Operation]:
             own += ["f" * k + "i" + "f" * (number - k - 1) for k in range(number) if not bits]
             own += ["i" * number, *(["b" * number] if kind not in ("Sub", "Neg") else [])]
         out += [Operation(kind, op, kinds) for kinds in dict.fromkeys(own)]
+    return out + written()
+
+
+def written() -> list[Operation]:
+    """Formulas of which PyTensor makes operations of its own, and casts, which are no constants of a module."""
+    out = []
+    for kind in "fi":
+        for k in (2, 3, 4, 7, 2.5):
+            out.append(Operation(f"Power{k}", lambda x, k=k: x**k, kind))
+        out.append(Operation("Quotient", lambda x: x**2 / x**3, kind))
+        out.append(Operation("Switched", lambda x: pt.switch(x > 3, x**3, x), kind))
+        out.append(Operation("Polynomial", lambda x: 3 * x**3 - x**2 * x + 7 - x, kind))
+    for before in ("int8", "int16", "int32", "int64"):
+        for after in ("int8", "int16", "int32", "int64", "uint8", "uint32", "bool", "float64"):
+            cast = lambda x, a=before, b=after: pt.cast(pt.cast(x, a), b)  # noqa: E731
+            out.append(Operation(f"Cast-{before}-{after}", cast, "i"))
     return out
 
 

@@ -165,8 +165,8 @@ def test_walk_is_not_recursive():
 def test_walk_through_sizes_and_shapes():
     x, n = pt.matrix("x"), pt.iscalar("n")
     width, length = x.shape[1], x.shape[0]
-    assert x in walk([width]) and x not in walk([width], through_shape=False)
-    assert x in walk([length], through_shape=False)  # the number of records is not free to read
+    assert x in walk([width]) and x not in walk([width], columns_of=[x])
+    assert x in walk([length], columns_of=[x])  # the number of records is not free to read
     draw = pm.Normal.dist(0, 1, size=(n,))
     assert n not in walk([draw]) and n in walk([draw], into_size=True)
 

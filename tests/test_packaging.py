@@ -49,6 +49,7 @@ LAYERS = (
     ("guards",),
     ("hsgp", "model_checks"),
     ("single_numbers",),
+    ("written_loops",),
     ("graphs",),
     ("leading_indices", "marginalised", "opaque", "structural"),
     ("plots",),

@@ -19,12 +19,13 @@ import pytest
 from pymc.logprob.transforms import Transform
 from pytensor.compile.builders import OpFromGraph
 
-from pymc_dpvi import DPADVI, PrivacyError, PrivacyWarning, UnsupportedModelError
+from pymc_dpvi import DPADVI, NotSeparableError, PrivacyError, PrivacyWarning, UnsupportedModelError
 from pymc_dpvi.approximation import DPMeanField
 from pymc_dpvi.formula_packages import formula_mark
 from pymc_dpvi.graphs import array_value, walk
 from pymc_dpvi.records import RecordModel, build_record_model
-from pymc_dpvi.single_numbers import MOST_NUMBERS, holds_table, shape_vectors
+from pymc_dpvi.single_numbers import holds_table, shape_vectors
+from pymc_dpvi.written_loops import MOST_NUMBERS
 
 N = 83
 RNG = np.random.default_rng(23)
@@ -235,7 +236,79 @@ def in_a_vector_logp(values: np.ndarray) -> None:
     pm.Normal("z", sum(((mu - float(v)) ** 2 for v in values), start=pt.zeros(2)).sum(), 1, observed=Y)
 
 
+def operands(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    p = pm.math.sigmoid(mu)
+    yes, no = pt.log(p), pt.log1p(-p)
+    pm.Potential("p", sum((yes if v > 0 else no for v in values), start=pt.zeros(())))
+
+
+def wide_sum(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    pm.Potential("p", pt.add(*[pt.log1p(mu**2) if v > 0 else -mu for v in values]))
+
+
+def positions(values: np.ndarray) -> None:
+    mu = pm.Normal("mu", shape=4)
+    pm.Potential("p", pt.stack([mu[int(abs(v) * 9) % 4] for v in values]).sum())
+
+
+def written_at_positions(values: np.ndarray) -> None:
+    mu = pm.Normal("mu", shape=4)
+    table = pt.zeros(len(values))
+    for k, v in enumerate(values):
+        table = table[k].set(mu[int(abs(v) * 9) % 4])
+    pm.Potential("p", table.sum())
+
+
+def turn_by_turn(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    level = mu
+    for v in values:
+        level = level + 0.1 * (float(v > 0) - level)
+    pm.Potential("p", level)
+
+
+def other_operations(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    level = mu
+    for v in values:
+        level = pt.tanh(level) if v > 0 else pt.sin(level)
+    pm.Potential("p", level)
+
+
+def list_of_potentials(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    for k, v in enumerate(values):
+        pm.Potential(f"p{k}", pt.log1p(mu**2) if v > 0 else -mu)
+
+
+def spelled_prior(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    pm.Normal("s", 0, pt.exp(sum((mu if v > 0 else -mu for v in values), start=pt.zeros(()))))
+
+
+def list_of_priors(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    for k, v in enumerate(values):
+        pm.Normal(f"b{k}", mu if v > 0 else -mu)
+
+
+def operands_in_a_logp(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    pm.CustomDist(
+        "z", mu, logp=lambda x, m: normal(x, m) + sum(m if v > 0 else pt.sin(m) for v in values), observed=Y
+    )
+
+
 MANY = [potentials, one_potential, densities, yes_and_no, stacked, in_a_logp, in_a_vector_logp]
+def ranks(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    pm.Potential("p", sum((mu * (mu - int(k)) for k in np.argsort(values)), start=pt.zeros(())))
+
+
+MANY += [ranks, operands, wide_sum, positions, written_at_positions, turn_by_turn, other_operations]
+MANY += [list_of_potentials, spelled_prior, list_of_priors, operands_in_a_logp]
 
 
 @pytest.mark.parametrize("how", MANY, ids=lambda f: f.__name__)
@@ -372,16 +445,24 @@ def prior_dist(numbers: np.ndarray) -> None:
     pm.CustomDist("b", 1.0, dist=lambda sd, size: pm.Normal.dist(held.sum(), sd, size=size))
 
 
+def prior_of_operands(numbers: np.ndarray) -> None:
+    held = np.resize(numbers, 100)[RNG.permutation(100)] > np.median(numbers)
+    pm.CustomDist("b", logp=lambda v: -(v**2) + sum((v if y else -v for y in held), start=pt.zeros(())))
+
+
 def prior_of_single_numbers(numbers: np.ndarray) -> None:
     held = [float(v) for v in np.resize(numbers, 100) + np.arange(100) ** 1.5]
     pm.CustomDist("b", logp=lambda v: sum((normal(v, y) for y in held), start=pt.zeros(())))
 
 
-@pytest.mark.parametrize("how", [prior_logp, prior_dist, prior_of_single_numbers], ids=lambda f: f.__name__)
+BROUGHT = [prior_logp, prior_dist, prior_of_single_numbers, prior_of_operands]
+
+
+@pytest.mark.parametrize("how", BROUGHT, ids=lambda f: f.__name__)
 def test_what_a_function_brings_into_a_prior_is_refused(how: Callable[[np.ndarray], None]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"prior of 'b' has an array.*argument of pm.CustomDist"):
         build_record_model(with_prior(how, SUMMARIES["cross products"][0]))
-    if how is not prior_of_single_numbers:
+    if how in (prior_logp, prior_dist):
         build_record_model(with_prior(how, np.zeros(1)))
 
 
@@ -431,9 +512,9 @@ def test_a_shared_array_in_a_closure_is_refused(named: bool) -> None:
         build_record_model(model)
 
 
-def test_many_numbers_in_the_prior_are_listed() -> None:
+def test_many_numbers_in_the_prior_are_listed_and_a_list_of_them_refused() -> None:
     with pm.Model() as model:
-        b = [pm.Normal(f"b{k}", float(v)) for k, v in enumerate(Y)]
+        b = [pm.Normal(f"b{k}", float(Y[k]), float(abs(Y[k + 40]))) for k in range(40)]
         pm.Normal("y", b[0], 1, observed=Y)
     assert build_record_model(model).public_arrays == (
         f"more than {MOST_NUMBERS} single numbers in the prior",
@@ -442,6 +523,11 @@ def test_many_numbers_in_the_prior_are_listed() -> None:
         b = [pm.Normal(f"b{k}", 0, 1) for k in range(N)]
         pm.Normal("y", b[0], 1, observed=Y)
     assert build_record_model(model).public_arrays == ()
+    with pm.Model() as model:
+        b = [pm.Normal(f"b{k}", float(v)) for k, v in enumerate(Y)]
+        pm.Normal("y", b[0], 1, observed=Y)
+    with pytest.raises(UnsupportedModelError, match="in the prior"):
+        build_record_model(model)
 
 
 def test_labels_that_are_released_are_listed() -> None:
@@ -490,6 +576,49 @@ def test_a_release_does_not_tell_whether_a_length_is_the_number_of_records(curve
     found = [released(n, make, **kwargs) for n in (49, 50, 51)]
     assert [may for may, _ in found] == [expected] * 3
     assert len({record.public_arrays for _, record in found}) == 1
+
+
+def one_a_record(how: str) -> tuple[str, ...]:
+    """Names of what is released of a model with a Deterministic, or a part of one, for each record."""
+    groups = np.abs(9 * Y).astype(int) % 4
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=4)
+        if how == "stacked":
+            pm.Deterministic("d", pt.stack([b[int(g)] for g in groups]))
+        for k, (y, g) in enumerate(zip(Y, groups, strict=True)):
+            if how == "a position each":
+                pm.Deterministic(f"d{k}", b[int(g)])
+            if how == "a number each":
+                pm.Deterministic(f"d{k}", b[0] - y)
+            if how == "the same":
+                pm.Deterministic(f"d{k}", b[0] + b[3])
+            if how == "in turn":
+                pm.Deterministic(f"d{k}", b[k % 4])
+        pm.Normal("y", b[0], 1.0, observed=Y)
+    return tuple(v.name for v in build_record_model(model).released)
+
+
+def test_a_deterministic_for_each_record_tells_nothing_of_it() -> None:
+    """Neither by its numbers, nor by positions; one by one or in a list."""
+    assert one_a_record("stacked") == one_a_record("a position each") == one_a_record("a number each") == ()
+    assert len(one_a_record("the same")) == len(one_a_record("in turn")) == N
+
+
+def test_a_length_of_an_array_that_is_not_the_records_counts_like_the_array() -> None:
+    """It may be their number: records in the columns of an array that is not in the likelihood."""
+    for n in (N - 1, N):
+        with pm.Model() as model:
+            across = pm.Data("across", X[:n].T)
+            x = pm.Data("x", X[:n])
+            mu = pm.Normal("mu", 0, 1 / pt.sqrt(x.shape[1]))
+            pm.Deterministic("d", mu * across.shape[1])
+            pm.Deterministic("e", mu * x.shape[1])
+            pm.Normal("y", mu * x[:, 0], 1, observed=Y[:n])
+        assert [v.name for v in build_record_model(model).released] == ["e"]
+        with model:
+            pm.Normal("b", 0, 1 / pt.sqrt(across.shape[1]))
+        with pytest.raises((UnsupportedModelError, NotSeparableError), match="across"):
+            build_record_model(model)
 
 
 @pytest.mark.usefixtures("without_compiling")
