@@ -42,6 +42,7 @@ from pymc_dpvi.released_draws import evaluator, finite_draws
 from pymc_dpvi.report import PrivacyReport
 from pymc_dpvi.tracebacks import sealed
 from pymc_dpvi.wording import SCALE_PREDICTORS
+from pymc_dpvi.written_loops import is_long
 
 __all__ = ["DPApproximation", "DPFullRank", "DPMeanField"]
 
@@ -108,6 +109,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self._trace: GradientTrace | None = None
         self._running_clip: RunningClip | None = None
         self._prior_stddevs: np.ndarray | None = None
+        self._densities: set[Variable] = set()
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
 
     @property
@@ -439,21 +441,28 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
 
     def _refuse_records(self, node: Any) -> None:
         # The prior has been checked; the numbers in it are the model's.
-        own = {*self.params, *self._record.public, *walk([self._record.prior_logp])}
+        own = {*self.params, *self._record.public, *walk([self._record.prior_logp]), *self._densities}
         for var in _variables(node):
             behind = walk([var], into_size=True, columns_of=self._record.arrays)
-            if any(v not in own and self._record.is_private(v) for v in behind):
+            more = [v for v in behind if v not in own]
+            if any(self._record.is_private(v) for v in more) or is_long(more):
                 raise UnsupportedModelError(_depends(var))
 
     @property
     def sized_symbolic_varlogp(self) -> TensorVariable:
         """Log prior of draws, shape ``(draws,)``; PyMC computes it together with that of the records."""
-        return self.symbolic_sample_over_posterior(self.model.varlogp)
+        return self.symbolic_sample_over_posterior(self._log_prior())
 
     @property
     def single_symbolic_varlogp(self) -> TensorVariable:
         """Log prior of one draw, a scalar."""
-        return self.symbolic_single_sample(self.model.varlogp)
+        return self.symbolic_single_sample(self._log_prior())
+
+    def _log_prior(self) -> TensorVariable:
+        """Return PyMC's graph of it, which has been checked with the prior."""
+        density = self.model.varlogp
+        self._densities.update(walk([density], into_size=True))
+        return density
 
     def __getattribute__(self, name: str) -> Any:
         """Refuse the attributes of PyMC's class that are a function of the records."""

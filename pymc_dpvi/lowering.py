@@ -44,6 +44,8 @@ from pytensor.tensor.exceptions import NotScalarConstantError
 
 __all__ = ["without_raising"]
 
+#: Inputs of an operation of NumPy's, which has one output.
+_MOST_OPERANDS = 31
 #: After "specialize" and what undoes canonical forms (48), before fusion (49).
 _POSITION = 48.5
 
@@ -105,9 +107,7 @@ def apart(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     for part in inner.toposort():
         inputs = [known[v] if v in known else pt.as_tensor(v.data) for v in part.inputs]
         known.update(zip(part.outputs, Elemwise(part.op)(*inputs, return_list=True), strict=True))
-    return [
-        known[v].astype(out.type.dtype) for v, out in zip(inner.outputs, node.outputs, strict=True)
-    ]
+    return [known[v].astype(out.type.dtype) for v, out in zip(inner.outputs, node.outputs, strict=True)]
 
 
 class NumPyCast(Op):
@@ -139,13 +139,10 @@ def cast_by_numpy(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 
 @node_rewriter([Elemwise])
 def two_by_two(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Add or multiply more than two integers one after the other."""
+    """Add or multiply more than two integers one after the other, and more of anything than NumPy takes."""
     kind = node.outputs[0].type.dtype
-    if (
-        not isinstance(node.op.scalar_op, Add | Mul)
-        or len(node.inputs) < 3
-        or np.dtype(kind).kind not in "iu"
-    ):
+    most = 2 if np.dtype(kind).kind in "iu" else _MOST_OPERANDS
+    if not isinstance(node.op.scalar_op, Add | Mul) or len(node.inputs) <= most:
         return None
     combine = pt.add if isinstance(node.op.scalar_op, Add) else pt.mul
     return [reduce(combine, node.inputs).astype(kind)]

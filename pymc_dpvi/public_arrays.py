@@ -8,6 +8,7 @@ not listed where it says no more than a shape (`structural`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -46,7 +47,7 @@ def describe_public(
     -------
     list of str
         Such as ``"region (7,)"`` for an array with a name, ``"constant of beta (3,)"`` for one without,
-        ``"labels of county (7,)"``, and one sentence if the prior holds very many single numbers.
+        ``"labels of county (7,)"``, and one sentence if prior or start hold very many single numbers.
     """
     values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
     roots = [*model.free_RVs, *model.observed_RVs, *model.potentials, *values]
@@ -55,7 +56,8 @@ def describe_public(
     own = set(walk(roots))
     places = _places(model, prior)
     initial = {rv.name: v for rv, v in model.rvs_to_initial_values.items() if isinstance(v, np.ndarray)}
-    names = {f"initial value of {name} {v.shape}" for name, v in initial.items() if v.size > 1}
+    names = Counter(f"initial value of {name} {v.shape}" for name, v in initial.items() if v.size > 1)
+    seen: set[tuple[str, bytes]] = set()
     for var in found:
         if not is_array(var) or var in plain or (array_value(var).size <= 1 and var not in model.data_vars):
             continue
@@ -67,13 +69,16 @@ def describe_public(
                 var not in own and any(np.array_equal(value, v) for v in initial.values())
             ):
                 continue
-        names.add(f"{name or 'constant' + places.get(var, '')} {value.shape}")
+        entry = f"{name or 'constant' + places.get(var, '')} {value.shape}"
+        if (entry, value.tobytes()) not in seen:
+            seen.add((entry, value.tobytes()))
+            names[entry] += 1
     for dim in dims:
         if (labels := model.coords.get(dim)) is not None and list(labels) != list(range(len(labels))):
-            names.add(f"labels of {dim} ({len(labels)},)")
+            names[f"labels of {dim} ({len(labels)},)"] += 1
     if holds_table(walk([*model.free_RVs, *prior], columns_of=arrays)):
-        names.add(f"more than {MOST_NUMBERS} single numbers in the prior")
-    return sorted(names)
+        names[f"more than {MOST_NUMBERS} single numbers in the prior or the start"] += 1
+    return sorted(name if times == 1 else f"{name}, {times} of them" for name, times in names.items())
 
 
 def _places(model: pm.Model, prior: Sequence[Variable]) -> dict[Variable, str]:

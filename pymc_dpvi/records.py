@@ -55,11 +55,11 @@ from pymc_dpvi.record_axis import (
 )
 from pymc_dpvi.single_numbers import (
     constant_parts,
-    holds_table,
     shape_vectors,
     written_triangles,
 )
 from pymc_dpvi.unprotected import refuse_unprotected, says_nothing
+from pymc_dpvi.written_loops import is_long
 
 __all__ = [
     "Likelihood",
@@ -128,7 +128,7 @@ class RecordModel:
         Behind it may stand free variables, single numbers and arrays that were declared public, and nothing
         else: any other array may be data, in whatever form. That holds for an array of zeros, or of 0, 1, 2,
         ..., too, since all records may have answered so; written with an operation (``pt.zeros``,
-        ``pt.eye``) it is a few single numbers. Very many single numbers are an array, `single_numbers`.
+        ``pt.eye``) it is a few single numbers. A long formula may be one too (`written_loops.is_long`).
 
         No length is compared with the number of records, nor is an entry looked at: what is withheld would
         tell whether that number equals a length, or what the records have answered.
@@ -145,18 +145,19 @@ class RecordModel:
         plain = self.public | shape_vectors(behind) | written_triangles(behind)
         if any(is_array(v) and array_value(v).size > 1 and v not in plain for v in behind):
             return False
-        return not holds_table(v for v in behind if v not in model.free_RVs)
+        return not is_long(v for v in behind if v not in model.free_RVs)
 
     @property
     def released(self) -> tuple[Variable, ...]:
         """Deterministics of today's model that a release has: each may be, and all of them together.
 
-        A hundred of them with a number each are a table as well; then none is released.
+        A hundred of them are a table as well, whatever is in them (`written_loops.is_long`); then none is
+        released.
         """
         model = self.model
         fine = tuple(d for d in model.deterministics if self.may_be_released(d))
         behind = [v for v in self._behind(fine) if v not in model.free_RVs]
-        return () if holds_table(behind, [fine]) else fine
+        return () if is_long(behind, [fine]) else fine
 
     def _behind(self, outputs: Iterable[Variable]) -> list[Variable]:
         """List what stands behind outputs, up to the free variables."""

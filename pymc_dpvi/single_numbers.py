@@ -16,7 +16,9 @@ table:
   ``mu - 0`` do, are rows of a table, also where only two different numbers occur (the answers yes and no).
   An unrolled loop is none: each turn is computed from the one before. Nor are a hundred times ``0.1 * b``:
   all rows but eight at most are the same. Nor are ``x**0``, ``x**1``, ..., ``x**99``: equal steps, each
-  as often, say two numbers (`structural`).
+  as often, say two numbers.
+
+A constant array that says next to nothing (`structural`) counts for two numbers: seventy of them are a table.
 
 What a loop writes into positions, operands and turns, `written_loops` looks for.
 
@@ -29,11 +31,12 @@ model, one by one, is not stopped (``docs/limitations.md``, 1).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar.basic import Cast, ScalarType
 from pytensor.tensor.basic import Alloc, Split
@@ -41,10 +44,11 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.type import TensorType
 
 from pymc_dpvi.graphs import array_value, is_array, is_static_shape
-from pymc_dpvi.structural import is_grid, is_structural
-from pymc_dpvi.written_loops import MOST_NUMBERS, spells_data
+from pymc_dpvi.structural import is_structural
+from pymc_dpvi.written_loops import MOST_NUMBERS, breaks, spells_data
 
 __all__ = ["MOST_NUMBERS", "constant_parts", "holds_table", "shape_vectors", "written_triangles"]
 
@@ -77,7 +81,7 @@ def holds_table(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] =
     return _count(nodes, set()) or spells_data(found, lists)
 
 
-def _count(nodes: Sequence[Apply], different: set[float]) -> bool:
+def _count(nodes: Sequence[Apply], different: set[Hashable]) -> bool:
     """Count the numbers that nodes read, and those of their inner graphs."""
     kinds: dict[Any, int] = {}
     kind: dict[Variable, int] = {}
@@ -89,6 +93,7 @@ def _count(nodes: Sequence[Apply], different: set[float]) -> bool:
 
     for node in nodes:
         read = _computed_with(node)
+        different.update(_small_arrays(node))
         inputs, held = [], []
         for position, var in enumerate(node.inputs):
             value = _number(var, number) if position in read else None
@@ -131,11 +136,23 @@ def _is_table(rows: Sequence[tuple[float, ...]]) -> bool:
 
 
 def _is_progression(rows: Sequence[tuple[float, ...]]) -> bool:
-    """Whether rows are single numbers at equal distances, each as often: two numbers say them all."""
-    times = Counter(rows)
-    if len(times) <= _FEW or len(set(times.values())) > 1 or any(len(row) != 1 for row in rows):
+    """Whether rows are single numbers that go on in equal steps, but for a few: two numbers say them all."""
+    if len(set(rows)) <= _FEW or any(len(row) != 1 for row in rows):
         return False
-    return is_grid(np.sort(np.array(list(times))[:, 0]))
+    return breaks(np.array(rows)[:, 0]) <= _FEW
+
+
+def _small_arrays(node: Apply) -> Iterator[Hashable]:
+    """Yield what constant arrays count for: two different numbers each, as a grid of one axis needs."""
+    for k, var in enumerate(node.inputs):
+        if not isinstance(var, Constant) or not is_array(var):
+            continue
+        value = array_value(var)
+        length = value.dtype.kind in "iu" and value.ndim == 1 and value.size <= _MOST_AXES
+        if value.size > 1 and (
+            k in _computed_with(node) or not length or "Subtensor" in type(node.op).__name__
+        ):
+            yield from (((value.shape, value.tobytes()), number) for number in range(2))
 
 
 def _computed_with(node: Apply) -> set[int]:
@@ -157,15 +174,19 @@ def _computed_with(node: Apply) -> set[int]:
 
 
 def _number(var: Variable, known: dict[Variable, float]) -> float | None:
-    """Return the value of a single number, also behind an expansion of its axes."""
+    """Return the value of a single number, also behind an expansion of its axes.
+
+    A shared one may be given any value, so each is another number; and so is one that is not real.
+    """
     if var in known:
         return known[var]
-    if not isinstance(var, Constant):
+    if not isinstance(var.type, TensorType | ScalarType) or not isinstance(var, Constant | SharedVariable):
         return None
-    if not is_array(var) and not isinstance(var.type, ScalarType):
+    value = array_value(var)
+    if value.size != 1:
         return None
-    value = np.asarray(var.data)
-    return float(value.flat[0]) if value.size == 1 and value.dtype.kind in "biuf" else None
+    shared = isinstance(var, SharedVariable) or value.dtype.kind not in "biuf"
+    return float(id(var)) if shared else float(value.flat[0])
 
 
 def constant_parts(found: Iterable[Variable]) -> list[Variable]:

@@ -12,11 +12,14 @@ the turns of a chain in which each operation works on the result of the one befo
 keeps (of its Potentials). A *letter* is the formula of one operand, in which single numbers, positions and
 references to earlier turns are left blank; the blanks have words of their own.
 
-:func:`spells_data` looks at words of more than `MOST_NUMBERS` letters; letters that occur once are a formula that
-somebody wrote, and do not count. It counts what breaks the word's period, but for the first turn and the last
-one, and the entries of a blank that break theirs: they may be the same throughout, at equal steps, or repeat.
-More than `_FEW` are data. So ``sum(x[:, j] * b[j] for j in range(100))`` passes, and so does any
+:func:`spells_data` looks at words of more than `MOST_NUMBERS` letters; letters that occur once are a formula
+that somebody wrote, and do not count. It counts what breaks the word's period, but for the first turn and the
+last one, and the entries of a blank that break theirs: they may be the same throughout, at equal steps, or
+repeat. More than `_FEW` are data. So ``sum(x[:, j] * b[j] for j in range(100))`` passes, and so does any
 recurrence that repeats its turn.
+
+:func:`is_long` looks at no entry, so that what is released does not turn on one: a formula with more than
+`MOST_NUMBERS` constants in it, operands of one operation, or operations in a row, is long, whatever they are.
 
 Who wants to can hide data from this in a formula, as in the digits of a number. It is against mistakes.
 """
@@ -24,16 +27,19 @@ Who wants to can hide data from this in a formula, as in the digits of a number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.type import TensorType
 
 from pymc_dpvi.graphs import is_array
 
-__all__ = ["MOST_NUMBERS", "spells_data"]
+__all__ = ["MOST_NUMBERS", "breaks", "is_long", "spells_data"]
 
 #: Single numbers, letters or positions that a graph may hold before they count as an array.
 MOST_NUMBERS = 64
@@ -77,8 +83,34 @@ def spells_data(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] =
         return True
     if any(_told(alphabet.turns(chain)) > _FEW for chain in _chains(nodes)):
         return True
-    inner = (getattr(p, "fgraph", None) for n in nodes for p in (n.op, getattr(n.op, "core_op", None)))
-    return any(spells_data([v for n in g.toposort() for v in n.outputs]) for g in inner if g is not None)
+    return any(spells_data(inner) for inner in _inner_graphs(nodes))
+
+
+def is_long(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] = ()) -> bool:
+    """Whether a graph could hold data, whatever it holds.
+
+    Parameters
+    ----------
+    found : iterable of Variable
+        All variables of the graph, inputs before outputs (`graphs.walk`).
+    lists : sequence of sequence of Variable
+        Variables of it that are a list.
+
+    Returns
+    -------
+    bool
+        Whether single numbers stand in it more often than `MOST_NUMBERS` times (equal ones too, and axes and
+        positions), or one of its words is longer.
+    """
+    nodes = list({v.owner: None for v in found if v.owner is not None})
+    numbers = sum(
+        isinstance(v, Constant | SharedVariable) and isinstance(v.type, TensorType | ScalarType)
+        for node in nodes
+        for v in node.inputs
+    )
+    widest = max([len(one) for one in lists] + [len(node.inputs) for node in nodes], default=0)
+    long = max(numbers, widest) > MOST_NUMBERS or next(_chains(nodes), None) is not None
+    return long or any(is_long(inner) for inner in _inner_graphs(nodes))
 
 
 class _Alphabet:
@@ -159,16 +191,22 @@ class _Alphabet:
         return self._joined(_operation(node), [part(v) for v in node.inputs])
 
 
-def _operation(node: Apply) -> tuple[Hashable, ...]:
+def _inner_graphs(nodes: Iterable[Apply]) -> Iterator[list[Variable]]:
+    """Yield the variables of the graphs inside operations."""
+    for node in nodes:
+        for op in (node.op, getattr(node.op, "core_op", None)):
+            if (graph := getattr(op, "fgraph", None)) is not None:
+                yield [out for one in graph.toposort() for out in one.outputs]
+
+
+def _operation(node: Apply) -> tuple[Any, ...]:
     """Name an operation; those that are equal to themselves alone by their type."""
     op = node.op
-    scalar = getattr(op, "scalar_op", None)
-    if "__props__" in vars(type(op)) or getattr(op, "__props__", ()):
-        return (op,)
-    return (type(op), type(scalar))
+    known = hasattr(type(op), "__props__")
+    return (op,) if known else (type(op), type(getattr(op, "scalar_op", None)))
 
 
-def _chains(nodes: Sequence[Apply]) -> Iterable[list[Apply]]:
+def _chains(nodes: Sequence[Apply]) -> Iterator[list[Apply]]:
     """Yield the longest chains that have no operation in common."""
     left = list(nodes)
     while len(left) > MOST_NUMBERS:
@@ -200,20 +238,30 @@ def _told(word: Sequence[Letter]) -> int:
         return 0
     names = np.array([name for name, _ in word])
     periods = range(1, len(word) // _PERIODS + 1)
-    breaks = {p: int(np.count_nonzero(names[2 * p : -p] != names[p : -2 * p])) for p in periods}
-    period = min(breaks, key=breaks.__getitem__)
-    told = breaks[period]
+    broken = {p: int(np.count_nonzero(names[2 * p : -p] != names[p : -2 * p])) for p in periods}
+    period = min(broken, key=broken.__getitem__)
+    told = broken[period]
     middle = names[len(names) // 2 :][:period].tolist()
     for name in set(names.tolist()):
         blanks = np.array([held for one, held in word if one == name], dtype=float)
         turns = max(1, middle.count(name))
         for k in range(turns):
-            told += sum(_irregular(column) for column in blanks[k::turns].T)
+            told += sum(breaks(column) for column in blanks[k::turns].T)
     return told
 
 
-def _irregular(values: np.ndarray) -> int:
-    """Count the entries that break the rule ``v[i + p] = v[i] + step``, for the best p and step."""
+def breaks(values: np.ndarray) -> int:
+    """Count the entries that break the rule ``v[i + p] = v[i] + step``, for the best p and step.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n,)
+
+    Returns
+    -------
+    int
+        Zero also for fewer than five.
+    """
     if len(values) < _PERIODS or not np.isfinite(values).all():
         return 0
     width = float(np.ptp(values)) or 1.0

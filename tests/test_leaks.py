@@ -238,6 +238,10 @@ def test_expressions_of_parameters_are_not(method: DPADVI, model: pm.Model) -> N
     assert np.isfinite(approx.set_size_and_deterministic(one, 1, 1).eval())
     with pytest.raises(ArgumentError, match="node must be an expression"):
         approx.sample_node("beta")
+    table = pt.stack([flat(model, model["spread"]) * k for k in np.sqrt(np.arange(70.0))])
+    for ask in (approx.sample_node, approx.symbolic_single_sample, approx.symbolic_sample_over_posterior):
+        with pytest.raises(UnsupportedModelError, match="depends on the records"):
+            ask(table)
 
 
 def test_a_column_of_zeros_is_still_a_column() -> None:

@@ -40,7 +40,7 @@ SHORT = {
     *("Log1p(f)", "Maximum(f,f)", "Mod(f,f)", "Mod(f,i)", "Mul(i,i,i)", "Add(i,i,i)", "Pow(f,f)", "Pow(f,i)"),
     *("IntDiv(f,i)", "Reciprocal(f)", "Sigmoid(f)", "Softplus(f)", "Sqr(f)", "Sqrt(f)", "Switch(b,f,f)"),
     *("TrueDiv(f,f)", "TrueDiv(i,i)", "Cast(f)", "Log(i)", "Sqrt(i)"),
-    *("Power3(i)", "Quotient(i)", "Polynomial(i)", "Cast-int64-int8(i)", "Cast-int64-uint32(i)"),
+    *("Power3(i)", "Quotient(i)", "Polynomial(i)", "Cast-int64-int8(i)", "Cast-uint64-int64(i)"),
 }
 
 

@@ -302,11 +302,56 @@ def operands_in_a_logp(values: np.ndarray) -> None:
 
 
 MANY = [potentials, one_potential, densities, yes_and_no, stacked, in_a_logp, in_a_vector_logp]
+
+
 def ranks(values: np.ndarray) -> None:
     mu = pm.Normal("mu")
     pm.Potential("p", sum((mu * (mu - int(k)) for k in np.argsort(values)), start=pt.zeros(())))
 
 
+def shared_numbers(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    t = mu - pt.stack([pytensor.shared(float(v)) for v in values])
+    pm.Potential("p", -(t**2).sum())
+
+
+def named_numbers(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    t = mu - pt.stack([pm.Data(f"v{k}", float(v)) for k, v in enumerate(values)])
+    pm.Potential("p", -(t**2).sum())
+
+
+def complex_numbers(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    t = mu - pt.stack([pt.real(pt.as_tensor(complex(v, 0.0))) for v in values])
+    pm.Potential("p", -(t**2).sum())
+
+
+def pairs(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    t = pt.concatenate([mu - pt.as_tensor(np.full(2, v)) for v in values])
+    pm.Potential("p", -(t**2).sum())
+
+
+def pairs_in_the_likelihood(values: np.ndarray) -> None:
+    mu = pm.Normal("mu", shape=2)
+    t = pt.concatenate([mu - pt.as_tensor(np.array([v, v**2])) for v in values])
+    pm.Normal("z", pt.dot(t, t), 1, observed=Y)
+
+
+def lengths(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    ages = np.abs(10 * values).astype(int) + 1
+    pm.Potential("p", pt.stack([(mu * pt.ones(int(k))).sum() for k in ages]).sum())
+
+
+def slices(values: np.ndarray) -> None:
+    mu = pm.Normal("mu")
+    ages = np.abs(10 * values).astype(int) + 1
+    pm.Potential("p", sum(((mu * pt.arange(100))[: int(k)].sum() for k in ages), start=pt.zeros(())))
+
+
+MANY += [lengths, slices, shared_numbers, named_numbers, complex_numbers, pairs, pairs_in_the_likelihood]
 MANY += [ranks, operands, wide_sum, positions, written_at_positions, turn_by_turn, other_operations]
 MANY += [list_of_potentials, spelled_prior, list_of_priors, operands_in_a_logp]
 
@@ -517,17 +562,34 @@ def test_many_numbers_in_the_prior_are_listed_and_a_list_of_them_refused() -> No
         b = [pm.Normal(f"b{k}", float(Y[k]), float(abs(Y[k + 40]))) for k in range(40)]
         pm.Normal("y", b[0], 1, observed=Y)
     assert build_record_model(model).public_arrays == (
-        f"more than {MOST_NUMBERS} single numbers in the prior",
+        f"more than {MOST_NUMBERS} single numbers in the prior or the start",
     )
     with pm.Model() as model:
         b = [pm.Normal(f"b{k}", 0, 1) for k in range(N)]
         pm.Normal("y", b[0], 1, observed=Y)
     assert build_record_model(model).public_arrays == ()
     with pm.Model() as model:
+        start = pt.stack([pytensor.shared(float(v)) for v in Y[:70]])
+        pm.Normal("b", 0, 1, shape=70, initval=start)
+        pm.Normal("y", model["b"].sum(), 1, observed=Y)
+    assert f"more than {MOST_NUMBERS} single numbers" in build_record_model(model).public_arrays[0]
+    with pm.Model() as model:
         b = [pm.Normal(f"b{k}", float(v)) for k, v in enumerate(Y)]
         pm.Normal("y", b[0], 1, observed=Y)
     with pytest.raises(UnsupportedModelError, match="in the prior"):
         build_record_model(model)
+
+
+def test_equal_names_are_listed_with_their_number() -> None:
+    with pm.Model() as model:
+        for k in range(3):
+            pm.Normal(f"b{k}", Y[k : k + 2] + 0.5, 1, shape=2)
+        pm.Normal("y", model["b0"].sum(), 1, observed=Y)
+    assert all("(2,)" in name for name in build_record_model(model).public_arrays)
+    with pm.Model() as model:
+        pm.Normal("b", sum(pt.as_tensor(Y[k : k + 2]) for k in range(3)), 1)
+        pm.Normal("y", model["b"].sum(), 1, observed=Y)
+    assert "constant of b (2,), 3 of them" in build_record_model(model).public_arrays
 
 
 def test_labels_that_are_released_are_listed() -> None:
@@ -578,14 +640,18 @@ def test_a_release_does_not_tell_whether_a_length_is_the_number_of_records(curve
     assert len({record.public_arrays for _, record in found}) == 1
 
 
-def one_a_record(how: str) -> tuple[str, ...]:
+def one_a_record(how: str, times: int = N) -> tuple[str, ...]:
     """Names of what is released of a model with a Deterministic, or a part of one, for each record."""
     groups = np.abs(9 * Y).astype(int) % 4
     with pm.Model() as model:
         b = pm.Normal("b", shape=4)
         if how == "stacked":
             pm.Deterministic("d", pt.stack([b[int(g)] for g in groups]))
-        for k, (y, g) in enumerate(zip(Y, groups, strict=True)):
+        if how == "rare":
+            pm.Deterministic("d", pt.stack([b[0] * float(y > 1.9) for y in Y]))
+        if how == "none":
+            pm.Deterministic("d", pt.stack([b[0] * float(y > 99) for y in Y]))
+        for k, (y, g) in enumerate(zip(Y[:times], groups[:times], strict=True)):
             if how == "a position each":
                 pm.Deterministic(f"d{k}", b[int(g)])
             if how == "a number each":
@@ -599,9 +665,11 @@ def one_a_record(how: str) -> tuple[str, ...]:
 
 
 def test_a_deterministic_for_each_record_tells_nothing_of_it() -> None:
-    """Neither by its numbers, nor by positions; one by one or in a list."""
-    assert one_a_record("stacked") == one_a_record("a position each") == one_a_record("a number each") == ()
-    assert len(one_a_record("the same")) == len(one_a_record("in turn")) == N
+    """Neither by its numbers, nor by positions, one by one or in a list; nor by what is withheld."""
+    for how in ("stacked", "a position each", "a number each", "rare", "none", "the same", "in turn"):
+        assert one_a_record(how) == ()
+    for how in ("the same", "in turn", "a number each"):
+        assert len(one_a_record(how, 30)) == 30
 
 
 def test_a_length_of_an_array_that_is_not_the_records_counts_like_the_array() -> None:
