@@ -217,10 +217,12 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         ArgumentError
             For a bad number of draws, or anything that would put data into the result.
 
-        Notes ----- Privacy: post-processing of what `fit` released; it costs nothing, however often it is
-        called. Deterministics that depend on records, or on arrays that were not declared public, are left
-        out and listed in `withheld`. Dims have their labels where a free variable or a public array has
-        them.
+        Notes
+        -----
+        Privacy: post-processing of what `fit` released; it costs nothing, however often it is called.
+        Deterministics that depend on records, on arrays that were not declared public, or on more than 64
+        constants, are left out and listed in `withheld`. Dims have their labels where a free variable or a
+        public array has them.
 
         Every draw is finite, of the free variables, and of a Deterministic if half of its values are. Where
         the noise leaves a latent value open, the noise-aware posterior is as wide there as the prior, and no
