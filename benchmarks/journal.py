@@ -48,6 +48,7 @@ def fits_of(
     settings: Mapping[str, Any],
     jobs: int,
     console: Console,
+    scripts: Sequence[Path] | None = None,
 ) -> list[Fit]:
     """Do what the journal does not hold yet, and return the fits in the order of the tasks.
 
@@ -65,6 +66,8 @@ def fits_of(
         Processes.
     console : Console
         For the progress bar.
+    scripts : sequence of Path, optional
+        What the fits depend on, if they are not the library's: by default its sources, and all scripts here.
 
     Returns
     -------
@@ -76,7 +79,8 @@ def fits_of(
     SystemExit
         If the journal is of other settings.
     """
-    own = json.loads(json.dumps({**settings, "sources": source_hash()[:12], "benchmarks": _own_hash()}))
+    own = {**settings, "benchmarks": _own_hash(scripts)}
+    own = json.loads(json.dumps(own if scripts else {**own, "sources": source_hash()[:12]}))
     found = _read(journal, own)
     left = [task for task in tasks if _key(task) not in found]
     console.print(f"{len(tasks)} fits, {len(tasks) - len(left)} of them done; the journal is {journal}")
@@ -95,11 +99,11 @@ def fits_of(
     return [{**asdict(task), **found[_key(task)]} for task in tasks]
 
 
-def _own_hash() -> str:
-    """Return a hash of the scripts here: a fit of another one is another fit."""
+def _own_hash(scripts: Sequence[Path] | None = None) -> str:
+    """Return a hash of scripts, all that are here by default: a fit of another one is another fit."""
     here = Path(__file__).resolve().parent
     digest = hashlib.sha256()
-    for path in sorted([*here.glob("*.py"), *here.glob("papers/*.py")]):
+    for path in sorted(scripts or [*here.glob("*.py"), *here.glob("papers/*.py")]):
         digest.update(path.relative_to(here).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 

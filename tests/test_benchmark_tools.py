@@ -6,9 +6,11 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -106,3 +108,45 @@ def test_processes_are_quiet_about_blas_and_nothing_else() -> None:
         assert "BLAS" not in found.stderr and found.stderr.count("UserWarning: another one") == 2
     loud = subprocess.run([sys.executable, "-c", SAYS], capture_output=True, text=True, check=True)
     assert "BLAS" in loud.stderr
+
+
+@pytest.fixture(scope="module")
+def problems() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield importlib.import_module("calibration_problems")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_problem_has_the_density_of_its_model(problems: Any, seed: int) -> None:
+    """The formulas that references are drawn by, against PyMC's; their gradients against differences."""
+    problem = next(p for k in range(seed, 400, 5) if (p := problems.draw_problem(k)).num_records < 600)
+    model, rng = problem.model(), np.random.default_rng(seed)
+    compiled = model.compile_logp(mode="FAST_COMPILE")
+    values = [v.name for v in model.value_vars]
+    found, slopes = [], []
+    for _ in range(3):
+        u = 0.3 * rng.standard_normal(problem.size)
+        d, k = problem.x.shape[1], problem.num_groups
+        parts = [u[:d], *([u[-1]] if problem.scale_name else []), *([u[d : d + k]] if k else [])]
+        point = dict(zip(values, parts, strict=True))
+        value, slope = problem.log_joint(u)
+        found.append(value - compiled({name: np.asarray(x) for name, x in point.items()}))
+        step = 1e-6 * rng.standard_normal(problem.size)
+        apart = problem.log_joint(u + step)[0] - problem.log_joint(u - step)[0]
+        slopes.append(abs(apart - 2 * step @ slope) / np.linalg.norm(slope) / 1e-6)
+    np.testing.assert_allclose(np.diff(found), 0.0, atol=1e-6 * abs(value))  # up to a constant
+    assert max(slopes) < 1e-3
+
+
+def test_references_cover_and_ranges_do_not_meet(problems: Any) -> None:
+    assert problems.JUDGEMENT - problems.DEVELOPMENT >= 1_000_000
+    ranks = []
+    for seed in [k for k in range(60) if k % 5 in (0, 2)]:
+        problem = problems.draw_problem(seed)
+        if problem.num_records < 2000 and problem.truth_kind == "prior":
+            draws, pareto_k = problems.reference(problem, 400, np.random.default_rng(seed))
+            assert pareto_k < 0.7 and problem.predictive(draws) > problem.base_rate() - 0.05
+            ranks += np.mean(draws["beta"] < problem.truth["beta"], axis=0).tolist()
+    inside = np.abs(np.array(ranks) - 0.5) < 0.45
+    assert len(ranks) > 40 and abs(inside.mean() - 0.9) < 4 * np.sqrt(0.09 / len(ranks))
