@@ -30,6 +30,7 @@ model, one by one, is not stopped (``docs/limitations.md``, 1).
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -186,7 +187,8 @@ def _number(var: Variable, known: dict[Variable, float]) -> float | None:
     if value.size != 1:
         return None
     shared = isinstance(var, SharedVariable) or value.dtype.kind not in "biuf"
-    return float(id(var)) if shared else float(value.flat[0])
+    # Not the address itself: numbers made one after the other stand in equal steps in memory.
+    return random.Random(id(var)).random() if shared else float(value.flat[0])
 
 
 def constant_parts(found: Iterable[Variable]) -> list[Variable]:

@@ -580,6 +580,14 @@ def test_many_numbers_in_the_prior_are_listed_and_a_list_of_them_refused() -> No
         build_record_model(model)
 
 
+def test_shared_numbers_are_many_wherever_they_stand_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = [pytensor.shared(float(v)) for v in Y[:70]]
+    address = {v: 1000 + 64 * k for k, v in enumerate(numbers)}  # as they are if nothing else was made
+    monkeypatch.setattr("pymc_dpvi.single_numbers.id", lambda v: address.get(v, id(v)), raising=False)
+    assert holds_table(walk([pt.stack(numbers)], into_size=True))
+    assert not holds_table(walk([pt.stack(numbers[:40])], into_size=True))
+
+
 def test_equal_names_are_listed_with_their_number() -> None:
     with pm.Model() as model:
         for k in range(3):
