@@ -22,13 +22,13 @@ taken apart, sums and products of integers are taken two by two, and casts are N
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pytensor.compile.mode import Mode
+from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
@@ -42,7 +42,7 @@ from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 
-__all__ = ["without_raising"]
+__all__ = ["fast_compile", "python_as_it_stands", "without_raising"]
 
 #: Inputs of an operation of NumPy's, which has one output.
 _MOST_OPERANDS = 31
@@ -67,6 +67,22 @@ def without_raising(mode: Mode) -> Mode:
         for number, rewrite in enumerate((apart, two_by_two, cast_by_numpy), start=1):
             rewrites.append((in2out(rewrite, name=rewrite.__name__), _POSITION + number / 10))
     return mode.register(*rewrites)
+
+
+@cache
+def fast_compile() -> Mode:
+    """Return PyTensor's "FAST_COMPILE", for few calls, with sums of as many terms as there are.
+
+    NumPy's functions take 32 operands. PyMC adds up the log-densities of all free variables in one
+    operation, and a sum that a model writes out becomes one too. PyTensor's own mode raises for more.
+    """
+    return get_mode("FAST_COMPILE").register(_pairs)
+
+
+@cache
+def python_as_it_stands() -> Mode:
+    """Return a mode in which Python computes a graph without rewrites, but for sums as in `fast_compile`."""
+    return Mode(linker="py", optimizer=None).register(_pairs)
 
 
 def _is_python(mode: Mode) -> bool:
@@ -146,6 +162,9 @@ def two_by_two(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
         return None
     combine = pt.add if isinstance(node.op.scalar_op, Add) else pt.mul
     return [reduce(combine, node.inputs).astype(kind)]
+
+
+_pairs = (in2out(two_by_two, name="two_by_two"), _POSITION)
 
 
 @node_rewriter([Elemwise])

@@ -20,6 +20,7 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.gradients import Latents
 from pymc_dpvi.graphs import array_shape, is_array, walk
+from pymc_dpvi.lowering import fast_compile
 from pymc_dpvi.model_checks import array_name, depends_on, hint_of_orientation, how_to_marginalise
 from pymc_dpvi.records import RecordModel, build_record_model
 from pymc_dpvi.separability import check_separable
@@ -118,7 +119,7 @@ def _outcome_and_mean(model: pm.Model) -> str | None:
         if not isinstance(op, RandomVariable) or op.ndim_supp or any(op.ndims_params):
             continue
         lengths = [p.shape for p in op.dist_params(rv.owner)]
-        made = [tuple(map(int, k)) for k in pm_compile([], lengths, mode="FAST_COMPILE")()]
+        made = [tuple(map(int, k)) for k in pm_compile([], lengths, mode=fast_compile())()]
         with suppress(ValueError):  # what cannot be brought to one shape
             if np.broadcast_shapes(found, *made) == found:
                 continue

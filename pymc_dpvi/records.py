@@ -36,6 +36,7 @@ from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, substituted, walk
 from pymc_dpvi.guards import guard_records
 from pymc_dpvi.hsgp import refuse_hsgp
+from pymc_dpvi.lowering import fast_compile
 from pymc_dpvi.marginalised import is_marginal
 from pymc_dpvi.model_checks import (
     array_name,
@@ -231,7 +232,7 @@ class RecordModel:
         ------
         UnsupportedModelError
         """
-        if self.in_range and not all(pytensor.function([], list(self.in_range), mode="FAST_COMPILE")()):
+        if self.in_range and not all(pytensor.function([], list(self.in_range), mode=fast_compile())()):
             raise UnsupportedModelError(
                 "An index array of the model, on which neither records nor free variables decide, points "
                 "beyond the end of what it indexes (or a mask has another shape, or a loop more steps than "

@@ -20,6 +20,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 
 from pymc_dpvi.gradients import Latents
+from pymc_dpvi.lowering import fast_compile
 
 __all__ = ["evaluator", "finite_draws"]
 
@@ -53,7 +54,7 @@ def evaluator(model: pm.Model, latents: Latents, variables: Sequence[Variable], 
         new if new.type.ndim > old.type.ndim else pt.broadcast_to(new, (z.shape[0], *new.shape))
         for old, new in zip(graphs, vectorize_graph(graphs, swap), strict=True)
     ]
-    function = pm_compile([z], many, mode="FAST_COMPILE", on_unused_input="ignore")
+    function = pm_compile([z], many, mode=fast_compile(), on_unused_input="ignore")
 
     def evaluate(flat: np.ndarray) -> list[np.ndarray]:
         with np.errstate(all="ignore"):

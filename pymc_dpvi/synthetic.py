@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytensor
 from pymc.pytensorf import compile as pm_compile
-from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.gradients import Latents, put
 from pymc_dpvi.graphs import walk
+from pymc_dpvi.lowering import python_as_it_stands
 from pymc_dpvi.records import Likelihood, RecordModel, in_values
 
 __all__ = ["Rows", "hostile_records", "python_function", "synthetic_records"]
@@ -39,8 +39,8 @@ def python_function(
     inputs: Sequence[Variable], outputs: Sequence[Variable]
 ) -> Callable[..., list[np.ndarray]]:
     """Make a function of a graph that is evaluated in Python, as it stands: for few calls."""
-    as_it_stands = Mode(linker="py", optimizer=None)
-    return pm_compile(list(inputs), list(outputs), mode=as_it_stands, on_unused_input="ignore", random_seed=0)
+    mode = python_as_it_stands()
+    return pm_compile(list(inputs), list(outputs), mode=mode, on_unused_input="ignore", random_seed=0)
 
 
 def synthetic_records(

@@ -16,13 +16,16 @@ from pathlib import Path
 
 import numpy as np
 import operations
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
 from operations import FLOATS, INTEGERS
 
+from pymc_dpvi import DPADVI
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.released_draws import evaluator
 
 BACKENDS = ("numba", "c", "python", "jax")
 #: Seconds that the evaluation of an operation at all hostile numbers may take, and its compilation.
@@ -174,8 +177,27 @@ def test_elementwise_operations_are_fused_where_a_compiler_is(backend: str, fuse
     assert (len(graph.apply_nodes) == 1) is fused
 
 
+def test_sums_of_more_terms_than_numpy_takes() -> None:
+    """Predictors that are written out one by one: the prior, the mean and a Deterministic are such sums.
+
+    They ended in "could not be taken apart", in "finite for none of the synthetic records", and, after the
+    charge, in an AttributeError of `sample`.
+    """
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        betas = [pm.Normal(f"b{k}", 0, 1) for k in range(33)]
+        mean = sum(b * rng.normal(size=20) for b in betas)
+        pm.Deterministic("total", sum(betas))
+        pm.Normal("y", mean, 1, observed=rng.normal(size=20))
+    method = DPADVI(noise_multiplier=2.0, delta=1e-5, sampling_prob=0.5, accountant="rdp", model=model)
+    draws = rng.normal(size=(3, 33))
+    (total,) = evaluator(model, method.approx.latents, [model["total"]], draws.dtype)(draws)
+    np.testing.assert_allclose(total, draws.sum(axis=1))
+
+
 POWERS_OF_SHORT_INTEGERS = """
 import numpy as np, pytensor, pytensor.tensor as pt
+from pymc_dpvi import DPADVI
 from pymc_dpvi.compat import compile_mode
 
 x, k = pt.dvector("x"), pt.lvector("k")
