@@ -163,9 +163,9 @@ def refuse_unprotected(
                 continue  # a number for each entry of a free variable, which has no axis over records
             if not _may_stay(model, num_records, var):
                 raise NotSeparableError(
-                    f"{array_name(model, var)} has an axis as long as the number of records, and it does "
-                    f"not follow them as a leading axis of the likelihood would (in the {where}). "
-                    + _AXIS_ADVICE
+                    f"{_named(model, var, where, factors)} has an axis as long as the number of records, "
+                    "and it does not follow them as a leading axis of the likelihood would (in the "
+                    f"{where}). " + _AXIS_ADVICE
                 )
             if says_nothing(var):
                 continue
@@ -177,11 +177,11 @@ def refuse_unprotected(
                 )
             if isinstance(var, SharedVariable) or (strict and not is_grid(array_value(var))):
                 raise UnsupportedModelError(
-                    f"{array_name(model, var)} holds numbers in the {where} and is not indexed by records, "
-                    "so nothing protects it. If everybody may know it, put it into pm.Data('name', array) "
-                    "and say public_data=['name']; if it holds personal data, expand it to one row per "
-                    "record. Arrays in a logp= or dist= function count: hand them over as arguments of "
-                    "pm.CustomDist."
+                    f"{_named(model, var, where, factors)} holds numbers in the {where} and is not indexed "
+                    "by records, so nothing protects it. If everybody may know it, put it into "
+                    "pm.Data('name', array) and say public_data=['name']; if it holds personal data, expand "
+                    "it to one row per record. Arrays in a logp= or dist= function count: hand them over as "
+                    "arguments of pm.CustomDist."
                 )
     for rv in model.free_RVs:
         if isinstance(rv.owner.op, CustomDistRV | CustomSymbolicDistRV):
@@ -216,9 +216,27 @@ def _refuse_closure(rv: Variable, public: Collection[Variable], held: Collection
         )
 
 
+def _named(model: pm.Model, var: Variable, where: str, factors: Mapping[str, Variable]) -> str:
+    """Name an array; one of a ``logp=`` function, which is behind no variable, by its log-density."""
+    said = array_name(model, var)
+    if where != "likelihood" or said != "An unnamed array":
+        return said
+
+    def same(other: Variable) -> bool:
+        return is_array(other) and np.array_equal(array_value(other), array_value(var))
+
+    behind = [name for name, factor in factors.items() if any(map(same, walk([factor], into_size=True)))]
+    return f"An unnamed array behind {_first(behind or list(factors))}"
+
+
 def _names(variables: Sequence[Variable]) -> str:
     """Name variables, of many the first."""
-    names = [repr(v.name) for v in variables]
+    return _first([v.name for v in variables])
+
+
+def _first(of: Sequence[str | None]) -> str:
+    """Write out names, of many the first."""
+    names = [repr(name) for name in of]
     return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
 
 

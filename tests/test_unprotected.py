@@ -161,6 +161,16 @@ def test_a_summary_of_the_records_is_refused(how: Callable[[np.ndarray], None], 
     assert not re.search(r"\d\.\d{3}", str(caught.value))
 
 
+@pytest.mark.parametrize("how", [in_logp, entry_by_entry, in_switches], ids=lambda f: f.__name__)
+def test_an_array_of_a_logp_function_is_named_by_its_outcome(how: Callable[[np.ndarray], None]) -> None:
+    """No variable of the model has it behind it, and a model may have several outcomes."""
+    with pm.Model() as model:
+        pm.Normal("other", pm.Normal("nu"), 1, observed=Y)
+        how(SUMMARIES["quantiles"])
+    with pytest.raises(UnsupportedModelError, match="An unnamed array behind 'y' holds numbers"):
+        build_record_model(model)
+
+
 @pytest.mark.parametrize("how", [in_logp, in_dist, in_inner_graph], ids=lambda f: f.__name__)
 def test_the_same_is_accepted_where_it_says_nothing(how: Callable[[np.ndarray], None]) -> None:
     """The refusals above are for the numbers: a grid in the same place passes."""
