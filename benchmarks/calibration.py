@@ -155,7 +155,9 @@ def fit_once(task: Task) -> dict[str, Any]:
             idata = approx.sample(DRAWS, noise_aware=kind == "noise_aware", random_seed=task.seed)
             draws = {v: idata["posterior"][v].values[0] for v in problem.truth}
             found[kind] = summary(problem, draws)
-        found["verdict"] = approx.diagnostics().verdict
+        told = approx.diagnostics()
+        found["verdict"] = {k: v for k, v in told.verdict.items() if k != "bounded_by_prior"}
+        found["share_of_prior"] = float(np.median(told.share_of_prior))
     found["snr"], found["added_error"], found["drowned"] = (
         planned.chosen.snr,
         planned.chosen.added_error,

@@ -64,6 +64,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.arguments import check_choice, check_number
 from pymc_dpvi.clipping import SLACK, TALLY_COLUMNS
+from pymc_dpvi.curvature_posterior import CurvatureScale
 from pymc_dpvi.rounded_normal import LATTICE_BITS
 
 __all__ = ["CLIP_NORM_RANGE", "AdaptiveClip", "RunningClip", "check_clip_norm"]
@@ -233,6 +234,30 @@ class RunningClip:
         # The weights of the mean fall to earlier steps as t^(_RECENT - 1).
         effective = steps * (2.0 * _RECENT - 1.0) / _RECENT**2
         return float(self._beyond.get_value()) / size, noise / (size * math.sqrt(effective))
+
+    def curvature_scale(self, noise_multiplier: float, sampling_prob: float) -> CurvatureScale | None:
+        """Say what the number of records and the quantile of their gradients' norms tell of the curvature.
+
+        Parameters
+        ----------
+        noise_multiplier, sampling_prob : float
+            Of the steps.
+
+        Returns
+        -------
+        CurvatureScale or None
+            None before the first step.
+        """
+        steps = float(self._steps.get_value())
+        if not steps:
+            return None
+        noise = noise_multiplier * math.hypot(1.0, 1.0 / self.rule.tally_weight)  # of a count
+        return CurvatureScale.of_clipping(
+            self.mean_batch_size / sampling_prob,
+            noise * math.sqrt(TALLY_COLUMNS / steps) / sampling_prob,
+            self.l2_clip_norm,
+            self.share_to_clip,
+        )
 
     def updates(
         self, tally: TensorVariable, unit: TensorVariable, scale: TensorVariable

@@ -19,6 +19,7 @@ What PyMC's class has besides falls into three kinds:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -36,7 +37,7 @@ from pymc_dpvi.gradient_trace import GROUP, MOST_LATENTS, GradientTrace
 from pymc_dpvi.gradients import Latents
 from pymc_dpvi.graphs import walk
 from pymc_dpvi.noise_aware import NoiseAwarePosterior
-from pymc_dpvi.prior_spread import prior_stddevs
+from pymc_dpvi.prior_density import Prior
 from pymc_dpvi.records import RecordModel
 from pymc_dpvi.released_draws import evaluator, finite_draws
 from pymc_dpvi.report import PrivacyReport
@@ -108,7 +109,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self._report: PrivacyReport | None = None
         self._trace: GradientTrace | None = None
         self._running_clip: RunningClip | None = None
-        self._prior_stddevs: np.ndarray | None = None
+        self._inferred: tuple[GradientTrace, int, NoiseAwarePosterior] | None = None
         self._densities: set[Variable] = set()
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
 
@@ -251,7 +252,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         model, latents = self._record.model, self.latents
         rng = self._rng if random_seed is None else _generator(random_seed)
         wanted = latents.size <= GROUP if noise_aware is None else noise_aware
-        known = self._noise_aware(rng) if wanted else None
+        known = self._noise_aware() if wanted else None
         if known is None and noise_aware:
             raise PrivacyError(self._too_few)
         withheld = self.withheld
@@ -297,20 +298,28 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         }
         return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
 
-    def _noise_aware(self, rng: np.random.Generator) -> NoiseAwarePosterior | None:
-        """Return what is inferred from the trace, no wider than the prior; None after too few steps."""
-        found = None if self._trace is None else NoiseAwarePosterior(self._trace, rng, self._cholesky())
-        if found is None or not found.available:
-            return None
-        if not found.wide_open.any():
-            return found
-        if self._prior_stddevs is None:
-            self._prior_stddevs = prior_stddevs(self._record, self.latents)
-        return found.bounded(self._prior_stddevs)
+    @cached_property
+    def _prior(self) -> Prior:
+        return Prior(self._record, self.latents)
 
-    def _cholesky(self) -> np.ndarray | None:
-        """Lower factor of the plain posterior's covariance; None if it is diagonal by definition."""
-        return None
+    @property
+    def widths(self) -> np.ndarray | None:
+        """Units of the optimiser's steps, ``(D,)``: the prior's widths, at most one; None if D is large."""
+        return np.minimum(self._prior.stddev, 1.0) if self.latents.size <= MOST_LATENTS else None
+
+    def _noise_aware(self) -> NoiseAwarePosterior | None:
+        """Return what is inferred from the trace, once for each state of it; None after too few steps."""
+        trace = self._trace
+        if trace is None:
+            return None
+        if self._inferred is None or self._inferred[:2] != (trace, trace.num_rows):
+            clip, report = self._running_clip, self.privacy
+            scale = None
+            if clip is not None:
+                scale = clip.curvature_scale(report.noise_multiplier, report.sampling_prob)
+            found = NoiseAwarePosterior(trace, np.random.default_rng(0), self._prior, scale)
+            self._inferred = trace, trace.num_rows, found
+        return self._inferred[2] if self._inferred[2].available else None
 
     @sealed
     def diagnostics(self) -> FitDiagnostics:
@@ -331,7 +340,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         Privacy: post-processing of what `fit` released; it costs nothing.
         """
         report = self.privacy
-        known = self._noise_aware(np.random.default_rng(0))
+        known = self._noise_aware()
         if known is None:
             raise PrivacyError(self._too_few)
         assert self._trace is not None
@@ -346,6 +355,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             names=names,
             average=self._values("mu")[0],
             epsilon=float(report.epsilon),
+            prior_stddev=self._prior.stddev,
             running_clip=self._running_clip,
             noise_multiplier=report.noise_multiplier,
         )

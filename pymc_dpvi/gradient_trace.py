@@ -323,6 +323,11 @@ class GradientTrace:
                 self._path.append(new)
 
     @property
+    def num_rows(self) -> int:
+        """How many rows were taken up so far."""
+        return self._begun + self._taken
+
+    @property
     def blocks(self) -> tuple[Moments, ...]:
         """Moments of consecutive steps, the oldest first."""
         self._flush()

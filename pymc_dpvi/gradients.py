@@ -41,13 +41,15 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.blocks import Block, PullBack, as_matrix
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.factoring import find_uses, lift_uses
-from pymc_dpvi.graphs import fold_shapes, hint_of_loops
+from pymc_dpvi.graphs import fold_shapes, hint_of_loops, walk
 from pymc_dpvi.records import RecordModel
 
 __all__ = [
     "Latents",
     "aligned_gradients",
     "in_draws",
+    "informed",
+    "prior_and_slope",
     "prior_gradients",
     "put",
     "vanilla_gradients",
@@ -111,11 +113,26 @@ def put(
     return list(graph_replace(list(graphs), dict(zip(draw, values, strict=True)), strict=False))
 
 
+def informed(record: RecordModel, latents: Latents) -> np.ndarray:
+    """Whether each latent value stands in a record's density, shape ``(D,)``."""
+    found = set(walk(list(record.factors.values())))
+    sizes = [s.stop - s.start for s in latents.slices]
+    return np.repeat([v in found for v in latents.value_vars], sizes)
+
+
 def prior_gradients(record: RecordModel, latents: Latents, z: TensorVariable, n_mc: int) -> TensorVariable:
     """Gradient of the log prior at each latent draw, shape ``(n_mc, D)``."""
+    _, flat, blocks = prior_and_slope(record, latents)
+    return pt.stack([put([flat], blocks, latents.split(z[m]))[0] for m in range(n_mc)])
+
+
+def prior_and_slope(
+    record: RecordModel, latents: Latents
+) -> tuple[TensorVariable, TensorVariable, list[TensorVariable]]:
+    """Log prior and its gradient, shape ``(D,)``, in the placeholders of `in_draws`, which come last."""
     (prior,), blocks = in_draws([record.prior_logp], latents)
     flat = pt.concatenate([g.flatten() for g in _gradient(_stable(prior), blocks)])
-    return pt.stack([put([flat], blocks, latents.split(z[m]))[0] for m in range(n_mc)])
+    return prior, flat, blocks
 
 
 def _stable(graph: TensorVariable) -> TensorVariable:

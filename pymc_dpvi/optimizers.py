@@ -9,6 +9,12 @@ while the noise averages out, and falls linearly over the planned steps,
 
 after which a further run (`refine`) goes on at the last rate, :math:`f\alpha`.
 
+**In which units.** Adam's steps have the length of the rate whatever the gradient. On gradients that are
+noise alone the means walk to a distance of :math:`\alpha\sqrt{n/3}`, about 1.2 for every n. Where the prior
+is narrower than that, as :math:`N(0, 0.3^2)`, the fit would end where no parameter can be. So the steps of a
+mean are in units of its prior's width (`prior_density`), where that is below one: the fit of a rescaled model
+is the rescaled fit.
+
 **How large.** A budget leaves a signal-to-noise ratio of a whole run that does not depend on its number of
 steps (`planning`), so that of one step goes with :math:`1/\sqrt n`, and the way that is covered with
 :math:`n\,\alpha/\sqrt n`. Hence :math:`\alpha = 2/\sqrt n`, and at most 0.1: 0.02 for 10,000 steps.
@@ -41,6 +47,7 @@ def falling_adam(
     n_steps: int,
     learning_rate: float | None = None,
     *,
+    widths: np.ndarray | None = None,
     final: float = 0.05,
     beta1: float = 0.9,
     beta2: float = 0.999,
@@ -54,6 +61,8 @@ def falling_adam(
         Planned steps.
     learning_rate : float, optional
         Rate of the first step; by default two over the root of `n_steps`, and at most 0.1.
+    widths : ndarray, shape (D,), optional
+        What the rate is multiplied by for the means, a parameter named ``mu``; by default one.
     final : float
         Rate at the end, as a share of the first one, in (0, 1].
     beta1, beta2, epsilon : float
@@ -98,7 +107,10 @@ def falling_adam(
             mean, square = (pytensor.shared(zeros, name=f"{param.name}_adam_{k}") for k in (1, 2))
             new_mean = beta1 * mean + (1.0 - beta1) * grad
             new_square = beta2 * square + (1.0 - beta2) * grad**2
-            moved = param - rate * new_mean / (pt.sqrt(new_square) + epsilon)
+            own = rate
+            if widths is not None and param.name == "mu":
+                own = rate * pytensor.shared(np.asarray(widths, dtype=param.type.dtype), name="adam_widths")
+            moved = param - own * new_mean / (pt.sqrt(new_square) + epsilon)
             for variable, new in ((mean, new_mean), (square, new_square), (param, moved)):
                 updates[variable] = new.astype(variable.type.dtype)
         return updates

@@ -260,14 +260,14 @@ def plot_iterates(
     ax: Any = None,
     plot_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Plot where the private iterates went, seen from the inferred optimum, and which are averaged.
+    """Plot where the private iterates went, seen from the posterior mean, and which are averaged.
 
     Parameters
     ----------
     source : FitDiagnostics
         What ``approx.diagnostics()`` returns.
     names : sequence of str, optional
-        Latent values, as in ``source.names``; by default the eight that ended farthest from the optimum.
+        Latent values, as in ``source.names``; by default the eight that ended farthest from it.
     ax : matplotlib.axes.Axes, optional
         Where to draw.
     plot_kwargs : dict, optional
@@ -276,10 +276,9 @@ def plot_iterates(
     Returns
     -------
     matplotlib.axes.Axes
-        Means of the latent draws over a few steps each, in posterior standard deviations from where the
-        gradients' linear model has the optimum; the band is as wide as 90 % of the noise-aware posterior
-        (whose centre, ``source.mean``, is nearer to the draws), its inner part as the approximation without
-        noise. The dotted line is where the average begins, the last half of the last run.
+        Means of the latent draws over a few steps each, in posterior standard deviations from the mean of the
+        noise-aware posterior; the band is as wide as 90 % of it, its inner part as it would be without noise.
+        The dotted line is where the average begins, the last half of the last run.
 
     Raises
     ------
@@ -304,14 +303,14 @@ def plot_iterates(
     path = np.array([point.mean for point in source.path])
     inner = _WIDTH_90 * float(np.median(source.family_stddev / source.stddev))
     ax.axhspan(-_WIDTH_90, _WIDTH_90, color="0.93", label="90 %, with the noise")
-    ax.axhspan(-inner, inner, color="0.85", label="of the approximation alone (median)")
+    ax.axhspan(-inner, inner, color="0.85", label="without the noise (median)")
     for k in chosen:
         style = {"label": _label(source.names[k]), **(plot_kwargs or {})}
-        ax.plot(steps, (path[:, k] - source.optimum[k]) / source.stddev[k], **style)
+        ax.plot(steps, (path[:, k] - source.mean[k]) / source.stddev[k], **style)
     ax.axvline(steps[-1] - source.n_steps_late, color="0.5", linestyle=":", label="averaged from here on")
     ax.set(
         xlabel="step",
-        ylabel="distance from the optimum\n(posterior standard deviations)",
+        ylabel="distance from the posterior mean\n(posterior standard deviations)",
         title=f"Private iterates, ε = {shown(source.epsilon, up=True, digits=3)}",
     )
     ax.set_yscale("symlog", linthresh=5.0)
@@ -376,7 +375,7 @@ def plot_gradients(source: Any, *, ax: Any = None, plot_kwargs: Mapping[str, Any
 
 
 def _check_diagnostics(source: Any) -> None:
-    if not hasattr(source, "path") or not hasattr(source, "optimum"):
+    if not hasattr(source, "path") or not hasattr(source, "prior_stddev"):
         raise ArgumentError(
             f"source must be what approx.diagnostics() returns; found a {type(source).__name__}."
         )

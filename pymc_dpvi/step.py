@@ -46,7 +46,7 @@ from pymc_dpvi.clipping import PrivateSum, private_sum
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, PrivacyError
 from pymc_dpvi.gradient_trace import GradientTrace
-from pymc_dpvi.gradients import Latents, aligned_gradients, prior_gradients, vanilla_gradients
+from pymc_dpvi.gradients import Latents, aligned_gradients, informed, prior_gradients, vanilla_gradients
 from pymc_dpvi.graphs import walk
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.one_thread import ONE_THREAD
@@ -144,6 +144,9 @@ class PrivateStep:
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
             noisy = self._released(per_record, size, mechanism, noise, unit, count)
+            if not (own := informed(record, latents)).all():
+                # The others' sums are noise about zero, and known to be.
+                noisy = noisy * np.tile(own.astype(floatx), n_mc)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, scale)
         else:
             per_record, pull_back = vanilla_gradients(

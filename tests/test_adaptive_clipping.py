@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from pymc_dpvi import DPADVI, AdaptiveClip, accounting
+from pymc_dpvi import DPADVI, AdaptiveClip, accounting, approximation, curvature_posterior
 from pymc_dpvi.adaptive_clipping import CLIP_NORM_RANGE, RunningClip
 from pymc_dpvi.blocks import Form
 from pymc_dpvi.clipping import LARGEST_SUM, SLACK, PrivateSum, add_tally, tally_units
+from pymc_dpvi.curvature_posterior import CurvatureScale
 from pymc_dpvi.errors import ArgumentError, InsecureNoiseWarning
 from pymc_dpvi.mechanism import Mechanism
 from pymc_dpvi.noise import LatticeNoise
+from pymc_dpvi.noise_aware import NoiseAwarePosterior
 from pymc_dpvi.report import PrivacyReport
 from pymc_dpvi.sampling import PoissonSampler
 
@@ -225,6 +227,38 @@ def test_how_many_were_clipped_is_told_by_the_counts_not_by_the_aim():
     assert follower.running.clipped_share(20.0) is None  # the noise hides whether there is anybody
 
 
+def test_the_scale_of_the_curvature_is_that_of_exponential_squares():
+    """`CurvatureScale.of_clipping` of what a run has released; the trace is the sum of the squares."""
+    squares = np.random.default_rng(2).exponential(9.0, size=50_000)
+    clip = math.sqrt(np.quantile(squares, 0.9))
+    exact = CurvatureScale.of_clipping(50_000, 0.0, clip, 0.1)
+    assert exact.trace == pytest.approx(squares.sum(), rel=0.03)
+    assert exact.trace == pytest.approx(50_000 * clip**2 / math.log(10.0), rel=1e-12)
+    assert exact.log_stddev == curvature_posterior._IDENTITY
+    # Doubt about the number adds to it, and noise alone leaves a number as large as the noise.
+    vague = CurvatureScale.of_clipping(1000.0, 500.0, 2.0, 0.1)
+    assert vague.log_stddev == pytest.approx(math.hypot(curvature_posterior._IDENTITY, 0.5))
+    nobody = CurvatureScale.of_clipping(-30.0, 500.0, 2.0, 0.1)
+    assert nobody.trace == pytest.approx(500.0 * 4.0 / math.log(10.0))
+    assert nobody.log_stddev == pytest.approx(math.hypot(curvature_posterior._IDENTITY, 1.0))
+
+
+def test_a_run_tells_the_scale_of_the_curvature():
+    follower = Follower(AdaptiveClip())
+    assert follower.running.curvature_scale(4.5, 0.02) is None  # before the first step
+    follower.follow(NORMS, batch=400, n_steps=300)
+    running = follower.running
+    found = running.curvature_scale(4.5, 0.02)
+    error = 4.5 * math.hypot(1.0, 4.0) * math.sqrt(2.0 / 300) / 0.02  # of both counts' sum, at weight 1/4
+    wanted = CurvatureScale.of_clipping(
+        running.mean_batch_size / 0.02, error, running.l2_clip_norm, running.share_to_clip
+    )
+    assert (found.trace, found.log_stddev) == pytest.approx((wanted.trace, wanted.log_stddev))
+    assert running.mean_batch_size / 0.02 == pytest.approx(20_000, abs=4 * error)
+    # These norms have longer tails than the rule takes them for.
+    assert abs(math.log(found.trace / np.sum(NORMS**2))) < 2 * found.log_stddev
+
+
 def test_it_follows_norms_that_change():
     follower = Follower(AdaptiveClip(quantile=0.8))
     follower.follow(NORMS, batch=400, n_steps=300)
@@ -316,6 +350,32 @@ def test_records_beyond_the_number_that_is_counted_change_nothing_else():
     assert fixed._mechanism is not None and adaptive._mechanism is not None
     assert fixed._mechanism.noise_multiplier == adaptive._mechanism.noise_multiplier
     assert adaptive._step is not None and adaptive._step.num_noise == 4
+
+
+@pytest.mark.parametrize("clip", [1.0, "adaptive"])
+def test_only_an_adaptive_bound_tells_the_scale_of_the_curvature(
+    clip: float | str, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[CurvatureScale | None] = []
+    real = approximation.NoiseAwarePosterior
+
+    def posterior(*args: object) -> NoiseAwarePosterior:
+        seen.append(args[3])  # type: ignore[arg-type]
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(approximation, "NoiseAwarePosterior", posterior)
+    method = fitted(regression(), n=40, l2_clip_norm=clip)
+    method.approx.sample(3)
+    method.approx.sample(3)
+    (scale,) = seen  # the second time it is known
+    assert (scale is None) == (clip == 1.0)
+    if scale is not None:
+        run = method.approx.privacy.runs[0]
+        assert scale == method.approx._running_clip.curvature_scale(run.noise_multiplier, 0.5)
+    with pytest.warns(InsecureNoiseWarning):
+        method.refine(5, progressbar=False)
+    method.approx.sample(3)
+    assert len(seen) == 2
 
 
 def test_the_default_sampling_rate_is_named():

@@ -34,6 +34,7 @@ from pymc_dpvi import (
     UnsupportedModelError,
     accounting,
     fit_dpadvi,
+    inference,
 )
 from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism import Mechanism
@@ -838,10 +839,15 @@ def test_keyboard_interrupt_by_signal(
         advance(self, steps)
 
     monkeypatch.setattr(StepProgress, "advance", first_chunk)
-    with logistic():
-        approx = quiet(DPADVI(**CHEAP, accountant="rdp"), 90_000)  # PLD would take seconds
-    over.set()
-    timer.join()
+    # A shell's background job is started with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with logistic():
+            approx = quiet(DPADVI(**CHEAP, accountant="rdp"), 90_000)  # PLD would take seconds
+    finally:
+        over.set()
+        timer.join()
+        signal.signal(signal.SIGINT, before)
     run = approx.privacy.runs[0]
     assert run.n_steps == 90_000
     assert 0 < len(steps_seen) < 90_000
@@ -936,7 +942,45 @@ def test_noise_aware_draws(logistic: Build, method: type[DPADVI]) -> None:
     assert flat.shape == (300, approx.latents.size)
     found = approx.diagnostics()
     assert len(found.names) == approx.latents.size
+    np.testing.assert_array_equal(found.prior_stddev, approx._prior.stddev)
+    np.testing.assert_allclose(found.prior_stddev, 1.0, atol=0.2)  # beta ~ N(0, 1)
     assert found.share_to_clip is not None and 0.01 <= found.share_to_clip <= 0.1
+
+
+def test_the_posterior_is_inferred_once_for_each_state_of_the_trace(logistic: Build) -> None:
+    with logistic():
+        method = DPADVI(**CHEAP)
+        approx = quiet(method, 40)
+        first = approx._noise_aware()
+        assert first is not None and approx._noise_aware() is first
+        assert first.n_rows <= 40
+        method.refine(16, progressbar=False)
+        second = approx._noise_aware()
+        assert second is not first and second.n_rows > first.n_rows
+        quiet(method, 40)
+        assert approx._noise_aware() not in (first, second)
+
+
+def test_steps_are_in_units_of_the_priors_width_where_that_is_below_one(
+    table: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    real = inference.falling_adam
+
+    def watched(n: int, **kwargs: Any) -> Any:
+        seen.append((n, kwargs["widths"]))
+        return real(n, **kwargs)
+
+    monkeypatch.setattr(inference, "falling_adam", watched)
+    with pm.Model():
+        beta = pm.Normal("beta", 0, [0.05, 7.0])
+        flat = pm.Flat("flat")
+        pm.Normal("y", pm.Data("x", table[0]) @ beta + flat, 1.0, observed=table[2])
+        approx = quiet(DPADVI(**CHEAP), 2)
+    ((n, widths),) = seen
+    assert n == 2
+    np.testing.assert_allclose(widths, [0.05, 1.0, 1.0], rtol=0.2)
+    np.testing.assert_array_equal(widths, approx.widths)
 
 
 def test_where_not_all_correlations_can_be_inferred_the_plain_posterior_is_the_default() -> None:

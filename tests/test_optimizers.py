@@ -55,9 +55,44 @@ def test_default_rate(n: int, rate: float):
     np.testing.assert_array_equal(path(falling_adam(n)), path(falling_adam(n, rate)))
 
 
+def test_widths_are_the_units_of_the_means():
+    """Adam's first step has the length of the rate; of `rho` and others it stays that."""
+    widths, grad = np.array([0.3, 1.0, 0.02]), np.array([5.0, -2.0, 1e3])
+    params = {name: pytensor.shared(np.zeros(3), name=name) for name in ("mu", "rho")}
+    optimizer = falling_adam(10, 0.1, widths=widths)
+    updates = optimizer([pt.constant(grad)] * 2, list(params.values()))
+    step = pytensor.function([], [], updates=updates, mode="PYTHON")
+    step()
+    rate = -0.1 * np.sign(grad)
+    np.testing.assert_allclose(params["mu"].get_value(), widths * rate, rtol=1e-6)
+    np.testing.assert_allclose(params["rho"].get_value(), rate, rtol=1e-6)
+    step()
+    np.testing.assert_allclose(params["mu"].get_value(), widths * params["rho"].get_value(), rtol=1e-12)
+
+
+def test_a_rescaled_model_has_the_rescaled_fit():
+    """Noisy gradients of a quadratic, in other units."""
+    noise = np.random.default_rng(4).normal(size=(50, 2))
+    ends = []
+    for widths in (np.ones(2), np.array([0.01, 0.5])):
+        mu, draw = pytensor.shared(np.zeros(2), name="mu"), pt.vector("draw", dtype="float64")
+        grad = (mu / widths - 1.0 + draw) / widths
+        step = pytensor.function(
+            [draw], [], updates=falling_adam(50, widths=widths)([grad], [mu]), mode="PYTHON"
+        )
+        for e in noise:
+            step(e)
+        ends.append(mu.get_value() / widths)
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-5)
+
+
 def test_float32():
     found = path(falling_adam(20), dtype="float32")
     np.testing.assert_allclose(found, path(falling_adam(20)), rtol=1e-4, atol=1e-5)
+    mu = pytensor.shared(np.zeros(2, dtype="float32"), name="mu")
+    updates = falling_adam(5, widths=np.array([0.5, 1.0]))([pt.ones(2, dtype="float32")], [mu])
+    pytensor.function([], [], updates=updates, mode="PYTHON")()
+    assert mu.get_value().dtype == "float32" and (mu.get_value() < 0).all()
 
 
 @pytest.mark.parametrize(

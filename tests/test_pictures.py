@@ -57,16 +57,15 @@ def diagnostics(pull: float = 0.01) -> FitDiagnostics:
     )
     return FitDiagnostics(
         names=("intercept", "age", "hours"),
-        optimum=np.zeros(3),
         mean=np.zeros(3),
         average=ends,
+        stddev=one,
         family_stddev=0.8 * one,
-        noise_stddev=0.6 * one,
+        prior_stddev=10.0 * one,
         noise_share=one,
         n_steps_used=700,
         n_steps_late=500,
         stayed=False,
-        bounded=np.zeros(3, dtype=bool),
         clipped_share=None,
         clipped_share_stddev=None,
         share_to_clip=None,

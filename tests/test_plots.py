@@ -54,10 +54,12 @@ def legend(ax: Any) -> list[str]:
 
 def quadratic(noise: float, learning_rate: float = 0.005) -> FitDiagnostics:
     """A fit of a quadratic, whose gradients are known to be noise once it has arrived."""
-    _, rows, average = adam_run(noise, 6400, np.random.default_rng(1), learning_rate=learning_rate)
-    known = posterior(rows[:, 0], full=False)
+    _, rows, average = adam_run(noise, 6400, np.random.default_rng(2), learning_rate=learning_rate)
+    known = posterior(rows[:, 0])
     trace = trace_of(rows[:, 0])
-    return diagnose(known, trace, names=["a", "b", "c"], average=average[0], epsilon=1.0)
+    return diagnose(
+        known, trace, names=["a", "b", "c"], average=average[0], epsilon=1.0, prior_stddev=np.ones(3)
+    )
 
 
 def in_band(source: FitDiagnostics) -> tuple[np.ndarray, np.ndarray]:

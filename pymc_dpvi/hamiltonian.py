@@ -1,0 +1,69 @@
+r"""Many short chains of Hamiltonian Monte Carlo, one for each draw that is wanted.
+
+Each chain starts at a draw of a normal approximation, and its momentum has the approximation's precision as
+its mass, :math:`z \leftarrow z + \epsilon L r`, :math:`r \leftarrow r + \epsilon L^{\top} \nabla \log p(z)`
+with the approximation's covariance :math:`L L^{\top}`: were that exact, one trajectory would leave nothing of
+where it began (Neal 2011, section 4.1). The step size is each chain's own, and fixed in its last third.
+
+PyMC's NUTS would compile a model for each of the mixture's components, which takes longer than the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+__all__ = ["hamiltonian_draws"]
+
+_STEPS, _LEAPS = 40, 8
+_ADAPTING = 0.7
+_ACCEPTANCE = 0.7
+_SIZES = (0.01, 0.4, 1.2)  # of a step: least, first, largest
+
+Density = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+@np.errstate(all="ignore")  # steps that are too long may end anywhere
+def hamiltonian_draws(
+    density: Density, start: np.ndarray, root: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Move draws of normal approximations until they are of a density.
+
+    Parameters
+    ----------
+    density : callable
+        Takes points, shape ``(chains, D)``, and returns the logarithms of the density there, up to a
+        constant, shape ``(chains,)``, and their gradients, shape ``(chains, D)``.
+    start : ndarray, shape (chains, D)
+    root : ndarray, shape (chains, D, D)
+        Lower Cholesky factors of the approximations' covariances.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    ndarray, shape (chains, D)
+        Where the density is not finite at the start and everywhere near it, the start.
+    """
+    z, (value, slope) = start, density(start)
+    size = np.full(len(z), _SIZES[1])
+    for step in range(_STEPS):
+        r = rng.standard_normal(z.shape)
+        before = -value + 0.5 * np.sum(r**2, axis=1)
+        by = (size * rng.uniform(0.7, 1.3, len(z)))[:, None]
+        at, push = z, slope
+        for _ in range(_LEAPS):
+            r = r + 0.5 * by * np.einsum("mji,mj->mi", root, push)
+            at = at + by * np.einsum("mij,mj->mi", root, r)
+            new, push = density(at)
+            r = r + 0.5 * by * np.einsum("mji,mj->mi", root, push)
+        after = -new + 0.5 * np.sum(r**2, axis=1)
+        fine = np.isfinite(after) & np.isfinite(push).all(axis=1)
+        gain = np.where(np.isfinite(before), before - after, np.inf)
+        chance = np.where(fine, np.exp(np.minimum(0.0, np.where(fine, gain, 0.0))), 0.0)
+        taken = rng.random(len(z)) < chance
+        z = np.where(taken[:, None], at, z)
+        value, slope = np.where(taken, new, value), np.where(taken[:, None], push, slope)
+        if step < _ADAPTING * _STEPS:
+            size = np.clip(size * np.exp(0.25 * (chance - _ACCEPTANCE)), _SIZES[0], _SIZES[2])
+    return np.asarray(z)

@@ -1,0 +1,111 @@
+"""The prior's density and place against PyMC's own, and against formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytest
+from oracle import latents_of, points
+from pymc.pytensorf import compile as pm_compile
+from scipy import stats
+
+from pymc_dpvi.prior_density import Prior
+from pymc_dpvi.records import build_record_model
+
+
+def effects() -> pm.Model:
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", 2.0)
+        mean = pm.Normal("mean", 1.0, 3.0)
+        effect = pm.Normal("effect", mean, tau, shape=3)
+        group = pm.Data("group", np.arange(12) % 3)
+        pm.Normal("y", effect[group], 1.0, observed=pm.Data("y_data", np.linspace(-1.0, 1.0, 12)))
+    return model
+
+
+def correlated() -> pm.Model:
+    with pm.Model() as model:
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=2))
+        slopes = pm.MvNormal("slopes", np.zeros(2), chol=chol)
+        x = pm.Data("x", np.linspace(-1.0, 1.0, 24).reshape(12, 2))
+        pm.Normal("y", x @ slopes, 1.0, observed=pm.Data("y_data", np.linspace(-1.0, 1.0, 12)))
+    return model
+
+
+def shares() -> pm.Model:
+    with pm.Model() as model:
+        p = pm.Dirichlet("p", np.array([1.0, 2.0, 5.0]))
+        pm.Categorical("y", p=p, observed=pm.Data("y_data", np.arange(12) % 3))
+    return model
+
+
+def prior_of(model: pm.Model) -> tuple[Prior, np.ndarray]:
+    latents, start = latents_of(model)
+    return Prior(build_record_model(model), latents), start
+
+
+@pytest.mark.parametrize("build", [effects, correlated, shares])
+def test_density_and_slope_are_pymcs(build: Callable[[], pm.Model]) -> None:
+    model = build()
+    prior, start = prior_of(model)
+    z = np.array(points(start, 5, scale=0.8))
+    value, slope = prior.density(z)
+    assert value.shape == (5,) and slope.shape == z.shape
+    # PyMC's own, one point at a time, and without the records.
+    values, latents = list(prior.latents.value_vars), prior.latents
+    logp = model.logp(vars=model.free_RVs)
+    graphs = [logp, *pytensor.grad(logp, values, disconnected_inputs="ignore")]
+    own = pm_compile(values, graphs, mode="PYTHON", on_unused_input="ignore")
+    first = None
+    for row, found, found_slope in zip(z, value - value[0], slope, strict=True):
+        wanted, *by = own(*(row[s].reshape(n) for s, n in zip(latents.slices, latents.shapes, strict=True)))
+        first = wanted if first is None else first
+        np.testing.assert_allclose(found, wanted - first, rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(
+            found_slope, np.concatenate([np.ravel(g) for g in by]), rtol=1e-8, atol=1e-8
+        )
+
+
+def test_density_is_the_priors_alone() -> None:
+    """Of a model whose prior is written down here: z = (log tau, mean, effects)."""
+    prior, _ = prior_of(effects())
+    assert [v.name for v in prior.latents.value_vars] == ["tau_log__", "mean", "effect"]
+    z = np.random.default_rng(0).normal(size=(6, 5))
+    tau, mean = np.exp(z[:, 0]), z[:, 1]
+    wanted = stats.halfnorm(scale=2.0).logpdf(tau) + z[:, 0] + stats.norm(1.0, 3.0).logpdf(mean)
+    wanted += stats.norm(mean[:, None], tau[:, None]).logpdf(z[:, 2:]).sum(axis=1)
+    value, slope = prior.density(z)
+    np.testing.assert_allclose(value - value[0], wanted - wanted[0], rtol=1e-10)
+    np.testing.assert_allclose(slope[:, 2:], -(z[:, 2:] - mean[:, None]) / tau[:, None] ** 2, rtol=1e-10)
+
+
+def test_a_density_that_is_nowhere_near_warns_of_nothing() -> None:
+    value, slope = prior_of(effects())[0].density(np.full((2, 5), 1e4))
+    assert value.shape == (2,) and slope.shape == (2, 5)
+
+
+def test_centres_and_widths_are_those_of_draws() -> None:
+    rng = np.random.default_rng(0)
+    prior, _ = prior_of(effects())
+    log = np.log(np.abs(2.0 * rng.normal(size=100_000)))
+    effect = 1.0 + np.hypot(3.0, np.exp(log)) * rng.normal(size=log.size)
+    for column, wanted in enumerate([log, rng.normal(1.0, 3.0, size=log.size), effect, effect, effect]):
+        low, middle, high = np.quantile(wanted, [0.1587, 0.5, 0.8413])
+        assert abs(prior.centre[column] - middle) < 0.25 * (high - low) / 2
+        np.testing.assert_allclose(prior.stddev[column], (high - low) / 2, rtol=0.2)
+
+
+def test_what_has_no_draws_has_no_centre() -> None:
+    with pm.Model() as model:
+        flat = pm.Flat("flat", initval=0.0)
+        normal = pm.Normal("normal", 5.0, 0.1)
+        pm.Normal("y", flat + normal, 1.0, observed=pm.Data("y_data", np.ones(12)))
+    prior, _ = prior_of(model)
+    assert np.isnan(prior.centre[0]) and np.isinf(prior.stddev[0])
+    np.testing.assert_allclose([prior.centre[1], prior.stddev[1]], [5.0, 0.1], atol=0.03)
+    value, slope = prior.density(np.array([[0.0, 5.0], [9.0, 5.1]]))
+    np.testing.assert_allclose(value[1] - value[0], -0.5, rtol=1e-6)
+    np.testing.assert_allclose(slope, [[0.0, 0.0], [0.0, -10.0]], atol=1e-6)
