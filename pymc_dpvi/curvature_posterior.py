@@ -51,7 +51,7 @@ class CurvatureScale:
     Attributes
     ----------
     trace : float
-        Its median.
+        Its mean, but for the common factor.
     log_stddev : float
         Standard deviation of its logarithm.
 
@@ -82,6 +82,7 @@ class CurvatureScale:
         return cls(trace, math.hypot(_IDENTITY, min(stddev / number, 1.0)))
 
 
+@np.errstate(all="ignore")  # a trajectory that diverges is not taken
 def draw_curvature(
     curvature: np.ndarray,
     variance: np.ndarray,
@@ -148,7 +149,8 @@ class _Chains:
         error = np.sqrt(np.diag(variance))
         shrunk = np.sqrt(prior / (prior + error))
         start = (curvature - np.diag(prior)) * np.outer(shrunk, shrunk) + np.diag(prior)
-        size = np.sqrt(np.maximum(prior, np.diag(start)))
+        # What is known well starts where it is, however far from the prior.
+        size = np.sqrt(np.maximum(np.minimum(prior, error), np.diag(start)))
         values, vectors = np.linalg.eigh(start / np.outer(size, size))
         b = np.zeros((k, self._nu))
         b[:, :k] = size[:, None] * vectors * np.sqrt(np.maximum(values, 0.05))

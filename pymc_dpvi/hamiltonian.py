@@ -24,7 +24,7 @@ _SIZES = (0.01, 0.4, 1.2)  # of a step: least, first, largest
 Density = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-@np.errstate(all="ignore")  # steps that are too long may end anywhere
+@np.errstate(all="ignore")  # a trajectory that diverges is not taken
 def hamiltonian_draws(
     density: Density, start: np.ndarray, root: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
