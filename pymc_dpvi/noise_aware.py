@@ -37,7 +37,7 @@ given that it does.
 
 **Where the model is refuted.** Before the data :math:`\bar l` is normal about
 :math:`\Lambda P^{-1}\bar a` with the covariance :math:`\Lambda + S/n + \Lambda P^{-1}\Lambda`. If the one
-that was seen is not of this kind for most curvatures (a test at 1 %), as in networks, where it is large in
+that was seen is not of this kind for most curvatures (a test at 0.1 %), as in networks, where it is large in
 directions without curvature, then m would be an extrapolation by a model that does not hold, and is
 :math:`\bar z`.
 
@@ -72,7 +72,7 @@ COMPONENTS = 128
 #: Draws that have the weight of all, at least.
 _LEAST = 16.0
 #: Level of the test of the mean gradient against the prior.
-_CONFLICT = 0.01
+_CONFLICT = 1e-3
 #: Widths of the prior beyond which the mean draw refutes it.
 _FAR = 3.5
 #: Standard deviations of the fit's draws that stand for the prior's, where that is not known.

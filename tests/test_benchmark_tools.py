@@ -16,13 +16,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def readme_table() -> Any:
-    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "benchmarks" / "readme_table.py")
+def benchmark(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def readme_table() -> Any:
+    return benchmark("readme_table")
 
 
 def run() -> dict[str, Any]:
@@ -150,3 +154,13 @@ def test_references_cover_and_ranges_do_not_meet(problems: Any) -> None:
             ranks += np.mean(draws["beta"] < problem.truth["beta"], axis=0).tolist()
     inside = np.abs(np.array(ranks) - 0.5) < 0.45
     assert len(ranks) > 40 and abs(inside.mean() - 0.9) < 4 * np.sqrt(0.09 / len(ranks))
+
+
+def test_the_table_of_calibration() -> None:
+    table = benchmark("calibration_table")
+    names = ("prior_0.9", "prior_0.5", "other_0.9", "width", "worse_than_base", "beats_descent")
+    values = {f"{kind}_{n}": v for kind, v in (("noise_aware", 0.875), ("plain", 0.5)) for n in names}
+    row = {"family": "negative_binomial", "epsilon": 0.3, "noise_aware_uniform": "nan", **values}
+    head, rule, line = table.section({"cells": [row]}).splitlines()
+    assert head == table.HEAD and rule.count("|") == head.count("|") == line.count("|")
+    assert line.startswith("| negative binomial | 0.3 | 0.88 / 0.50 |") and "| – |" in line
