@@ -303,7 +303,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         return Prior(self._record, self.latents)
 
     @property
-    def widths(self) -> np.ndarray | None:
+    def _widths(self) -> np.ndarray | None:
         """Units of the optimiser's steps, ``(D,)``: the prior's widths, at most one; None if D is large."""
         return np.minimum(self._prior.stddev, 1.0) if self.latents.size <= MOST_LATENTS else None
 

@@ -983,7 +983,7 @@ def test_steps_are_in_units_of_the_priors_width_where_that_is_below_one(
     ((n, widths),) = seen
     assert n == 2
     np.testing.assert_allclose(widths, [0.05, 1.0, 1.0], rtol=0.2)
-    np.testing.assert_array_equal(widths, approx.widths)
+    np.testing.assert_array_equal(widths, approx._widths)
 
 
 def test_where_not_all_correlations_can_be_inferred_the_plain_posterior_is_the_default() -> None:
