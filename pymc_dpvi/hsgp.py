@@ -47,7 +47,7 @@ def refuse_hsgp(model: pm.Model, records: Collection[Variable], public: Collecti
         Naming the variable, and what to set.
     """
     for term in [*model.observed_RVs, *model.potentials]:
-        for kind, boundary, shifted in _bases(walk([term])):
+        for kind, boundary, shifted in _bases(walk([term]), records):
             if set(records).isdisjoint(walk([shifted])):
                 continue
             centre = _subtrahend(shifted)
@@ -70,7 +70,9 @@ def refuse_hsgp(model: pm.Model, records: Collection[Variable], public: Collecti
             )
 
 
-def _bases(found: list[Variable]) -> Iterator[tuple[str, Variable | None, Variable]]:
+def _bases(
+    found: list[Variable], records: Collection[Variable]
+) -> Iterator[tuple[str, Variable | None, Variable]]:
     """Find the bases in a graph: the class, the boundary, and the inputs minus the centre."""
     for var in found:
         if not _is_scalar(var, scalar.Sin, scalar.Cos):
@@ -81,7 +83,7 @@ def _bases(found: list[Variable]) -> Iterator[tuple[str, Variable | None, Variab
         parts = argument.owner.inputs
         if _is_scalar(argument, scalar.Mul):
             for k, part in enumerate(parts):
-                boundary = _boundary(part)
+                boundary = _boundary(part, records)
                 others = [p for j, p in enumerate(parts) if j != k]
                 if boundary is not None and others:
                     yield "HSGP", boundary, _untiled(others[0])
@@ -89,7 +91,7 @@ def _bases(found: list[Variable]) -> Iterator[tuple[str, Variable | None, Variab
             yield "HSGPPeriodic", None, _untiled(parts[0])
 
 
-def _boundary(frequency: Variable) -> Variable | None:
+def _boundary(frequency: Variable, records: Collection[Variable]) -> Variable | None:
     """Return L of the square root of ``(π j / 2 L)²``, or None if it is something else."""
     root = _through(frequency)
     if not _is_scalar(root, scalar.Sqrt):
@@ -101,7 +103,12 @@ def _boundary(frequency: Variable) -> Variable | None:
         and len(set(square.owner.inputs)) == 1
     ):
         ratio = square.owner.inputs[0]
-        if _is_scalar(ratio, scalar.TrueDiv) and _is_half_pi_grid(ratio.owner.inputs[0]):
+        # What a record array holds decides nothing.
+        if (
+            _is_scalar(ratio, scalar.TrueDiv)
+            and ratio.owner.inputs[0] not in records
+            and _is_half_pi_grid(ratio.owner.inputs[0])
+        ):
             twice = _through(ratio.owner.inputs[1])
             if _is_scalar(twice, scalar.Mul):
                 return twice.owner.inputs[-1]

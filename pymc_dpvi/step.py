@@ -165,7 +165,9 @@ class PrivateStep:
         self.trace = GradientTrace(latents.size)
         rows = []
         if self.trace.width:
-            rows.append(self._row(record, latents, noisy, z, mechanism.gradient, scale, unit))
+            row = self._row(record, latents, noisy, z, mechanism.gradient, scale, unit)
+            self._check_row(row, noisy, [*record.arrays, *data, indices, count, noise])
+            rows.append(row)
         released = [v for v in walk(grads) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
         updates = self._updates(optimizer, grads)
         self._check_updates(record, updates, [*grads, *released], [*data, indices, count, noise])
@@ -290,10 +292,12 @@ class PrivateStep:
         noise = unit * 2.0**LATTICE_BITS * scale
         if self.running_clip is not None:
             noise = noise * self.running_clip.scale
-        row = pt.concatenate([v.astype("float64") for v in (z.mean(axis=0), likelihood, prior, noise[None])])
-        if set(record.arrays) & set(walk([row], stop=[noisy], into_size=True)):
+        return pt.concatenate([v.astype("float64") for v in (z.mean(axis=0), likelihood, prior, noise[None])])
+
+    def _check_row(self, row: TensorVariable, noisy: TensorVariable, inside: Sequence[Variable]) -> None:
+        """Raise unless all that a row of the trace knows of the step's batch and noise is the release."""
+        if set(inside) & set(walk([row], stop=[noisy], into_size=True)):
             raise PrivacyError("The trace of gradients would hold more of the records than the release.")
-        return row
 
     def _pull_back(
         self,

@@ -15,6 +15,8 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytest
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.traversal import graph_inputs
 from scipy import stats
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -614,6 +616,19 @@ def test_a_row_of_the_trace(family: type[DPApproximation], gradient: str, n_mc: 
     # Together they are the gradient of the bound by the mean, which is all that the optimiser gets of them.
     np.testing.assert_allclose(row[D : 2 * D] + row[2 * D : 3 * D], gradient_of_mean, rtol=1e-9, atol=1e-9)
     assert row[-1] == pytest.approx(CLIP * MULTIPLIER / PROB, rel=1e-12)
+
+
+def test_a_row_that_knows_the_records_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step's graph holds the records' own shared variables, not those of the model."""
+    real = PrivateStep._row
+
+    def planted(self: PrivateStep, record: Any, latents: Any, noisy: Any, *rest: Any) -> Any:
+        held = [v for v in graph_inputs([noisy]) if isinstance(v, SharedVariable) and v.type.ndim == 2]
+        return real(self, record, latents, noisy, *rest) + held[0].sum()
+
+    monkeypatch.setattr(PrivateStep, "_row", planted)
+    with pytest.raises(PrivacyError, match="more of the records"):
+        Harness(regression(prior=0.5))
 
 
 def test_the_trace_sees_the_records_only_through_the_release() -> None:

@@ -590,6 +590,18 @@ def test_many_numbers_in_the_prior_are_listed_and_a_list_of_them_refused() -> No
         build_record_model(model)
 
 
+@pytest.mark.parametrize("entry", [0.0, 1.0])
+def test_no_entry_of_a_record_array_makes_a_basis(entry: float) -> None:
+    """All zeros are whole numbers of half turns, as the frequencies of an HSGP are."""
+    weight = np.zeros(N)
+    weight[3] = entry
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1)
+        turns = pt.sqrt(pt.sqr(pt.as_tensor(weight) / (2 * 6.0)))
+        pm.Normal("y", b * pt.sin(turns * (pt.as_tensor(X[:, 0]) - 0.5)), 1, observed=Y)
+    build_record_model(model)
+
+
 def test_shared_numbers_are_many_wherever_they_stand_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = [pytensor.shared(float(v)) for v in Y[:70]]
     address = {v: 1000 + 64 * k for k, v in enumerate(numbers)}  # as they are if nothing else was made
