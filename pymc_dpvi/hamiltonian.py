@@ -28,7 +28,7 @@ Density = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 def hamiltonian_draws(
     density: Density, start: np.ndarray, root: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Move draws of normal approximations until they are of a density.
+    r"""Move draws of normal approximations until they are of a density.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def hamiltonian_draws(
         constant, shape ``(chains,)``, and their gradients, shape ``(chains, D)``.
     start : ndarray, shape (chains, D)
     root : ndarray, shape (chains, D, D)
-        Lower Cholesky factors of the approximations' covariances.
+        L, of which the approximations' covariances are :math:`L L^{\top}`; any such root will do.
     rng : numpy.random.Generator
 
     Returns

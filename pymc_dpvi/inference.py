@@ -411,7 +411,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         mechanism = self._terms.mechanism(n, self._record.num_records)
         cost = self._planned(mechanism, n)
         self._reserve(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
-        optimizer = obj_optimizer or falling_adam(n, widths=self._approx._widths)
+        optimizer = obj_optimizer
+        if optimizer is None:
+            optimizer = falling_adam(n, widths=self._approx._widths)
 
         def compiled(candidate: Backend) -> PrivateStep:
             with quiet_pytensor():

@@ -80,7 +80,7 @@ _SPREADS = 10.0
 #: Least precision of a direction, in units of the draws' spread.
 _FLOOR = 1e-9
 #: Draws by which a posterior that is not normal is described.
-_DESCRIBED_BY = 512
+_DESCRIBED_BY = 256
 #: Chains that are run at a time.
 _MOST_CHAINS = 1024
 
@@ -93,7 +93,7 @@ class _Part:
     k: np.ndarray  # precision that the gradients give, shape (components, m, m)
     pull: np.ndarray  # gradient of the log of their density at the centre, shape (components, m)
     mean: np.ndarray  # of the normal approximation, shape (components, k)
-    covariance: np.ndarray  # likewise, shape (components, k, k)
+    root: np.ndarray  # its covariance is root @ root.T, shape (components, k, k)
     family: np.ndarray  # variances without noise, shape (components, k)
     refuted: bool
 
@@ -127,9 +127,8 @@ def _condition(
     full[at] += k
     without_noise[at] += back.T @ curvature @ back
     scaled = np.outer(fit.spread, fit.spread)
-    covariance, family = (
-        np.linalg.inv(positive(matrix * scaled, _FLOOR)) * scaled for matrix in (full, without_noise)
-    )
+    root = fit.spread[:, None] * _root(full * scaled)
+    alone = fit.spread[:, None] * _root(without_noise * scaled)
     force = np.repeat(gradient[None], COMPONENTS, axis=0)
     force[:, own] += pull
     moved = np.zeros((COMPONENTS, size))
@@ -138,8 +137,13 @@ def _condition(
         among = np.ix_(np.arange(COMPONENTS), near, near)
         held = positive((full * scaled)[among], _FLOOR)
         moved[:, near] = np.linalg.solve(held, (force * fit.spread)[:, near, None])[..., 0] * fit.spread[near]
-    variances = np.einsum("mjj->mj", family)
-    return _Part(fit, k, pull, fit.centre + moved, covariance, variances, refuted)
+    return _Part(fit, k, pull, fit.centre + moved, root, np.sum(alone**2, axis=2), refuted)
+
+
+def _root(precision: np.ndarray) -> np.ndarray:
+    """Return roots of the inverses of symmetric matrices, however badly conditioned."""
+    values, vectors = np.linalg.eigh((precision + np.swapaxes(precision, -1, -2)) / 2)
+    return vectors / np.sqrt(np.maximum(values, _FLOOR))[..., None, :]
 
 
 def _weigh(
@@ -228,7 +232,7 @@ class NoiseAwarePosterior:
             used, fits, self._parts, exact = len(blocks), [], [], True
         self.n_rows = sum(b.n for b in blocks[used:])
         self.n_late = sum(b.n for b in blocks[len(blocks) - trace.late_blocks :])
-        numbers = [x for p in self._parts for x in (p.k, p.pull, p.mean, p.covariance, p.family)]
+        numbers = [x for p in self._parts for x in (p.k, p.pull, p.mean, p.root, p.family)]
         self.available = bool(numbers) and all(np.isfinite(x).all() for x in numbers)
         if not self.available:
             return
@@ -242,7 +246,7 @@ class NoiseAwarePosterior:
             drawn = self.draw(_DESCRIBED_BY, rng)
             self.mean, self.stddevs = drawn.mean(axis=0), drawn.std(axis=0)
         else:
-            own = [np.einsum("mjj->mj", p.covariance).mean(axis=0) + p.mean.var(axis=0) for p in self._parts]
+            own = [np.sum(p.root**2, axis=2).mean(axis=0) + p.mean.var(axis=0) for p in self._parts]
             self.mean = np.concatenate([p.mean.mean(axis=0) for p in self._parts])
             self.stddevs = np.sqrt(np.concatenate(own))
 
@@ -299,7 +303,7 @@ class NoiseAwarePosterior:
         out = np.empty((draws, self._size))
         for group, part in zip(self._groups, self._parts, strict=True):
             which = rng.integers(COMPONENTS, size=draws)
-            root = np.linalg.cholesky(part.covariance)
+            root = part.root
             normals = rng.standard_normal((draws, part.mean.shape[1]))
             for m in range(COMPONENTS):  # a gather of the roots would be large
                 here = which == m

@@ -13,6 +13,7 @@ would need is left out here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,6 +31,7 @@ from pytensor.tensor.random.type import RandomType
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.gradients import Latents, prior_and_slope
 from pymc_dpvi.graphs import walk
+from pymc_dpvi.lowering import fast_compile
 from pymc_dpvi.opaque import is_opaque_value, opaque_part
 from pymc_dpvi.records import RecordModel
 from pymc_dpvi.synthetic import python_function
@@ -96,12 +98,13 @@ class Prior:
         value = pt.broadcast_to(value, (z.shape[0],))
         slope = pt.broadcast_to(slope, (z.shape[0], latents.size))
         with quiet_pytensor():
-            function = pm_compile([z], [value, slope], mode="FAST_COMPILE", on_unused_input="ignore")
+            function = pm_compile([z], [value, slope], mode=fast_compile(), on_unused_input="ignore")
 
         def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), suppress(ArithmeticError, np.linalg.LinAlgError, ValueError):
                 found, by_z = function(points.astype(dtype))
-            return np.asarray(found, dtype=float), np.asarray(by_z, dtype=float)
+                return np.asarray(found, dtype=float), np.asarray(by_z, dtype=float)
+            return np.full(len(points), -np.inf), np.zeros(points.shape)  # a point where it has no value
 
         return evaluate
 

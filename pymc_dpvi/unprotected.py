@@ -222,8 +222,10 @@ def _named(model: pm.Model, var: Variable, where: str, factors: Mapping[str, Var
     if where != "likelihood" or said != "An unnamed array":
         return said
 
-    def same(other: Variable) -> bool:
-        return is_array(other) and np.array_equal(array_value(other), array_value(var))
+    def same(other: Variable) -> bool:  # by its type: the words may not turn on an entry
+        if not is_array(other) or array_shape(other) != array_shape(var):
+            return False
+        return bool(other.type.dtype == var.type.dtype)
 
     behind = [name for name, factor in factors.items() if any(map(same, walk([factor], into_size=True)))]
     return f"An unnamed array behind {_first(behind or list(factors))}"

@@ -109,3 +109,14 @@ def test_what_has_no_draws_has_no_centre() -> None:
     value, slope = prior.density(np.array([[0.0, 5.0], [9.0, 5.1]]))
     np.testing.assert_allclose(value[1] - value[0], -0.5, rtol=1e-6)
     np.testing.assert_allclose(slope, [[0.0, 0.0], [0.0, -10.0]], atol=1e-6)
+
+
+def test_more_variables_than_numpy_takes_operands() -> None:
+    with pm.Model() as model:
+        b = [pm.Normal(f"b{k}", 0, 1) for k in range(40)]
+        pm.Normal("y", b[0], 1, observed=np.zeros(20))
+    prior = Prior(build_record_model(model), latents_of(model)[0])
+    z = np.random.default_rng(0).normal(size=(3, 40))
+    value, slope = prior.density(z)
+    np.testing.assert_allclose(value - value[0], -0.5 * ((z**2).sum(1) - (z[0] ** 2).sum()), atol=1e-9)
+    np.testing.assert_allclose(slope, -z)
