@@ -54,12 +54,9 @@ _SMALL = 4096
 #: Operations that loop themselves, or whose gradients do: up to 10⁵ turns, a matter of seconds in Python.
 _LOOPS = (BetaInc, GammaInc, GammaIncC, Hyp2F1, ScalarLoop)
 
-_ADVICE = {
-    "numba": "Leave backend= out: C or Python mode is taken where numba cannot; or give backend='c'",
-    "c": "Leave backend= out, or give backend='numba'",
-    "jax": "Leave backend= out, or give backend='numba', which knows more operations than JAX",
-    "compile_kwargs": "Leave compile_kwargs= out",
-}
+#: What works is known where it is said: Python mode has just made a step.
+_NO_KWARGS = "Leave compile_kwargs= out"
+_LEAVE_OUT = "Leave backend= out, and the first one that can is taken; Python mode can (backend='python')"
 _NO_BACKEND = (
     "A step on no records raised {}, and not on one backend alone: obj_optimizer returned updates that do "
     "not fit its parameters, a public array has not the shape that the model was written for, or "
@@ -183,10 +180,9 @@ def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]
     if in_python is None:
         raise ArgumentError(_NO_BACKEND.format(failure))
     if not others:
-        named = "compile_kwargs=" if first.name == "compile_kwargs" else f"backend={first.name!r}"
-        raise ArgumentError(
-            f"{named} cannot compile this model: {reason}. {_ADVICE[first.name]}. Nothing is spent."
-        )
+        own = first.name == "compile_kwargs"
+        named, advice = ("compile_kwargs=", _NO_KWARGS) if own else (f"backend={first.name!r}", _LEAVE_OUT)
+        raise ArgumentError(f"{named} cannot compile this model: {reason}. {advice}. Nothing is spent.")
     reasons = [f"{first.name}: {reason}"]
     made, taken = in_python, python.name
     for candidate in others:
