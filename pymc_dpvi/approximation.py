@@ -432,7 +432,10 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         if more_replacements:
             node = graph_replace(node, dict(more_replacements), strict=False)
         self._refuse_records(node)
-        return super().to_flat_input(node)
+        flat = super().to_flat_input(node)
+        # What is made of the result has been checked with it.
+        self._densities.update(walk(_variables(flat), into_size=True))
+        return flat
 
     def set_size_and_deterministic(
         self, node: Any, s: Any, d: Any, more_replacements: Mapping[Variable, Variable] | None = None
@@ -453,11 +456,13 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
 
     def _refuse_records(self, node: Any) -> None:
         # The prior has been checked; the numbers in it are the model's.
-        own = {*self.params, *self._record.public, *walk([self._record.prior_logp]), *self._densities}
+        record = self._record
+        own = {*self.params, *record.public, *walk([record.prior_logp]), *self._densities}
         for var in _variables(node):
-            behind = walk([var], into_size=True, columns_of=self._record.arrays)
+            behind = walk([var], into_size=True, columns_of=record.arrays)
+            plain = own | record.plain(behind)
             more = [v for v in behind if v not in own]
-            if any(self._record.is_private(v) for v in more) or is_long(more):
+            if any(record.is_private(v) for v in behind if v not in plain) or is_long(more):
                 raise UnsupportedModelError(_depends(var))
 
     @property

@@ -7,20 +7,20 @@ made-up data, and hides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
 import pymc as pm
-from pymc.pytensorf import compile as pm_compile
+from pytensor.graph.basic import Variable
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.type import TensorType
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.gradients import Latents
-from pymc_dpvi.graphs import array_shape, is_array, walk
-from pymc_dpvi.lowering import fast_compile
+from pymc_dpvi.graphs import array_shape, is_array, resize_records, walk
 from pymc_dpvi.model_checks import array_name, depends_on, hint_of_orientation, how_to_marginalise
 from pymc_dpvi.records import RecordModel, build_record_model
 from pymc_dpvi.separability import check_separable
@@ -118,8 +118,9 @@ def _outcome_and_mean(model: pm.Model) -> str | None:
         op, found = rv.owner.op, _observed_shape(model, rv)
         if not isinstance(op, RandomVariable) or op.ndim_supp or any(op.ndims_params):
             continue
-        lengths = [p.shape for p in op.dist_params(rv.owner)]
-        made = [tuple(map(int, k)) for k in pm_compile([], lengths, mode=fast_compile())()]
+        made = _shapes_by_types(op.dist_params(rv.owner), model)
+        if made is None:
+            continue
         with suppress(ValueError):  # what cannot be brought to one shape
             if np.broadcast_shapes(found, *made) == found:
                 continue
@@ -132,6 +133,23 @@ def _outcome_and_mean(model: pm.Model) -> str | None:
             + hint_of_orientation(model)
         )
     return None
+
+
+def _shapes_by_types(graphs: Sequence[Variable], model: pm.Model) -> list[tuple[int, ...]] | None:
+    """Return the shapes of graphs as they follow from the lengths of the arrays, and from no value in one.
+
+    A mask or counts in an array would otherwise decide on what is said. None if the lengths do not tell.
+    """
+    shapes = model.eval_rv_shapes()
+    stand_ins: dict[Variable, Variable] = {
+        v: TensorType(v.type.dtype, shape=array_shape(v))()  # type: ignore[attr-defined]
+        for v in walk(graphs, stop=model.free_RVs)
+        if is_array(v) and len(array_shape(v))
+    }
+    stand_ins |= {rv: TensorType(rv.type.dtype, shape=shapes[rv.name])() for rv in model.free_RVs}
+    made = resize_records(graphs, stand_ins, num_records=-1, rows=-1, everything=True)[0]
+    found = [tuple(g.type.shape) for g in made]  # type: ignore[attr-defined]
+    return None if any(None in shape for shape in found) else found
 
 
 def _latent_per_record(model: pm.Model) -> str | None:

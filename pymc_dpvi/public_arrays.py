@@ -16,7 +16,7 @@ import pymc as pm
 from pytensor.graph.basic import Constant, Variable
 
 from pymc_dpvi.graphs import array_value, is_array, walk
-from pymc_dpvi.single_numbers import MOST_NUMBERS, holds_table, shape_vectors
+from pymc_dpvi.single_numbers import MOST_NUMBERS, holds_table, written_shapes
 from pymc_dpvi.structural import is_structural
 
 __all__ = ["describe_public"]
@@ -52,7 +52,7 @@ def describe_public(
     values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
     roots = [*model.free_RVs, *model.observed_RVs, *model.potentials, *values]
     found = walk([*roots, *prior, *evaluated], columns_of=arrays)
-    plain = shape_vectors(found) | set(arrays)
+    plain = written_shapes(found) | set(arrays)
     own = set(walk(roots))
     places = _places(model, prior)
     initial = {rv.name: v for rv, v in model.rvs_to_initial_values.items() if isinstance(v, np.ndarray)}

@@ -23,12 +23,14 @@ from dataclasses import dataclass, field, replace
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pymc.distributions.multivariate import _LKJCholeskyCovRV
 from pymc.initial_point import make_initial_point_expression
 from pymc.logprob.basic import conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.type import TensorType
+from pytensor.tensor.type_other import NoneTypeT, SliceType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.compat import quiet_pytensor
@@ -54,6 +56,7 @@ from pymc_dpvi.record_axis import (
     find_record_axis,
     public_variables,
 )
+from pymc_dpvi.selections import refuse_masks
 from pymc_dpvi.single_numbers import (
     constant_parts,
     shape_vectors,
@@ -131,8 +134,9 @@ class RecordModel:
         ..., too, since all records may have answered so; written with an operation (``pt.zeros``,
         ``pt.eye``) it is a few single numbers. A long formula may be one too (`written_loops.is_long`).
 
-        No length is compared with the number of records, nor is an entry looked at: what is withheld would
-        tell whether that number equals a length, or what the records have answered.
+        No length is compared with the number of records, nor does an entry decide: what is withheld would
+        tell whether that number equals a length, or what the records have answered. (`written_triangles`
+        looks at entries where no record can have put them.)
         """
         model = self.model
         dims = model.named_vars_to_dims.get(getattr(var, "name", None)) or ()
@@ -141,10 +145,8 @@ class RecordModel:
         behind = self._behind([var])
         if not set(behind) & set(model.free_RVs):
             return False  # a number of its own, wherever it came from
-        if any(self._holds_data(v) for v in behind):
-            return False
-        plain = self.public | shape_vectors(behind) | written_triangles(behind)
-        if any(is_array(v) and array_value(v).size > 1 and v not in plain for v in behind):
+        plain = self.plain(behind)
+        if any(self.is_private(v) for v in behind if v not in plain):
             return False
         return not is_long(v for v in behind if v not in model.free_RVs)
 
@@ -160,6 +162,31 @@ class RecordModel:
         behind = [v for v in self._behind(fine) if v not in model.free_RVs]
         return () if is_long(behind, [fine]) else fine
 
+    def plain(self, behind: Sequence[Variable]) -> frozenset[Variable]:
+        """Return the constant arrays of a graph that are its shapes, or by which an LKJ variable is unpacked.
+
+        Parameters
+        ----------
+        behind : sequence of Variable
+            All variables of the graph.
+
+        Returns
+        -------
+        frozenset of Variable
+        """
+        return frozenset(shape_vectors(behind) | written_triangles(behind, self._is_packed))
+
+    def _is_packed(self, var: Variable) -> bool:
+        """Whether `var` is an LKJ variable, packed, or follows from the value of one alone."""
+        model = self.model
+        packed = {rv for rv in model.free_RVs if isinstance(rv.owner.op, _LKJCholeskyCovRV)}
+        packed |= {model.rvs_to_values[rv] for rv in packed}
+        found = walk([var], stop=packed, into_size=True)
+        leaves = [v for v in found if v.owner is None and not (is_array(v) and array_value(v).size <= 1)]
+        return not packed.isdisjoint(found) and all(
+            v in packed or isinstance(v.type, NoneTypeT | SliceType) for v in leaves
+        )
+
     def _behind(self, outputs: Iterable[Variable]) -> list[Variable]:
         """List what stands behind outputs, up to the free variables."""
         return walk(outputs, stop=self.model.free_RVs, into_size=True, columns_of=self.arrays)
@@ -167,14 +194,12 @@ class RecordModel:
     def is_private(self, var: Variable) -> bool:
         """Whether `var` is an array that nobody declared public, or an operation may have put one into it.
 
-        Single numbers are public, and arrays that say no more than their shape does. But an array as long
-        as the records is none of these, whatever it holds: all zeros may be the answer of every record.
+        Single numbers are public. An array is private whatever it holds and however long it is: all zeros
+        may be the answer of every record.
         """
         if self._holds_data(var):
             return True
-        if not is_array(var) or var in self.public:
-            return False
-        return self.num_records in array_shape(var) or not says_nothing(var)
+        return is_array(var) and var not in self.public and array_value(var).size > 1
 
     def _holds_data(self, var: Variable) -> bool:
         """Whether `var` is records, or an operation or a value that hides its numbers."""
@@ -222,7 +247,8 @@ class RecordModel:
                     f"{array_name(self.model, array)} has another shape now than when the method was made "
                     "(pm.set_data), so the checks of the model hold no longer. Make a new DPADVI."
                 )
-        assert_no_record_array(self)
+        # No length is compared with N any more: an array that was not there yet is refused as what it is.
+        assert_no_record_array(replace(self, num_records=-1))
         self.check_public()
 
     def check_public(self) -> None:
@@ -284,6 +310,7 @@ def build_record_model(
     """
     public = public_variables(model, public_data)
     check_before_records(model)
+    refuse_masks(model, public)
     num_records, observed_dims = find_record_axis(model, record_dim)
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
     check_against_records(model, num_records, dims, arrays)

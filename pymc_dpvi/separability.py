@@ -31,6 +31,7 @@ from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.gradients import Latents, aligned_gradients, in_draws, put
 from pymc_dpvi.graphs import hint_of_loops, is_array, walk
 from pymc_dpvi.records import Likelihood, RecordModel, rebuild_likelihood
+from pymc_dpvi.selections import cuts_records
 from pymc_dpvi.synthetic import Rows, python_function, synthetic_records
 
 __all__ = ["check_separable"]
@@ -55,6 +56,7 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
         Naming the variable whose terms differ, and the first operation that mixes records.
     """
     many = _likelihood(record, ROWS)
+    _refuse_cuts(record, many)
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
     values = latents.split(z[0])
     graphs, draw = in_draws([*many.factors.values(), *record.factors.values()], latents)
@@ -90,6 +92,33 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
             "has no density, a scale below zero for example: give them initval=..."
             + hint_of_loops([record.factors[n] for n in blind], blind)
         )
+
+
+def _refuse_cuts(record: RecordModel, many: Likelihood) -> None:
+    """Raise if the model takes some of the records by their place, which is not seen in a batch."""
+
+    def of_model(var: Variable) -> tuple[int | None, int | None]:
+        new = many.memo.get(var)
+        static = None if new is None else new.type.shape[0]  # type: ignore[attr-defined]
+        return var.type.shape[0], static if static == ROWS else None  # type: ignore[attr-defined]
+
+    def of_batch(var: Variable) -> tuple[int | None, int | None]:
+        follows = var.type.shape[0] == ROWS and not set(many.rows).isdisjoint(walk([var]))  # type: ignore[attr-defined]
+        return (ROWS, ROWS) if follows else (None, None)
+
+    model = record.model
+    terms = [*model.observed_RVs, *(p for p in model.potentials if p.name in many.factors)]
+    for term in terms:
+        own = [term, model.rvs_to_values.get(term, term)]
+        graphs = walk(own, stop=model.free_RVs)
+        if cuts_records(graphs, of_model, record.num_records) or cuts_records(
+            [many.factors[term.name]], of_batch, record.num_records
+        ):
+            raise NotSeparableError(
+                f"The likelihood '{term.name}' takes some of the records by their place (a slice of an "
+                "array, by a number, that is not all of its rows). A batch has no such places, so it would "
+                "be fitted as if nothing were cut. Give the model the rows to be fitted and no others."
+            )
 
 
 def _likelihood(record: RecordModel, rows: int) -> Likelihood:

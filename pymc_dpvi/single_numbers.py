@@ -25,14 +25,14 @@ What a loop writes into positions, operands and turns, `written_loops` looks for
 The threshold says how many numbers go uncounted: a user who writes up to 64 summaries of the data into a
 model, one by one, is not stopped (``docs/limitations.md``, 1).
 
-:func:`shape_vectors` finds the integer vectors that are shapes: they say what the types of the variables say.
+:func:`shape_vectors` finds the integer vectors that are shapes, by the operations that read them.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,16 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from pymc_dpvi.graphs import array_value, is_array, is_static_shape
-from pymc_dpvi.structural import is_structural
 from pymc_dpvi.written_loops import MOST_NUMBERS, breaks, spells_data
 
-__all__ = ["MOST_NUMBERS", "constant_parts", "holds_table", "shape_vectors", "written_triangles"]
+__all__ = [
+    "MOST_NUMBERS",
+    "constant_parts",
+    "holds_table",
+    "shape_vectors",
+    "written_shapes",
+    "written_triangles",
+]
 
 #: Rows of a table that may differ from the others, and it is none.
 _FEW = 8
@@ -234,57 +240,11 @@ def _leaf(var: Variable) -> Any:
     return id(var)
 
 
-def shape_vectors(found: Sequence[Variable]) -> set[Variable]:
-    """Return the constant integer vectors that are shapes, and so hold nothing that the types do not say.
+def shape_vectors(found: Iterable[Variable]) -> set[Variable]:
+    """Return the constant integer vectors that are read as shapes and in no other way.
 
-    That is a vector that is read as the shape of a reshape or of a random variable, or as the lengths of
-    parts, only; one that stands for the shape of an array whose type knows it; and one that is read entry
-    by entry and is a part of the shape of a variable of the graph.
-
-    Parameters
-    ----------
-    found : sequence of Variable
-        All variables of the graph (`graphs.walk`).
-
-    Returns
-    -------
-    set of Variable
-    """
-    readers: dict[Variable, set[str]] = {}
-    nodes = list({v.owner: None for v in found if v.owner is not None})
-    shapes: set[tuple[int | None, ...]] = {getattr(v.type, "shape", ()) for v in found if not is_array(v)}
-    while nodes:
-        node = nodes.pop()
-        nodes += getattr(getattr(node.op, "fgraph", None), "apply_nodes", ())
-        shapes.update(getattr(v.type, "shape", ()) for v in node.outputs)
-        for k, i in enumerate(node.inputs):
-            if isinstance(i, Constant) and is_array(i) and array_value(i).dtype.kind in "iu":
-                entry = isinstance(node.op, Subtensor) and node.outputs[0].type.ndim == 0
-                shape = (
-                    (isinstance(node.op, Reshape) and k == 1)
-                    or (isinstance(node.op, Split) and k == 2)
-                    or (isinstance(node.op, RandomVariable) and i is node.op.size_param(node))
-                )
-                readers.setdefault(i, set()).add("shape" if shape else "entry" if entry else "other")
-    parts = {s[a:b] for s in shapes for a in range(len(s)) for b in range(a + 1, len(s) + 1)}
-    return {
-        v
-        for v, how in readers.items()
-        if array_value(v).ndim == 1
-        and array_value(v).size <= _MOST_AXES
-        and (
-            how == {"shape"}
-            or is_static_shape(v)
-            or (how <= {"shape", "entry"} and tuple(array_value(v).tolist()) in parts)
-        )
-    }
-
-
-def written_triangles(found: Iterable[Variable]) -> set[Variable]:
-    """Return the index tables by which a packed vector is written into a triangle of a new matrix.
-
-    That is how PyMC unpacks the Cholesky factor of ``pm.LKJCholeskyCov``. The matrix is one number throughout
-    before, and the tables are those of ``tril_indices`` or ``triu_indices``; each entry is written once.
+    That is the shape of a reshape, the size of a random variable, the lengths of parts, and what stands for
+    the shape of an array whose type knows it. The operations that read a vector decide, and no entry of it.
 
     Parameters
     ----------
@@ -295,18 +255,97 @@ def written_triangles(found: Iterable[Variable]) -> set[Variable]:
     -------
     set of Variable
     """
+    return {v for v, how in _readers(found).items() if how == {"shape"} or is_static_shape(v)}
+
+
+def written_shapes(found: Sequence[Variable]) -> set[Variable]:
+    """Return `shape_vectors`, and the vectors that are read entry by entry and repeat a part of a shape.
+
+    PyMC reads the size of a random variable so. Counts of records may repeat a shape too: so this decides
+    what the report lists of what counts as public, and neither a refusal nor a release.
+
+    Parameters
+    ----------
+    found : sequence of Variable
+        All variables of the graph (`graphs.walk`).
+
+    Returns
+    -------
+    set of Variable
+    """
+    shapes: set[tuple[int | None, ...]] = {getattr(v.type, "shape", ()) for v in found if not is_array(v)}
+    for node in _all_nodes(found):
+        shapes.update(getattr(v.type, "shape", ()) for v in node.outputs)
+    parts = {s[a:b] for s in shapes for a in range(len(s)) for b in range(a + 1, len(s) + 1)}
+    return shape_vectors(found) | {
+        v
+        for v, how in _readers(found).items()
+        if how <= {"shape", "entry"} and tuple(array_value(v).tolist()) in parts
+    }
+
+
+def _all_nodes(found: Iterable[Variable]) -> Iterator[Apply]:
+    """Yield the operations of a graph and of the graphs inside them."""
+    nodes = list({v.owner: None for v in found if v.owner is not None})
+    while nodes:
+        node = nodes.pop()
+        yield node
+        nodes += getattr(getattr(node.op, "fgraph", None), "apply_nodes", ())
+
+
+def _readers(found: Iterable[Variable]) -> dict[Variable, set[str]]:
+    """Say of each constant vector of a few integers how it is read: as a shape, an entry of it, else."""
+    readers: dict[Variable, set[str]] = {}
+    for node in _all_nodes(found):
+        for k, i in enumerate(node.inputs):
+            if not isinstance(i, Constant) or not is_array(i):
+                continue
+            if i.type.dtype[:3] in ("int", "uin") and i.type.ndim == 1 and array_value(i).size <= _MOST_AXES:
+                entry = isinstance(node.op, Subtensor) and node.outputs[0].type.ndim == 0
+                shape = (
+                    (isinstance(node.op, Reshape) and k == 1)
+                    or (isinstance(node.op, Split) and k == len(node.inputs) - 1)
+                    or (isinstance(node.op, RandomVariable) and i is node.op.size_param(node))
+                )
+                readers.setdefault(i, set()).add("shape" if shape else "entry" if entry else "other")
+    return readers
+
+
+def written_triangles(
+    found: Iterable[Variable], is_packed: Callable[[Variable], bool] = lambda packed: True
+) -> set[Variable]:
+    """Return the index tables by which a packed vector is written into the lower triangle of a new matrix.
+
+    That is how PyMC unpacks the Cholesky factor of ``pm.LKJCholeskyCov``. The tables are ``tril_indices(n)``
+    of the n by n matrix that is made for it.
+
+    The entries are compared, so that no other table passes. Whether one passes tells nothing if the packed
+    vector is an LKJ variable (`is_packed`): at other places than the triangle's its numbers are no Cholesky
+    factor, so there is no model in which a record decides about the places. A vector of any other
+    variable may be written where records say, to the pairs that occur among them.
+
+    Parameters
+    ----------
+    found : iterable of Variable
+        All variables of the graph (`graphs.walk`).
+    is_packed : callable
+        Whether a vector is an LKJ variable's.
+
+    Returns
+    -------
+    set of Variable
+    """
     tables: set[Variable] = set()
     for node in {v.owner: None for v in found if v.owner is not None}:
-        into, *indices = node.inputs[:1] + node.inputs[2:]
-        if "IncSubtensor" not in type(node.op).__name__ or into.owner is None or len(indices) != 2:
+        if "IncSubtensor" not in type(node.op).__name__ or len(node.inputs) != 4:
             continue
-        if isinstance(into.owner.op, Alloc) and all(isinstance(i, Constant) and is_array(i) for i in indices):
-            pair = np.array([array_value(i) for i in indices if array_value(i).ndim == 1])
-            if (
-                pair.ndim == 2
-                and len(pair) == 2
-                and len(set(zip(*pair.tolist(), strict=True))) == pair.shape[1]
-            ):
-                if pair.shape[1] > 2 and is_structural(pair):
-                    tables.update(indices)
+        into, packed, *indices = node.inputs
+        n = into.type.shape[0] if into.type.ndim == 2 and len(set(into.type.shape)) == 1 else None
+        if n is None or into.owner is None or not isinstance(into.owner.op, Alloc) or not is_packed(packed):
+            continue
+        if all(isinstance(i, Constant) and is_array(i) for i in indices) and all(
+            np.array_equal(array_value(i), table)
+            for i, table in zip(indices, np.tril_indices(n), strict=True)
+        ):
+            tables.update(indices)
     return tables

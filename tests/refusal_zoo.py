@@ -898,7 +898,7 @@ def outcome_with_one_column() -> pm.Model:
     return model
 
 
-@refusal("records_chosen_by_a_mask", "UnsupportedModelError", "y", "another length", "mask")
+@refusal("records_chosen_by_a_mask", "NotSeparableError", "y", "depends on values of the data", "mask")
 def records_chosen_by_a_mask() -> pm.Model:
     x, y, rng = _xy(24, 1, 96)
     mask = rng.uniform(size=24) < 0.5

@@ -24,7 +24,9 @@ data exchanged after the checks                 `test_other_data_after_the_check
                                                 `test_a_number_that_becomes_records`
 variables added after the checks                `test_other_variables_after_the_checks`
 arrays and operations beside the records        `test_what_would_enter_beside_the_records`
-lengths that turn on values                     `test_a_length_that_turns_on_values_is_refused`
+lengths that turn on values                     `test_a_length_that_turns_on_values_is_refused`,
+                                                `test_a_mask_is_refused_whatever_it_holds`
+lengths that equal N, in what PyMC evaluates    `test_an_expression_does_not_tell_the_number_of_records`
 two threads, one method                         `test_two_threads_cannot_share_a_report`
 keys on tracebacks                              test_randomness `test_no_key_on_a_traceback`
 early stopping, interrupts, errors              test_inference `test_convergence_check_stops` and the next
@@ -242,6 +244,21 @@ def test_expressions_of_parameters_are_not(method: DPADVI, model: pm.Model) -> N
     for ask in (approx.sample_node, approx.symbolic_single_sample, approx.symbolic_sample_over_posterior):
         with pytest.raises(UnsupportedModelError, match="depends on the records"):
             ask(table)
+
+
+@pytest.mark.parametrize("ask", ["symbolic_single_sample", "symbolic_sample_over_posterior", "to_flat_input"])
+@pytest.mark.parametrize("entries", [np.zeros(41), np.arange(41.0), np.eye(41)[3]], ids=["0", "k", "one"])
+def test_an_expression_does_not_tell_the_number_of_records(ask: str, entries: np.ndarray) -> None:
+    """Nor what stands in a constant: an array may be data, however long it is."""
+    for n in (40, 41, 42):
+        with pm.Model() as model:
+            b = pm.Normal("b")
+            pm.Normal("y", b, 1.0, observed=np.linspace(-1, 1, n))
+            approx = DPADVI(**METHOD).approx
+        node = model.rvs_to_values[b] * pt.as_tensor(entries)
+        with pytest.raises(UnsupportedModelError, match="depends on the records"):
+            getattr(approx, ask)(node)
+        getattr(approx, ask)(model.rvs_to_values[b] * pt.ones(41))
 
 
 def test_a_column_of_zeros_is_still_a_column() -> None:
@@ -499,6 +516,53 @@ def test_a_length_that_turns_on_values_is_refused(keep: np.ndarray, potential: b
         else:
             pm.Normal("outcome", a, 1.0, observed=y[kept > 0])
         DPADVI(**METHOD)
+
+
+#: A part of the records that a mask, or counts, choose; the second is what one record changes.
+MASKS = [np.arange(41) >= 0, np.arange(41) != 3, np.arange(41) > 20]
+CUTS = [np.array(c) for c in ([20, 21], [21, 20], [20, 20], [1, 1])]
+CHOSEN: dict[str, tuple[list[np.ndarray], Callable[[Any, Any], Any]]] = {
+    "predictor": (MASKS, lambda b, m: pm.Normal("y", b * pt.as_tensor(X[:, 0])[m], 1.0, observed=X[:, 1])),
+    "mean": (MASKS, lambda b, m: pm.Normal("y", (b * pt.as_tensor(X[:, 0]))[m], 1.0, observed=X[:, 1])),
+    "both": (MASKS, lambda b, m: pm.Normal("y", b * pt.as_tensor(X[:, 0])[m], 1.0, observed=X[m, 1])),
+    "rows": (MASKS, lambda b, m: pm.Normal("y", b * pt.as_tensor(X)[m].sum(1), 1.0, observed=X[:, 1])),
+    "outcome": (MASKS, lambda b, m: pm.Normal("y", b, 1.0, observed=pt.as_tensor(X[:, 1])[m])),
+    "shared": (MASKS, lambda b, m: pm.Normal("y", b * pm.Data("x", X)[m, 0], 1.0, observed=X[:, 1])),
+    "Potential": (MASKS, lambda b, m: pm.Potential("y", -((b - pt.as_tensor(X[:, 0])[m]) ** 2))),
+    "repeated": (CUTS, lambda b, m: pm.Normal("y", pt.repeat(pt.stack([b, -b]), m), 1.0, observed=X[:, 1])),
+    "split": (
+        CUTS,
+        lambda b, m: pm.Normal(
+            "y",
+            b * pt.concatenate(pt.split(pt.as_tensor(X[:, 0]), m, n_splits=2)),
+            1.0,
+            observed=X[:, 1],
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", CHOSEN)
+def test_a_mask_is_refused_whatever_it_holds(how: str) -> None:
+    """By an error of one type and text."""
+    values, make = CHOSEN[how]
+    said = set()
+    for value in values:
+        with pm.Model(), pytest.raises(PrivacyError, match="depends on values of the data") as caught:
+            make(pm.Normal("b"), value)
+            DPADVI(**METHOD)
+        said.add((type(caught.value), str(caught.value)))
+    assert len(said) == 1
+
+
+def test_a_mask_of_columns_and_a_public_one_may_stand() -> None:
+    with pm.Model():
+        b = pm.Normal("b", shape=3)
+        keep = pm.Data("keep", np.array([True, False, True]))
+        pm.Normal(
+            "y", pt.as_tensor(X[:, :2]) @ b[keep] + b[np.array([True, True, True])][0], 1.0, observed=X[:, 1]
+        )
+        DPADVI(**METHOD, public_data=["keep"])
 
 
 def test_a_length_beside_a_prior_of_an_array_is_found() -> None:

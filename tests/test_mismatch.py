@@ -6,13 +6,14 @@ import traceback
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from refusal_zoo import REFUSALS, SENTINEL, leaks
 from zoo import ZOO
 
 from pymc_dpvi import DPADVI
 from pymc_dpvi.errors import NotSeparableError, PrivacyError, UnsupportedModelError
-from pymc_dpvi.mismatch import explained, take_apart
+from pymc_dpvi.mismatch import _reason, explained, take_apart
 
 
 def fails(text: str) -> None:
@@ -66,3 +67,17 @@ def test_conjugate_advice_is_given_only_where_the_latent_is_the_parameter():
         with pytest.raises(UnsupportedModelError) as caught:
             DPADVI(epsilon=1.0, delta=1e-6, model=model)
         assert wanted in str(caught.value)
+
+
+def test_a_reason_turns_on_no_value():
+    """What is said of shapes follows from the lengths of arrays, not from what a mask in one lets through."""
+    said = set()
+    for dropped in (99, 3, 4):
+        with pm.Model() as model:
+            x, keep = pt.as_tensor(np.linspace(0, 1, 21)), np.arange(21) != dropped
+            pm.Normal("y", pm.Normal("b") * x[keep], 1.0, observed=np.zeros(21))
+        said.add(_reason(model))
+    assert said == {None}
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("b") * x, 1.0, observed=np.zeros(20))
+    assert "shapes that do not fit" in str(_reason(model))

@@ -70,6 +70,43 @@ def test_a_sum_along_a_row_is_no_mixing():
     check_separable(*prepare(coupled(lambda x, eta: eta * pt.sum(x, axis=1))))
 
 
+CUT = {
+    "up to the last but one": (lambda x, b, n: b[0] + x[: n - 1, 0], True),
+    "the last ones": (lambda x, b, n: b[0] + x[1 - n :, 0], True),
+    "as many as are tried": (lambda x, b, n: b[0] + x[:5, 0], True),
+    "of what was computed": (lambda x, b, n: b[0] + (x @ b)[: n - 1], True),
+    "all": (lambda x, b, n: b[0] + x[:n, 0] + x[0:, 1] + x[-n:, 0], False),
+    "more than all": (lambda x, b, n: b[0] + x[: 2 * n, 0], False),
+    "columns": (lambda x, b, n: b[0] + x[:, :1].sum(axis=1) + x[:, -2:] @ b[:5], False),
+    "parameters": (lambda x, b, n: x @ b[: n - 1], False),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_records_chosen_by_their_place_are_refused(name: str):
+    """With the five records that are tried nothing is cut, and it would be another model."""
+    mean, cut = CUT[name]
+    group = np.arange(N) % 2
+    with pm.Model() as model:
+        x = pm.Data("x", np.random.default_rng(0).normal(size=(N, 2)))
+        b, c = pm.Normal("b", shape=2), pm.Normal("c", shape=2)
+        # The one-record graph has no static length that would tell.
+        pm.Normal("y", c[pm.Data("group", group)] + mean(x, b, N), 1.0, observed=np.zeros(N))
+    if not cut:
+        check_separable(*prepare(model))
+        return
+    with pytest.raises(NotSeparableError, match="'y' takes some of the records by their place"):
+        check_separable(*prepare(model))
+
+
+def test_records_chosen_by_their_place_in_a_logp_are_refused():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.CustomDist("y", mu, logp=lambda v, m: -((v[:11] - m) ** 2), observed=np.zeros(N))
+    with pytest.raises(NotSeparableError, match="'y' takes some of the records by their place"):
+        check_separable(*prepare(model))
+
+
 HOSTILE_X = [np.full((N, 2), v) for v in (np.nan, np.inf, 1e300, 0.0, -7.0)]
 
 

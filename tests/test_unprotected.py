@@ -24,7 +24,7 @@ from pymc_dpvi.approximation import DPMeanField
 from pymc_dpvi.formula_packages import formula_mark
 from pymc_dpvi.graphs import array_value, walk
 from pymc_dpvi.records import RecordModel, build_record_model
-from pymc_dpvi.single_numbers import holds_table, shape_vectors
+from pymc_dpvi.single_numbers import holds_table, shape_vectors, written_shapes
 from pymc_dpvi.written_loops import MOST_NUMBERS
 
 N = 83
@@ -412,8 +412,8 @@ def test_lengths_are_told_from_counts() -> None:
     x = pt.tensor("x", shape=(4, 3, 2))
     shape, counts, part = (pt.constant(np.array(v)) for v in ([12, 2], [5, 9], [3, 2]))
     graphs = [x.reshape(shape), x.sum() * counts[0] + counts[1], x.sum() * part[0] + part[1]]
-    found = shape_vectors(walk(graphs))
-    assert {tuple(array_value(v)) for v in found} == {(12, 2), (3, 2)}
+    found = [find(walk(graphs)) for find in (shape_vectors, written_shapes)]
+    assert [{tuple(array_value(v)) for v in one} for one in found] == [{(12, 2)}, {(12, 2), (3, 2)}]
 
 
 # -------------------------------------------------------------------------------- priors, starts, transforms
@@ -736,6 +736,35 @@ def test_labels_of_a_dim_that_no_parameter_has_stay_back() -> None:
         assert not any("p1" in str(c.values) for c in posterior.coords.values())
 
 
+#: How counts may stand in a Deterministic, the counts that are tried, and whether it is released.
+COUNTS: dict[str, tuple[Callable[[Any, Any], Any], list[list[int]], bool]] = {
+    "entry by entry": (lambda b, c: b.sum() * c[0] + c[1], [[4, 3], [3, 4], [5, 2], [0, 1], [2, 2]], False),
+    "whole": (lambda b, c: b.sum() * c, [[4, 3], [5, 2], [0, 1], [1, 1]], False),
+    "as positions": (lambda b, c: b[0][c], [[0, 1], [1, 0], [2, 2]], False),
+    "as a shape": (lambda b, c: b.reshape(c), [[4, 3], [3, 4], [12, 1]], True),
+    "as a shape and a factor": (lambda b, c: b.reshape(c) * c[0], [[4, 3], [3, 4], [12, 1]], False),
+    "as places in a matrix": (
+        lambda b, c: pt.set_subtensor(pt.zeros((2, 2))[c, np.array([0, 0, 1])], b[0]),
+        [[0, 1, 1], [0, 1, 0], [1, 1, 0]],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("use", COUNTS)
+def test_what_is_withheld_turns_on_no_entry_of_a_constant(use: str) -> None:
+    """Neither if it equals a length of the model, nor if it looks like an index table."""
+    make, tried, expected = COUNTS[use]
+    for counts in tried:
+        with pm.Model() as model:
+            b = pm.Normal("b", shape=(4, 3))
+            pm.Deterministic("d", make(b, pt.constant(np.array(counts))))
+            pm.Normal("y", b[0, 0], 1.0, observed=Y)
+        record = build_record_model(model)
+        assert record.may_be_released(model["d"]) is expected
+        assert record.public_arrays == ()
+
+
 def test_pymc_s_own_index_tables_are_released() -> None:
     with pm.Model() as model:
         chol, _corr, _stds = pm.LKJCholeskyCov("chol", n=3, eta=2.0, sd_dist=pm.Exponential.dist(1.0))
@@ -743,10 +772,22 @@ def test_pymc_s_own_index_tables_are_released() -> None:
         pm.Deterministic("reshaped", chol.reshape((1, 9)))
         rows, columns = np.array([0, 1, 1]), np.array([0, 0, 1])
         pm.Deterministic("chosen", chol[rows, columns])
+        # A vector of another variable may be written to the pairs that occur among the records.
+        pm.Deterministic("packed", pm.math.expand_packed_triangular(2, pm.Normal("free", shape=3)))
+        pm.Deterministic("of both", pm.math.expand_packed_triangular(3, model["chol"] + pt.as_tensor(Y[:6])))
     record = build_record_model(model)
-    assert DPMeanField(record, random_seed=1).withheld == (
-        "chosen",
-    )  # read by a table, which may be anybody's
+    approx = DPMeanField(record, random_seed=1)
+    # Read by a table, which may be anybody's; or written by one, and not of an LKJ variable alone.
+    assert approx.withheld == ("chosen", "packed", "of both")
+    for name in ("chol_corr", "chol_stds", "reshaped"):
+        (flat,) = model.replace_rvs_by_values([model[name]])
+        one = approx.symbolic_single_sample(flat)
+        assert np.isfinite(approx.set_size_and_deterministic(one, 1, 1).eval()).all()
+        assert len(approx.sample_node(model[name], size=2).eval()) == 2
+    for name in approx.withheld:
+        (flat,) = model.replace_rvs_by_values([model[name]])
+        with pytest.raises(UnsupportedModelError, match="depends on the records"):
+            approx.symbolic_single_sample(flat)
 
 
 # -------------------------------------------------------------------------------- Gaussian processes

@@ -26,6 +26,7 @@ from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graphs import array_value
 from pymc_dpvi.pieces import PiecewiseSum
 from pymc_dpvi.records import RecordModel
+from pymc_dpvi.single_numbers import written_shapes
 
 __all__ = ["PLANTS", "Plant", "planted"]
 
@@ -230,6 +231,11 @@ def started_at_data(self: DPADVI, *args: Any, **kwargs: Any) -> None:
 
 real_init = DPADVI.__init__
 
+
+def any_mask(model: Any, public: Any) -> None:
+    """Leave it to what a mask lets through how the model is refused."""
+
+
 GUARDED = Subject("an integer power", integer_power, operation_data)
 CURVE = SUBJECTS["columns: curve_on_a_grid"]
 
@@ -258,6 +264,18 @@ PLANTS: dict[str, Plant] = {
     "a start from the data": Plant("another start", ((DPADVI, "__init__", started_at_data),), "fits"),
     "withheld by a length": Plant(
         "another withheld", ((RecordModel, "may_be_released", by_length),), "fits", CURVE
+    ),
+    "withheld by an entry": Plant(
+        "another withheld",
+        ((records, "shape_vectors", written_shapes),),
+        "fits",
+        SUBJECTS["columns: counts_in_a_deterministic"],
+    ),
+    "refused by what a mask lets through": Plant(
+        "another refusal",
+        ((records, "refuse_masks", any_mask),),
+        "fits",
+        SUBJECTS["columns: chosen_by_a_mask"],
     ),
     "the number of records in an attribute": Plant(
         "another released",

@@ -290,6 +290,28 @@ def curve_on_a_grid(data: Data) -> pm.Model:
     return model
 
 
+@on_columns(seven)
+def counts_in_a_deterministic(data: Data) -> pm.Model:
+    """Counts of the records, of which those of the ordinary data are a shape of the model too."""
+    low = int((data["label"] < 0.5).sum())
+    counts = pt.constant(np.array([low, len(data["label"]) - low]))
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=(4, 3))
+        pm.Deterministic("d", b.sum() * counts[0] + counts[1])
+        pm.Normal("y", b[0, 0] * pm.Data("x", data["x"])[:, 0], 1.0, observed=data["y"])
+    return model
+
+
+@on_columns(panel)
+def chosen_by_a_mask(data: Data) -> pm.Model:
+    """A mask that holds all of the ordinary records: refused, and in the same words without one of them."""
+    keep = np.abs(data["time"]) < 1e3
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Normal("y", (a + b * pt.as_tensor(data["rate"]))[keep], 1.0, observed=data["y"])
+    return model
+
+
 @on_columns(panel)
 def as_many_coefficients_as_records(data: Data) -> pm.Model:
     with pm.Model() as model:
