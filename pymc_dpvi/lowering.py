@@ -17,7 +17,8 @@ those that differentiation makes of them, and those that PyTensor's own rewrites
 Where Python itself computes (``backend="python"``, or C without a compiler), an operation that NumPy has no
 function for is one of Python's numbers: an integer beyond 64 bits, or beyond the narrower type of a cast,
 raises OverflowError. There nothing is fused, what comes fused (PyTensor makes one operation of ``x**3``) is
-taken apart, sums and products of integers are taken two by two, and casts are NumPy's.
+taken apart, sums and products are taken two by two, and casts and fills are NumPy's. That is quick, too: what
+NumPy has no function for, such as a product of three arrays, Python computes entry by entry.
 """
 
 from __future__ import annotations
@@ -37,15 +38,13 @@ from pytensor.link.basic import JITLinker, PerformLinker
 from pytensor.link.c.basic import CLinker, OpWiseCLinker
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.link.vm import VMLinker
-from pytensor.scalar.basic import Add, Cast, Composite, Mul, Pow, upcast_out
+from pytensor.scalar.basic import Add, Cast, Composite, Mul, Pow, Second, second, upcast_out
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 
 __all__ = ["fast_compile", "python_as_it_stands", "without_raising"]
 
-#: Inputs of an operation of NumPy's, which has one output.
-_MOST_OPERANDS = 31
 #: After "specialize" and what undoes canonical forms (48), before fusion (49).
 _POSITION = 48.5
 
@@ -64,25 +63,32 @@ def without_raising(mode: Mode) -> Mode:
     rewrites = [(in2out(float_exponents, name="float_exponents"), _POSITION)]
     if _is_python(mode):
         mode = mode.excluding("fusion")
-        for number, rewrite in enumerate((apart, two_by_two, cast_by_numpy), start=1):
-            rewrites.append((in2out(rewrite, name=rewrite.__name__), _POSITION + number / 10))
+        rewrites += _by_numpy(apart, two_by_two, cast_by_numpy, fill_by_numpy)
     return mode.register(*rewrites)
 
 
 @cache
 def fast_compile() -> Mode:
-    """Return PyTensor's "FAST_COMPILE", for few calls, with sums of as many terms as there are.
+    """Return PyTensor's "FAST_COMPILE", in NumPy's operations: for few calls.
 
-    NumPy's functions take 32 operands. PyMC adds up the log-densities of all free variables in one
-    operation, and a sum that a model writes out becomes one too. PyTensor's own mode raises for more.
+    Its functions take 32 operands. PyMC adds up the log-densities of all free variables in one operation,
+    and a sum that a model writes out becomes one too. PyTensor's own mode raises for more.
     """
-    return get_mode("FAST_COMPILE").register(_pairs)
+    return get_mode("FAST_COMPILE").register(*_by_numpy(two_by_two, cast_by_numpy, fill_by_numpy))
 
 
 @cache
 def python_as_it_stands() -> Mode:
     """Return a mode in which Python computes a graph without rewrites, but for sums as in `fast_compile`."""
-    return Mode(linker="py", optimizer=None).register(_pairs)
+    return Mode(linker="py", optimizer=None).register(*_by_numpy(two_by_two))
+
+
+def _by_numpy(*rewrites: Any) -> list[tuple[Any, float]]:
+    """Return rewrites with the places where they are made, one after the other."""
+    return [
+        (in2out(rewrite, name=rewrite.__name__), _POSITION + number / 10)
+        for number, rewrite in enumerate(rewrites, start=1)
+    ]
 
 
 def _is_python(mode: Mode) -> bool:
@@ -146,25 +152,43 @@ class NumPyCast(Op):
 
 @node_rewriter([Elemwise])
 def cast_by_numpy(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Leave to NumPy what becomes an integer."""
-    dtype = node.outputs[0].type.dtype
-    if not isinstance(node.op.scalar_op, Cast) or np.dtype(dtype).kind not in "iu":
+    """Leave casts to NumPy."""
+    if not isinstance(node.op.scalar_op, Cast):
         return None
-    return [NumPyCast(dtype)(node.inputs[0])]
+    return [NumPyCast(node.outputs[0].type.dtype)(node.inputs[0])]
+
+
+class NumPyFill(Op):
+    """The second array, broadcast against the first."""
+
+    __props__ = ()
+
+    def make_node(self, x: Variable, y: Variable) -> Apply:
+        """Return y in the shape that x and y have together."""
+        return Apply(self, [x, y], [Elemwise(second)(x, y).type()])
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        """Copy."""
+        _, y = np.broadcast_arrays(*inputs)
+        output_storage[0][0] = y.astype(node.outputs[0].type.dtype)
+
+
+_fill = NumPyFill()
+
+
+@node_rewriter([Elemwise])
+def fill_by_numpy(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Leave to NumPy the filling of an array with others' entries."""
+    return [_fill(*node.inputs)] if isinstance(node.op.scalar_op, Second) else None
 
 
 @node_rewriter([Elemwise])
 def two_by_two(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Add or multiply more than two integers one after the other, and more of anything than NumPy takes."""
-    kind = node.outputs[0].type.dtype
-    most = 2 if np.dtype(kind).kind in "iu" else _MOST_OPERANDS
-    if not isinstance(node.op.scalar_op, Add | Mul) or len(node.inputs) <= most:
+    """Add or multiply more than two arrays one after the other."""
+    if not isinstance(node.op.scalar_op, Add | Mul) or len(node.inputs) <= 2:
         return None
     combine = pt.add if isinstance(node.op.scalar_op, Add) else pt.mul
-    return [reduce(combine, node.inputs).astype(kind)]
-
-
-_pairs = (in2out(two_by_two, name="two_by_two"), _POSITION)
+    return [reduce(combine, node.inputs).astype(node.outputs[0].type.dtype)]
 
 
 @node_rewriter([Elemwise])

@@ -30,11 +30,14 @@ from pytensor.tensor.random.type import RandomType
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.gradients import Latents, prior_and_slope
-from pymc_dpvi.graphs import walk
+from pymc_dpvi.graphs import fold_shapes, walk
 from pymc_dpvi.lowering import fast_compile
+from pymc_dpvi.one_thread import ONE_THREAD
 from pymc_dpvi.opaque import is_opaque_value, opaque_part
 from pymc_dpvi.records import RecordModel
+from pymc_dpvi.stacks import stacked, written_out
 from pymc_dpvi.synthetic import python_function
+from pymc_dpvi.unlooped import without_loops
 
 __all__ = ["Prior"]
 
@@ -89,24 +92,31 @@ class Prior:
 
         The density is up to a constant; both are in the unconstrained space.
         """
-        latents = self.latents
-        prior, slope, blocks = prior_and_slope(self.record, latents)
-        dtype = pytensor.config.floatX
-        z = pt.matrix("z", dtype=dtype, shape=(None, latents.size))
-        swap: dict[Variable, Variable] = dict(zip(blocks, latents.split(z), strict=True))
-        value, slope = vectorize_graph([prior, slope], swap)
-        value = pt.broadcast_to(value, (z.shape[0],))
-        slope = pt.broadcast_to(slope, (z.shape[0], latents.size))
-        with quiet_pytensor():
-            function = pm_compile([z], [value, slope], mode=fast_compile(), on_unused_input="ignore")
+        function, dtype = self.compiled, pytensor.config.floatX
 
         def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            with np.errstate(all="ignore"), suppress(ArithmeticError, np.linalg.LinAlgError, ValueError):
-                found, by_z = function(points.astype(dtype))
-                return np.asarray(found, dtype=float), np.asarray(by_z, dtype=float)
+            # Of small matrices BLAS makes tasks for threads, which then wait for each other for milliseconds.
+            with ONE_THREAD, np.errstate(all="ignore"):
+                with suppress(ArithmeticError, np.linalg.LinAlgError, ValueError):
+                    found, by_z = function(points.astype(dtype))
+                    return np.asarray(found, dtype=float), np.asarray(by_z, dtype=float)
             return np.full(len(points), -np.inf), np.zeros(points.shape)  # a point where it has no value
 
         return evaluate
+
+    @cached_property
+    def compiled(self) -> Callable[[np.ndarray], list[np.ndarray]]:
+        """PyTensor's function of it, which NumPy computes: without loops over points or entries."""
+        latents = self.latents
+        prior, slope, blocks = prior_and_slope(self.record, latents)
+        z = pt.matrix("z", dtype=pytensor.config.floatX, shape=(None, latents.size))
+        swap: dict[Variable, Variable] = dict(zip(blocks, latents.split(z), strict=True))
+        one = fold_shapes(written_out([prior, slope]))
+        value, slope = stacked(without_loops(vectorize_graph(one, swap)))
+        value = pt.broadcast_to(value, (z.shape[0],))
+        slope = pt.broadcast_to(slope, (z.shape[0], latents.size))
+        with quiet_pytensor():
+            return pm_compile([z], [value, slope], mode=fast_compile(), on_unused_input="ignore")
 
 
 def _is_known(record: RecordModel, var: Variable) -> bool:

@@ -41,7 +41,7 @@ LAYERS = (
     ("gradients",),
     ("factoring",),
     ("adaptive_clipping", "chunk", "pieces"),
-    ("backends", "compiled_cache", "fetching", "inlining", "one_thread", "unlooped"),
+    ("backends", "compiled_cache", "fetching", "inlining", "one_thread", "stacks", "unlooped"),
     ("clipping",),
     ("block_sums", "blocks"),
     ("records",),

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 import pytest
 from oracle import latents_of, points
 from pymc.pytensorf import compile as pm_compile
+from pytensor.graph.basic import Apply
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import Elemwise
 from scipy import stats
+from zoo import ZOO
 
+from pymc_dpvi.gradients import prior_and_slope, put
 from pymc_dpvi.prior_density import Prior
 from pymc_dpvi.records import build_record_model
+from pymc_dpvi.synthetic import python_function
 
 
 def effects() -> pm.Model:
@@ -67,6 +76,64 @@ def test_density_and_slope_are_pymcs(build: Callable[[], pm.Model]) -> None:
         np.testing.assert_allclose(
             found_slope, np.concatenate([np.ravel(g) for g in by]), rtol=1e-8, atol=1e-8
         )
+
+
+#: Of each kind that PyTensor vectorises by a loop over points, or NumPy computes entry by entry.
+VECTORISED = (
+    *("crossed_effects", "dirichlet_multinomial", "dpvi_gaussian_mixture", "interpolated_prior"),
+    "latent_class_analysis",
+    *("layer_norm_network", "lkj_mvnormal", "ordered_dirichlet_cutpoints", "penalised_spline_random_walk"),
+    *("spherical_mixture_potential", "varying_slopes_mvnormal_centered"),
+)
+
+
+def in_python(function: Any) -> list[Apply]:
+    """What Python computes in a loop: over points, or over the entries of arrays of them."""
+    graph = function.maker.fgraph
+    nodes = [n for n in graph.toposort() if not set(graph.inputs).isdisjoint(ancestors(n.outputs))]
+    loops = [
+        n
+        for n in nodes
+        if isinstance(n.op, Blockwise)
+        and not (n.op.gufunc_spec or getattr(n.op.core_op, "gufunc_spec", None))
+    ]
+    kinds = [n for n in nodes if isinstance(n.op, Elemwise)]
+    return loops + [n for n in kinds if (n.op.nfunc_spec or (None, None))[1] != len(n.inputs)]
+
+
+# PyMC 6's spline has its gradient in the form of PyTensor 2.
+@pytest.mark.filterwarnings("ignore:SplineWrapper should:FutureWarning")
+@pytest.mark.parametrize("name", VECTORISED)
+def test_all_points_at_once_are_one_after_the_other(name: str) -> None:
+    """What is vectorised and rewritten against the graph of one point as it stands, and computed by NumPy.
+
+    A first `sample` evaluates it hundreds of times: a loop in Python would take half a minute.
+    """
+    entry = ZOO[name]
+    with entry.flags():
+        record = build_record_model(entry.build(), record_dim=entry.record_dim, public_data=entry.public_data)
+        latents, start = latents_of(record.model)
+        prior = Prior(record, latents)
+        z = start + np.random.default_rng(0).normal(size=(6, latents.size))
+        value, slope = prior.density(z)
+        slow = [
+            n for n in in_python(prior.compiled) if not str(n.op).startswith("Softplus")
+        ]  # NumPy has none
+        assert slow == []
+        at = pt.vector("at", shape=(latents.size,))
+        logp, by, blocks = prior_and_slope(record, latents)
+        one = python_function([at], put([logp, by], blocks, latents.split(at)))
+        for row, found, found_slope in zip(z, value, slope, strict=True):
+            wanted, wanted_slope = one(row)
+            np.testing.assert_allclose(found, wanted, rtol=1e-9)
+            np.testing.assert_allclose(found_slope, wanted_slope, rtol=1e-7, atol=1e-9)
+
+
+def test_a_loop_in_python_would_be_noticed() -> None:
+    x, m = pt.dmatrix("x"), pt.dtensor3("m")
+    for graph in (pt.mul(x, x, x), pt.fill(x, x[0]), pt.linalg.cholesky(m)):
+        inputs = [x] if graph.type.ndim == 2 else [m]
+        assert len(in_python(pytensor.function(inputs, graph, mode="FAST_COMPILE"))) == 1
 
 
 def test_density_is_the_priors_alone() -> None:
