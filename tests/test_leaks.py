@@ -428,11 +428,16 @@ def test_a_number_that_becomes_records() -> None:
         private = DPADVI(**METHOD)
         approx = private.fit(2, progressbar=False)
         assert "scaled" in approx.sample(2)["posterior"]
-        pm.set_data({"scale": y})
-    assert approx.withheld == ("scaled",)
-    for action in (lambda: private.fit(2), lambda: private.refine(2), lambda: approx.sample(2)):
-        with pytest.raises(PrivacyError, match="'scale' has an axis as long as the number of records"):
-            action()
+    actions = (lambda: private.fit(2), lambda: private.refine(2), lambda: approx.sample(2))
+    for column in (y, y[:7]):  # in the same words, whether or not it is as long as the records
+        with private.approx.model:
+            pm.set_data({"scale": column})
+        assert approx.withheld == ("scaled",)
+        for action in actions:
+            with pytest.raises(
+                UnsupportedModelError, match="'scale' enters the likelihood but is not indexed"
+            ):
+                action()
     assert len(approx.privacy.runs) == 1
 
 
