@@ -6,11 +6,16 @@ import ast
 import importlib.util
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from pymc_dpvi import inference
+from pymc_dpvi.backends import Backend, backends
+from pymc_dpvi.compat import compile_mode
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
@@ -138,8 +143,19 @@ def test_quick_values_are_values_of_parameters(name: str) -> None:
     assert len(RUN.sources(document, quick=False)) == len(sources) - 1
 
 
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every fit run in Python, also one that names a backend, which must be one that there is."""
+
+    def found(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> list[Backend]:
+        assert backends(backend, compile_kwargs)
+        return [Backend("python", compile_mode(None, {**(compile_kwargs or {}), "mode": "PYTHON"}))]
+
+    monkeypatch.setattr(inference, "backends", found)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs(name: str, monkeypatch: pytest.MonkeyPatch, without_compiling: None) -> None:
+def test_it_runs(name: str, monkeypatch: pytest.MonkeyPatch, in_python: None) -> None:
     """With its quick values, in Python; `tox run -e notebooks` runs them in a kernel, as a user does."""
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
