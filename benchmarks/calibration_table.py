@@ -9,15 +9,13 @@ Copy ``benchmarks/output/calibration_judgement.json`` to ``benchmarks/figures`` 
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- table of calibration: benchmarks/calibration_table.py -->", "<!-- end of the table -->"
+from page_tables import write_table
+
+MARKS = "<!-- table of calibration: benchmarks/calibration_table.py -->", "<!-- end of the table -->"
 HEAD = (
     "| | ε | 90 %, truth from the prior | 50 % | 90 %, other truths | SBC p | width | below base rate |"
     " beats descent |"
@@ -26,19 +24,7 @@ HEAD = (
 
 def main() -> None:
     """Print the table, or write it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    default = ROOT / "benchmarks" / "output" / "calibration_judgement.json"
-    parser.add_argument("json", type=Path, nargs="?", default=default, help="what the run wrote")
-    parser.add_argument("--write", action="store_true", help="put it into docs/gallery.md")
-    arguments = parser.parse_args()
-    text = section(json.loads(arguments.json.read_text(encoding="utf-8")))
-    if not arguments.write:
-        print(text)
-        return
-    page = ROOT / "docs" / "gallery.md"
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    _, after = rest.split(END, maxsplit=1)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+    write_table("calibration_judgement.json", "docs/gallery.md", MARKS, section, __doc__)
 
 
 def section(found: Mapping[str, Any]) -> str:
@@ -50,7 +36,7 @@ def section(found: Mapping[str, Any]) -> str:
         cells.append(_number(row["noise_aware_uniform"], ".1g"))
         cells += [_pair(row, name) for name in ("width", "worse_than_base", "beats_descent")]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _pair(row: Mapping[str, Any], name: str) -> str:

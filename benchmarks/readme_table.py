@@ -9,36 +9,16 @@ Copy ``benchmarks/output/accuracy.png`` to ``benchmarks/figures`` with it: it is
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- table of accuracies: benchmarks/readme_table.py -->", "<!-- end of the table -->"
+from page_tables import write_table
+
+MARKS = "<!-- table of accuracies: benchmarks/readme_table.py -->", "<!-- end of the table -->"
 
 
 def main() -> None:
     """Print the table, or write it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    default = ROOT / "benchmarks" / "output" / "logistic_regression.json"
-    parser.add_argument("json", type=Path, nargs="?", default=default, help="what the run wrote")
-    parser.add_argument("--write", action="store_true", help="put it into README.md")
-    arguments = parser.parse_args()
-    text = section(json.loads(arguments.json.read_text(encoding="utf-8")))
-    if not arguments.write:
-        print(text)
-        return
-    readme = ROOT / "README.md"
-    readme.write_text(replaced(readme.read_text(encoding="utf-8"), text), encoding="utf-8")
-
-
-def replaced(page: str, text: str) -> str:
-    """Put a text between the two marks of a page."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"the page must have {BEGIN!r} and {END!r} once each")
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}"
+    write_table("logistic_regression.json", "README.md", MARKS, section, __doc__)
 
 
 def section(run: dict[str, Any]) -> str:
