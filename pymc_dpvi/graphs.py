@@ -144,7 +144,8 @@ def _reads_columns(var: Variable, arrays: Collection[Variable] | None) -> bool:
     else:
         return False
     known = arrays is None or base in arrays or not is_array(base)
-    return known and base.owner is None and int(axis) > 0
+    trailing = int(axis) > 0 or -base.type.ndim < int(axis) < 0
+    return known and base.owner is None and trailing
 
 
 def is_array(var: Variable) -> bool:
@@ -422,7 +423,12 @@ def _resize_random(
     batch_ndim = var.type.ndim - op.ndim_supp
     new_inputs = set(memo.values())
     inputs = [memo.get(i, i) for i in node.inputs]
-    inputs = [i if i in new_inputs else _rows_for_vector(i, num_records, rows) for i in inputs]
+    # The size alone: a parameter whose first entry is N is a number of the model, not a length.
+    old_size = op.size_param(node) if hasattr(op, "size_param") else None
+    inputs = [
+        _rows_for_vector(new, num_records, rows) if old is old_size and new not in new_inputs else new
+        for old, new in zip(node.inputs, inputs, strict=True)
+    ]
     if not leading and var.type.shape[:1] == (None,):
         # No static length: it follows the records if a parameter of the same rank does.
         leading = any(

@@ -167,14 +167,22 @@ def find_record_arrays(
 
     The only exceptions are arrays declared public, and arrays whose leading dim is also the dim of a
     free variable (as many groups as records, by chance).
+
+    Raises
+    ------
+    UnsupportedModelError
+        If nothing but their length says that the arrays of a Potential are records.
     """
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
     found: list[Variable] = []
     leading = set(dims)
     # Priors and initial values are searched too: what is found there is refused, as they must not see it.
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, Variable)]
-    for var in walk([*roots, *model.potentials, *model.free_RVs, *initial], columns_of=None):
-        if not is_array(var) or var in public or array_shape(var)[:1] != (num_records,):
+    # What the likelihood's checks (``Assert``) look at is no part of what is made of it for one record.
+    unread = _conditions([*roots, *model.potentials])
+    unread -= {*walk([*model.free_RVs, *initial], columns_of=None)}
+    for var in walk([*roots, *model.potentials, *model.free_RVs, *initial], unread, columns_of=None):
+        if var in unread or not is_array(var) or var in public or array_shape(var)[:1] != (num_records,):
             continue
         names = model.named_vars_to_dims.get(var.name) if var.name else None
         dim = names[0] if names else None
@@ -183,7 +191,52 @@ def find_record_arrays(
         found.append(var)
         if dim is not None:
             leading.add(dim)
+    if model.observed_RVs:
+        _refuse_lengths_alone(model, found, dims, {*walk(roots, stop=model.free_RVs)})
     return found, frozenset(leading)
+
+
+def _conditions(outputs: Iterable[Variable]) -> set[Variable]:
+    """Return the conditions of the checks behind `outputs` that are read in no other way."""
+    reached: set[Variable] = set()
+    conditions: set[Variable] = set()
+    stack = list(outputs)
+    while stack:
+        var = stack.pop()
+        if var in reached:
+            continue
+        reached.add(var)
+        if var.owner is not None and isinstance(var.owner.op, CheckAndRaise):
+            stack.append(var.owner.inputs[0])
+            conditions.update(var.owner.inputs[1:])
+        elif var.owner is not None:
+            stack += var.owner.inputs
+    return conditions - reached
+
+
+def _refuse_lengths_alone(
+    model: pm.Model, found: Sequence[Variable], dims: frozenset[str], observed: set[Variable]
+) -> None:
+    """Raise if a Potential would be a record's term or a prior's as its arrays happen to be long.
+
+    A penalty on neighbouring coefficients has a matrix with one row for each of them. For as many records
+    it would be taken apart, clipped and noised, for any other number it would not: two neighbouring data
+    sets would be fitted by two models.
+    """
+
+    def dim(var: Variable) -> str | None:
+        names = model.named_vars_to_dims.get(var.name) if var.name else None
+        return names[0] if names else None
+
+    for potential in model.potentials:
+        own = set(found) & set(walk([potential], stop=model.free_RVs))
+        if own and not own & observed and not {dim(potential), *map(dim, own)} & dims:
+            raise UnsupportedModelError(
+                f"The Potential '{potential.name}' has arrays with as many rows as there are records, and "
+                "nothing else says whether they are of the records. If they are, give it or its pm.Data the "
+                "records' dim (dims=...). If they are not, put them into pm.Data and declare it: "
+                "public_data=[...]."
+            )
 
 
 def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> set[Variable]:

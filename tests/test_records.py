@@ -228,3 +228,78 @@ def test_bad_arguments(kwargs: dict[str, Any]):
 def test_frozen(record: RecordModel):
     with pytest.raises(dataclasses.FrozenInstanceError):
         record.num_records = 3
+
+
+#: Terms with a parameter that is written as a vector of one number.
+CAPPED: dict[str, Callable[[Any, np.ndarray, Any], Any]] = {
+    "censored": lambda a, y, c: pm.Censored(
+        "y", pm.Normal.dist(a, 2, shape=len(y)), lower=None, upper=c, observed=y
+    ),
+    "truncated": lambda a, y, c: pm.Truncated(
+        "y", pm.Normal.dist(a, 2, shape=len(y)), lower=None, upper=c, observed=y
+    ),
+    "truncated_normal": lambda a, y, c: pm.TruncatedNormal("y", a, 2, upper=c, observed=y),
+    "own": lambda a, y, c: pm.CustomDist(
+        "y", a, c, logp=lambda value, a, c: -pt.minimum(abs(value - a), c), observed=y
+    ),
+    "spread": lambda a, y, c: pm.Normal("y", a, c, observed=y),
+    "trials": lambda a, y, c: pm.Binomial("y", n=c, p=pm.math.sigmoid(a), observed=y.astype(int)),
+    "stacked": lambda a, y, c: pm.Censored(
+        "y", pm.Normal.dist(a, 2, shape=len(y)), lower=None, upper=pt.stack([c[0], a])[:1], observed=y
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAPPED)
+def test_a_number_of_the_model_is_no_number_of_records(name: str) -> None:
+    """It was taken for a length where it was equal to N, and the fit was that of another model."""
+    found = []
+    for n in (11, 12, 13):
+        y = np.random.default_rng(0).uniform(0, 11.9, 13)[:n]
+        with pm.Model() as model:
+            a = pm.Normal("a", 0, 1)
+            CAPPED[name](a, y, np.array([12]) if name == "trials" else np.array([12.0]))
+        record = build_record_model(model)
+        rows = [np.array([11.5]).astype(row.type.dtype) for row in record.rows]
+        found.append([at(record, record.factors["y"], np.array([z]), rows) for z in (0.3, 9.0, 14.0)])
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+
+
+def test_a_bound_may_be_infinite() -> None:
+    y = np.random.default_rng(0).normal(size=12)
+    with pm.Model() as model:
+        CAPPED["censored"](pm.Normal("a", 0, 1), y, np.array([np.inf]))
+    record = build_record_model(model)
+    assert np.isfinite(at(record, record.factors["y"], np.zeros(1)))
+
+
+def penalised(n: int, *, dims: str | None = None, declared: bool = False) -> RecordModel:
+    """A penalty with a row for each of 12 pairs of coefficients, beside n records."""
+    differences = np.diff(np.eye(14), n=2, axis=0)
+    with pm.Model(coords={"person": range(n)}) as model:
+        b = pm.Normal("b", 0, 1, shape=14)
+        matrix = pm.Data("D", differences) if declared else differences
+        pm.Potential("smooth", pm.logp(pm.Normal.dist(0, 0.05), matrix @ b), dims=dims)
+        pm.Normal("y", b[0], 1, observed=np.random.default_rng(0).normal(size=n), dims="person")
+    return build_record_model(model, public_data=["D"] if declared else [])
+
+
+def test_a_length_makes_no_record_of_a_penalty() -> None:
+    """For as many records it was clipped and noised, for others it was a part of the prior."""
+    assert list(penalised(11).factors) == list(penalised(13).factors) == ["y"]
+    with pytest.raises(UnsupportedModelError, match=r"'smooth' has arrays with as many rows.*public_data"):
+        penalised(12)
+    assert list(penalised(12, declared=True).factors) == ["y"]
+    assert sorted(penalised(12, dims="person").factors) == ["smooth", "y"]
+
+
+def test_what_is_listed_turns_on_no_number_of_records() -> None:
+    listed = []
+    for n in (12, 13):
+        scale = pt.constant(np.array([12, 3]))
+        with pm.Model() as model:
+            a = pm.Normal("a", 0, 1.0 / scale[0])
+            pm.Normal("y", a, 1, observed=np.random.default_rng(0).normal(size=(n, 3)))
+        listed.append(build_record_model(model).public_arrays)
+    assert listed == [("constant of a (2,)",)] * 2
