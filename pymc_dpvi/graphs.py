@@ -424,11 +424,8 @@ def _resize_random(
     new_inputs = set(memo.values())
     inputs = [memo.get(i, i) for i in node.inputs]
     # The size alone: a parameter whose first entry is N is a number of the model, not a length.
-    old_size = op.size_param(node) if hasattr(op, "size_param") else None
-    inputs = [
-        _rows_for_vector(new, num_records, rows) if old is old_size and new not in new_inputs else new
-        for old, new in zip(node.inputs, inputs, strict=True)
-    ]
+    if (at := _place_of_size(op)) is not None and inputs[at] not in new_inputs:
+        inputs[at] = _rows_for_vector(inputs[at], num_records, rows)
     if not leading and var.type.shape[:1] == (None,):
         # No static length: it follows the records if a parameter of the same rank does.
         leading = any(
@@ -448,6 +445,18 @@ def _resize_random(
     if any(a is not b for a, b in zip(final, new.owner.inputs, strict=True)):
         new = new.owner.op.make_node(*final).outputs[new.owner.outputs.index(new)]
     return new
+
+
+def _place_of_size(op: Any) -> int | None:
+    """Return which input of a random variable is its size, if one is."""
+    if isinstance(op, RandomVariable):
+        return 1
+    if (base := getattr(op, "base_rv_op", None)) is not None:  # the inputs of a truncated one are the base's
+        return _place_of_size(base)
+    if getattr(op, "extended_signature", None) is None:
+        return None
+    (_, at, _), _ = op.get_input_output_type_idxs(op.extended_signature)
+    return None if at is None else int(at)
 
 
 def _resize_marginal(
