@@ -433,9 +433,34 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             node = graph_replace(node, dict(more_replacements), strict=False)
         self._refuse_records(node)
         flat = super().to_flat_input(node)
-        # What is made of the result has been checked with it.
-        self._densities.update(walk(_variables(flat), into_size=True))
-        return flat
+        return self._keep(flat)
+
+    def symbolic_sample_over_posterior(
+        self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None
+    ) -> Any:
+        """As in PyMC; refused if a record stands behind `node`.
+
+        Raises
+        ------
+        UnsupportedModelError
+        """
+        return self._keep(super().symbolic_sample_over_posterior(node, more_replacements))
+
+    def symbolic_single_sample(
+        self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None
+    ) -> Any:
+        """As in PyMC; refused if a record stands behind `node`.
+
+        Raises
+        ------
+        UnsupportedModelError
+        """
+        return self._keep(super().symbolic_single_sample(node, more_replacements))
+
+    def _keep(self, checked: Any) -> Any:
+        """Remember what was checked: that, and no constant in it, which somebody may use in another place."""
+        self._densities.update(v for v in _variables(checked) if v.owner is not None)
+        return checked
 
     def set_size_and_deterministic(
         self, node: Any, s: Any, d: Any, more_replacements: Mapping[Variable, Variable] | None = None
@@ -459,7 +484,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         record = self._record
         own = {*self.params, *record.public, *walk([record.prior_logp]), *self._densities}
         for var in _variables(node):
-            behind = walk([var], into_size=True, columns_of=record.arrays)
+            behind = walk([var], stop=self._densities, into_size=True, columns_of=record.arrays)
             plain = own | record.plain(behind)
             more = [v for v in behind if v not in own]
             if any(record.is_private(v) for v in behind if v not in plain) or is_long(more):
@@ -478,7 +503,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
     def _log_prior(self) -> TensorVariable:
         """Return PyMC's graph of it, which has been checked with the prior."""
         density = self.model.varlogp
-        self._densities.update(walk([density], into_size=True))
+        self._keep(density)
         return density
 
     def __getattribute__(self, name: str) -> Any:

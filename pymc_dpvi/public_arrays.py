@@ -51,15 +51,17 @@ def describe_public(
     """
     values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
     roots = [*model.free_RVs, *model.observed_RVs, *model.potentials, *values]
-    found = walk([*roots, *prior, *evaluated], columns_of=arrays)
+    # The likelihood as it was remade, for one record: what fell out of it then, as a check does, is not
+    # listed, and no list turns on how many records there are.
+    found = walk([*model.free_RVs, *prior, *evaluated], columns_of=arrays)
     plain = written_shapes(found) | set(arrays)
     own = set(walk(roots))
     places = _places(model, prior)
     initial = {rv.name: v for rv, v in model.rvs_to_initial_values.items() if isinstance(v, np.ndarray)}
-    names = Counter(f"initial value of {name} {v.shape}" for name, v in initial.items() if v.size > 1)
+    names = Counter(f"initial value of {name} {v.shape}" for name, v in initial.items() if v.ndim)
     seen: set[tuple[str, bytes]] = set()
     for var in found:
-        if not is_array(var) or var in plain or (array_value(var).size <= 1 and var not in model.data_vars):
+        if not is_array(var) or var in plain or (array_value(var).ndim == 0 and var not in model.data_vars):
             continue
         value = array_value(var)
         # PyMC names the constants that it makes of initial values by their types.

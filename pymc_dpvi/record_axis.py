@@ -11,6 +11,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import applys_between
+from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError

@@ -27,10 +27,9 @@ from pymc.distributions.multivariate import _LKJCholeskyCovRV
 from pymc.initial_point import make_initial_point_expression
 from pymc.logprob.basic import conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.type import TensorType
-from pytensor.tensor.type_other import NoneTypeT, SliceType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.compat import quiet_pytensor
@@ -59,6 +58,7 @@ from pymc_dpvi.record_axis import (
 from pymc_dpvi.selections import refuse_masks
 from pymc_dpvi.single_numbers import (
     constant_parts,
+    joined_numbers,
     shape_vectors,
     written_triangles,
 )
@@ -163,7 +163,9 @@ class RecordModel:
         return () if is_long(behind, [fine]) else fine
 
     def plain(self, behind: Sequence[Variable]) -> frozenset[Variable]:
-        """Return the constant arrays of a graph that are its shapes, or by which an LKJ variable is unpacked.
+        """Return the constant arrays of a graph that are no data by the way in which they are read.
+
+        They are its shapes, those by which an LKJ variable is unpacked, and a number joined to a vector.
 
         Parameters
         ----------
@@ -174,18 +176,17 @@ class RecordModel:
         -------
         frozenset of Variable
         """
-        return frozenset(shape_vectors(behind) | written_triangles(behind, self._is_packed))
+        tables = written_triangles(behind, self._is_packed)
+        return frozenset(shape_vectors(behind) | tables | joined_numbers(behind))
 
     def _is_packed(self, var: Variable) -> bool:
-        """Whether `var` is an LKJ variable, packed, or follows from the value of one alone."""
-        model = self.model
-        packed = {rv for rv in model.free_RVs if isinstance(rv.owner.op, _LKJCholeskyCovRV)}
-        packed |= {model.rvs_to_values[rv] for rv in packed}
-        found = walk([var], stop=packed, into_size=True)
-        leaves = [v for v in found if v.owner is None and not (is_array(v) and array_value(v).size <= 1)]
-        return not packed.isdisjoint(found) and all(
-            v in packed or isinstance(v.type, NoneTypeT | SliceType) for v in leaves
-        )
+        """Whether `var` is an LKJ variable, packed, also as PyMC writes it in terms of its value.
+
+        What follows from one, such as twice its entries, may be written wherever records say.
+        """
+        packed = [rv for rv in self.model.free_RVs if isinstance(rv.owner.op, _LKJCholeskyCovRV)]
+        written = self.model.replace_rvs_by_values(packed) if packed else ()
+        return var in packed or any(equal_computations([var], [v]) for v in written)
 
     def _behind(self, outputs: Iterable[Variable]) -> list[Variable]:
         """List what stands behind outputs, up to the free variables."""
@@ -195,11 +196,11 @@ class RecordModel:
         """Whether `var` is an array that nobody declared public, or an operation may have put one into it.
 
         Single numbers are public. An array is private whatever it holds and however long it is: all zeros
-        may be the answer of every record.
+        may be the answer of every record, and one entry may be what is left of them (``y[y > 5]``).
         """
         if self._holds_data(var):
             return True
-        return is_array(var) and var not in self.public and array_value(var).size > 1
+        return is_array(var) and var not in self.public and array_value(var).ndim > 0
 
     def _holds_data(self, var: Variable) -> bool:
         """Whether `var` is records, or an operation or a value that hides its numbers."""
@@ -427,6 +428,7 @@ def rebuild_likelihood(
         resize=observed,
         describe=lambda v: _describe(v, names),
     )
+    _refuse_unread(model, arrays, placeholders, new)
     new_observed = new[: len(observed)]
     new_potentials = new[len(observed) : len(observed) + len(potentials)]
     new_values = new[len(observed) + len(potentials) :]
@@ -453,6 +455,27 @@ def rebuild_likelihood(
             )
     factors = dict(zip(named, terms, strict=True))
     return Likelihood(factors, tuple(placeholders), memo, free, tuple(new), tuple(derived))
+
+
+def _refuse_unread(
+    model: pm.Model, arrays: Sequence[Variable], rows: Sequence[Variable], graphs: Sequence[Variable]
+) -> None:
+    """Raise if an array of a static length has fallen out of the likelihood, which read its shape alone.
+
+    It is then a record array for no other reason than its length. (That of ``pm.Data`` is no constant: for
+    any other number of records it stays, and is refused as what is not indexed by them.)
+    """
+    initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, Variable)]
+    # What is behind a prior or an initial value is refused for that.
+    read = {*walk(graphs, into_size=True), *walk([*model.free_RVs, *initial])}
+    for array, row in zip(arrays, rows, strict=True):
+        static = array.type.shape[0] is not None  # type: ignore[attr-defined]
+        if static and row not in read and array not in read:
+            raise NotSeparableError(
+                f"{array_name(model, array)} gives the likelihood its shape alone, and no entry: it is as "
+                "long as the records, and it cannot be seen whether it holds them. Write that length as a "
+                "number, or take it from an array of records whose entries are read."
+            )
 
 
 def _log_densities(

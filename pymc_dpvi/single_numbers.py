@@ -40,7 +40,7 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar.basic import Cast, ScalarType
-from pytensor.tensor.basic import Alloc, Split
+from pytensor.tensor.basic import Alloc, Join, Split
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape
@@ -54,6 +54,7 @@ __all__ = [
     "MOST_NUMBERS",
     "constant_parts",
     "holds_table",
+    "joined_numbers",
     "shape_vectors",
     "written_shapes",
     "written_triangles",
@@ -256,6 +257,30 @@ def shape_vectors(found: Iterable[Variable]) -> set[Variable]:
     set of Variable
     """
     return {v for v, how in _readers(found).items() if how == {"shape"} or is_static_shape(v)}
+
+
+def joined_numbers(found: Iterable[Variable]) -> set[Variable]:
+    """Return the constants of one entry that are joined to something, and read in no other way.
+
+    That is how a number is put before a vector: ``pt.concatenate([[0.0], cutpoints])``. No type tells it from
+    an array of the records of which one entry is left (``docs/limitations.md``, 1).
+
+    Parameters
+    ----------
+    found : iterable of Variable
+        All variables of the graph (`graphs.walk`).
+
+    Returns
+    -------
+    set of Variable
+    """
+    joined: set[Variable] = set()
+    others: set[Variable] = set()
+    for node in _all_nodes(found):
+        for i in node.inputs:
+            one = isinstance(i, Constant) and is_array(i) and array_value(i).shape == (1,)
+            (joined if one and isinstance(node.op, Join) else others).add(i)
+    return joined - others
 
 
 def written_shapes(found: Sequence[Variable], shaped: Sequence[Variable] | None = None) -> set[Variable]:

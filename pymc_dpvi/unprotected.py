@@ -248,7 +248,7 @@ def says_nothing(var: Variable) -> bool:
     A shared array that looks like it today may be given other values by ``pm.set_data``.
     """
     value = array_value(var)
-    return value.size <= 1 or (isinstance(var, Constant) and is_structural(value))
+    return value.ndim == 0 or (isinstance(var, Constant) and is_structural(value))
 
 
 def _may_stay(model: pm.Model, num_records: int, var: Variable) -> bool:

@@ -261,6 +261,26 @@ def test_an_expression_does_not_tell_the_number_of_records(ask: str, entries: np
         getattr(approx, ask)(model.rvs_to_values[b] * pt.ones(41))
 
 
+@pytest.mark.parametrize("order", ["factor, shape", "shape, factor"])
+def test_an_expression_does_not_turn_on_what_was_asked_before(order: str) -> None:
+    """A constant that passed as a shape has not passed as a factor."""
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=12)
+        pm.Normal("y", b.sum(), 1.0, observed=np.linspace(-1, 1, 7))
+        approx = DPADVI(**METHOD).approx
+    c, value = pt.constant(np.array([3, 4])), model.rvs_to_values[b]
+    for use in order.split(", "):
+        for ask in (approx.symbolic_single_sample, approx.symbolic_sample_over_posterior):
+            if use == "shape":
+                asked = ask(value.reshape(c, ndim=2))
+                approx.set_size_and_deterministic(asked, 1, 0)
+                continue
+            with pytest.raises(UnsupportedModelError, match="depends on the records"):
+                ask(value[:2] * c)
+            with pytest.raises(UnsupportedModelError, match="depends on the records"):
+                approx.set_size_and_deterministic(value[:2] * c, 1, 0)
+
+
 def test_a_column_of_zeros_is_still_a_column() -> None:
     """A column that holds the same number throughout may be the answer of every record."""
     withheld = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ import pytensor.tensor as pt
 import pytest
 from pymc.logprob.transforms import Transform
 from pytensor.compile.builders import OpFromGraph
+from pytensor.raise_op import Assert
 
 from pymc_dpvi import DPADVI, NotSeparableError, PrivacyError, PrivacyWarning, UnsupportedModelError
 from pymc_dpvi.approximation import DPMeanField
 from pymc_dpvi.formula_packages import formula_mark
-from pymc_dpvi.graphs import array_value, walk
+from pymc_dpvi.graphs import array_value, is_array, walk
 from pymc_dpvi.records import RecordModel, build_record_model
 from pymc_dpvi.single_numbers import holds_table, shape_vectors, written_shapes
 from pymc_dpvi.written_loops import MOST_NUMBERS
@@ -788,6 +790,126 @@ def test_pymc_s_own_index_tables_are_released() -> None:
         (flat,) = model.replace_rvs_by_values([model[name]])
         with pytest.raises(UnsupportedModelError, match="depends on the records"):
             approx.symbolic_single_sample(flat)
+
+
+#: Arrays that the records make one entry long, or longer, and how a Deterministic may read them.
+LEFT: dict[str, tuple[list[list[float]], Callable[[Any, np.ndarray], Any]]] = {
+    "outliers": (
+        [[1, 2, 3, 9], [1, 2, 9, 9], [1, 2, 3, 4]],
+        lambda b, y: b[0] + pt.as_tensor(y[y > 5]).sum(),
+    ),
+    "outliers in pm.Data": (
+        [[1, 2, 3, 9], [1, 2, 9, 9], [1, 2, 3, 4]],
+        lambda b, y: b[0] + pm.Data("outliers", y[y > 5]).sum(),
+    ),
+    "groups that occur": ([[1, 1, 1], [1, 1, 2]], lambda b, y: b[np.unique(y.astype(int))].mean()),
+    "steps": ([[1, 2], [1, 2, 3]], lambda b, y: b[0] * pt.as_tensor(np.diff(y)).sum()),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_an_array_of_one_entry_is_an_array(case: str) -> None:
+    """How long it is may turn on a record: neither a release nor an expression tells one entry from two."""
+    datasets, read = LEFT[case]
+    for data in datasets:
+        y = np.array(data, dtype=float)
+        with pm.Model() as model:
+            b = pm.Normal("b", shape=5)
+            pm.Deterministic("d", read(b, y))
+            pm.Deterministic("number", b[0] * float(y[0]))
+            pm.Normal("y", b[0], 1.0, observed=y)
+        record = build_record_model(model)
+        assert [v.name for v in record.released] == ["number"]
+        assert record.public_arrays == ()
+        approx = DPMeanField(record, random_seed=1)
+        (flat,) = model.replace_rvs_by_values([model["d"]])
+        with pytest.raises(UnsupportedModelError, match="depends on the records"):
+            approx.symbolic_single_sample(flat)
+
+
+def test_a_number_before_a_vector_is_a_number() -> None:
+    """As people write it; read in any other way too, it is an array."""
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=4)
+        first = pt.constant(np.array([0.0]))
+        pm.Deterministic("cutpoints", pt.concatenate([[0.0], pt.cumsum(pt.exp(b))]))
+        pm.Deterministic("weights", b * pt.concatenate([[1], pt.cumprod(1 - b)[:-1]]))
+        pm.Deterministic("two", pt.concatenate([[0.0, 0.0], b]))
+        pm.Deterministic("shared", pt.concatenate([pm.Data("left", [0.0]), b]))
+        pm.Deterministic("added", pt.concatenate([first, b]) + first)
+        pm.Normal("y", b[0], 1.0, observed=Y)
+    assert [v.name for v in build_record_model(model).released] == ["cutpoints", "weights"]
+
+
+def test_a_shared_array_of_one_entry_has_to_be_declared() -> None:
+    for outliers in ([], [2.0], [2.0, 2.0]):
+        with pm.Model() as model:
+            b = pm.Normal("b")
+            pm.Normal("y", b + pm.Data("outliers", np.array(outliers)).sum(), 1.0, observed=Y)
+        with pytest.raises(UnsupportedModelError, match="'outliers' enters the likelihood"):
+            build_record_model(model)
+        assert build_record_model(model, public_data=["outliers"]).public_arrays == (
+            f"outliers ({len(outliers)},)",
+        )
+
+
+#: How an array that is not the records' may stand in a likelihood, of which one record's term has none of it.
+FALLEN_OUT: dict[str, Callable[[Any, Any], Any]] = {
+    "the condition of a check": lambda b, z: Assert("positive")(b, pt.all(z >= 0)),
+    "a check in a check": lambda b, z: Assert("low")(Assert("high")(b, pt.all(z < 99)), pt.all(z >= 0)),
+    "its last length": lambda b, z: b * pt.as_tensor(z.get_value()[:, None] * [1.0, 2.0]).shape[-1],
+}
+
+
+@pytest.mark.parametrize("how", FALLEN_OUT)
+def test_what_falls_out_of_the_likelihood_is_no_record(how: str) -> None:
+    """Though it be as long as the records: the release and the report are those for any other number."""
+    found = []
+    for n in (N - 1, N, N + 1):
+        with pm.Model(coords={"place": range(N)}) as model:
+            z = pm.Data("z", np.arange(N) * 1.5, dims="place")
+            b = pm.Normal("b")
+            mu = FALLEN_OUT[how](b, z)
+            pm.Deterministic("d", b * pt.arange(N), dims="place")
+            table = [v for v in walk([mu]) if is_array(v) and v.type.ndim == 2]
+            pm.Deterministic("e", b * table[0].shape[1] if table else b)
+            pm.Normal("y", mu, 1.0, observed=np.linspace(-1, 1, n))
+        record = build_record_model(model)
+        found.append(([v.name for v in record.released], record.record_dims, record.public_arrays))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0][0] == "d"
+
+
+def test_an_array_of_which_the_length_alone_is_read_is_no_record() -> None:
+    for n, refused in ((N - 1, False), (N, True)):
+        with pm.Model() as model:
+            b = pm.Normal("b")
+            pm.Normal("y", b + pt.as_tensor(np.sqrt(np.arange(N))).shape[0], 1.0, observed=np.arange(n) * 0.1)
+        with pytest.raises(NotSeparableError, match="its shape alone") if refused else nullcontext():
+            build_record_model(model)
+
+
+def test_a_condition_that_is_read_elsewhere_too_counts() -> None:
+    with pm.Model() as model:
+        x = pm.Data("x", X)
+        b = pm.Normal("b")
+        fine = pt.all(x >= -99, axis=1)
+        pm.Normal("y", Assert("low")(b, pt.all(fine)) * fine, 1.0, observed=Y)
+    assert model["x"] in build_record_model(model).arrays
+
+
+def test_what_follows_from_an_lkj_variable_is_not_unpacked() -> None:
+    """Twice its entries may be written where records say, to their pairs: no table passes."""
+    for rows, columns in (([0, 1, 1], [0, 0, 1]), ([0, 0, 1], [0, 1, 1])):
+        with pm.Model() as model:
+            packed = pm.LKJCholeskyCov(
+                "packed", n=2, eta=2.0, sd_dist=pm.Exponential.dist(1.0), compute_corr=False
+            )
+            places = pt.zeros((2, 2))[np.array(rows), np.array(columns)]
+            pm.Deterministic("d", pt.set_subtensor(places, 2.0 * packed))
+            pm.Deterministic("own", pm.math.expand_packed_triangular(2, packed))
+            pm.Normal("y", packed.sum(), 1.0, observed=Y)
+        assert [v.name for v in build_record_model(model).released] == ["own"]
 
 
 # -------------------------------------------------------------------------------- Gaussian processes
