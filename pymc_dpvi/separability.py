@@ -14,7 +14,8 @@ own likelihood), never on the data, so that the verdict cannot depend on any rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 import numpy as np
 import pytensor
@@ -29,14 +30,15 @@ from pymc_dpvi.blocks import as_matrix
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.gradients import Latents, aligned_gradients, in_draws, put
-from pymc_dpvi.graphs import hint_of_loops, is_array, walk
+from pymc_dpvi.graphs import array_value, hint_of_loops, is_array, walk
 from pymc_dpvi.records import Likelihood, RecordModel, rebuild_likelihood
-from pymc_dpvi.selections import cuts_records
+from pymc_dpvi.selections import cuts_records, has_bounds
 from pymc_dpvi.synthetic import Rows, python_function, synthetic_records
 
 __all__ = ["check_separable"]
 
-ROWS = 5
+#: How many records are tried at least and at most, and how many more than the largest integer in the model.
+FEW, MANY, MOST, BEYOND = 5, 23, 200, 3
 
 
 @quiet_pytensor()
@@ -55,8 +57,11 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
     NotSeparableError
         Naming the variable whose terms differ, and the first operation that mixes records.
     """
-    many = _likelihood(record, ROWS)
-    _refuse_cuts(record, many)
+    few = _remade(record, FEW)
+    more = None if few is None else _remade(record, _rows_to_try(record, few))
+    if few is not None:
+        _refuse_cuts(record, few, more)
+    many = _or_raise(record, more)
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
     values = latents.split(z[0])
     graphs, draw = in_draws([*many.factors.values(), *record.factors.values()], latents)
@@ -77,7 +82,7 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
         for name, left, right in zip(names, out, out[len(names) :], strict=False):
             if left.shape != right.shape or not _same(left, right, tolerance):
                 raise NotSeparableError(
-                    f"The likelihood '{name}' is not a product over records: with {ROWS} records its "
+                    f"The likelihood '{name}' is not a product over records: with several records its "
                     "terms differ from those of one record at a time. " + _mixing(record, many, rows)
                 )
             seen[name] |= bool(np.isfinite(left).any())
@@ -94,31 +99,118 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
         )
 
 
-def _refuse_cuts(record: RecordModel, many: Likelihood) -> None:
-    """Raise if the model takes some of the records by their place, which is not seen in a batch."""
+def _remade(record: RecordModel, rows: int) -> Likelihood | None:
+    """Remake the likelihood for some rows; None if it cannot be: what is raised then tells how many."""
+    with suppress(Exception):
+        return _likelihood(record, rows)
+    return None
 
-    def of_model(var: Variable) -> tuple[int | None, int | None]:
-        new = many.memo.get(var)
-        static = None if new is None else new.type.shape[0]  # type: ignore[attr-defined]
-        return var.type.shape[0], static if static == ROWS else None  # type: ignore[attr-defined]
 
-    def of_batch(var: Variable) -> tuple[int | None, int | None]:
-        follows = var.type.shape[0] == ROWS and not set(many.rows).isdisjoint(walk([var]))  # type: ignore[attr-defined]
-        return (ROWS, ROWS) if follows else (None, None)
+def _or_raise(record: RecordModel, many: Likelihood | None) -> Likelihood:
+    if many is None:
+        names = ", ".join(map(repr, record.factors))
+        raise NotSeparableError(
+            f"The likelihood of {names} cannot be written for several records. It probably mixes records, "
+            "takes some of them by their place, or has a length that is a number: give the model the rows to "
+            "be fitted and no others, and drop fixed lengths from pt.zeros, pt.ones, reshape or shape=."
+            + hint_of_loops(list(record.factors.values()), record.factors)
+        )
+    return many
+
+
+def _rows_to_try(record: RecordModel, few: Likelihood) -> int:
+    """Return how many records are tried: more than the places and lags that are written in the model.
+
+    ``pt.roll(x, 5)``, ``pt.arange(n) >= 7`` or ``mu[7:]`` do nothing, or something else, on fewer rows. How
+    many records there are does not enter, but where a slice along them has a number as a bound: whether that
+    takes all of them is a question of their number, and would be answered otherwise by more rows.
+    """
+    model = record.model
+    graphs = [*few.factors.values(), *model.observed_RVs, *model.potentials]
+    written = [MANY - BEYOND]
+    for var in walk(graphs, stop=model.free_RVs, into_size=True):
+        if is_array(var) and var not in record.arrays and array_value(var).size == 1:
+            number = float(array_value(var).item())
+            if number.is_integer() and abs(number) <= MOST:
+                written.append(int(abs(number)))
+    rows = min(max(written) + BEYOND, MOST)
+    return min(rows, record.num_records) if _has_cuts(record, few) else rows
+
+
+def _has_cuts(record: RecordModel, few: Likelihood) -> bool:
+    """Whether a slice with a number as a bound runs along an axis as long as the small batch."""
+    model = record.model
+    own = [
+        v for rv in (*model.observed_RVs, *model.potentials) for v in (rv, model.rvs_to_values.get(rv, rv))
+    ]
+
+    def of_model(var: Variable) -> Collection[int]:
+        return of_batch(few.memo[var]) if var in few.memo else []
+
+    def of_batch(var: Variable) -> Collection[int]:
+        return [k for k, length in enumerate(getattr(var.type, "shape", ())) if length == FEW]
+
+    return has_bounds(walk(own, stop=model.free_RVs), of_model) or has_bounds(
+        walk(few.factors.values()), of_batch
+    )
+
+
+def _rows_of(likelihood: Likelihood) -> int:
+    return int(likelihood.rows[0].type.shape[0])  # type: ignore[arg-type]
+
+
+def _refuse_cuts(record: RecordModel, few: Likelihood, many: Likelihood | None) -> None:
+    """Raise if the model takes some of the records by their place, which is not seen in a small batch."""
+    rows = (_rows_of(few), -1 if many is None else _rows_of(many))
+    if rows[0] == rows[1]:
+        return  # these are all records
+
+    def axes(small: Variable | None, large: Variable | None) -> list[int]:
+        shapes = [getattr(getattr(v, "type", None), "shape", ()) for v in (small, large)]
+        return [k for k, pair in enumerate(zip(*shapes, strict=False)) if pair == rows]
+
+    def leading(var: Variable | None) -> list[int]:
+        return [0] if getattr(getattr(var, "type", None), "shape", ())[:1] == rows[:1] else []
+
+    def of_model(var: Variable) -> Collection[int]:
+        small = few.memo.get(var)
+        return leading(small) if many is None else axes(small, many.memo.get(var))
 
     model = record.model
-    terms = [*model.observed_RVs, *(p for p in model.potentials if p.name in many.factors)]
+    terms = [*model.observed_RVs, *(p for p in model.potentials if p.name in few.factors)]
     for term in terms:
-        own = [term, model.rvs_to_values.get(term, term)]
-        graphs = walk(own, stop=model.free_RVs)
-        if cuts_records(graphs, of_model, record.num_records) or cuts_records(
-            [many.factors[term.name]], of_batch, record.num_records
+        own = walk([term, model.rvs_to_values.get(term, term)], stop=model.free_RVs)
+        batch = few.factors[term.name]
+        pairs = {} if many is None else _paired(batch, many.factors[term.name])
+
+        def of_batch(var: Variable, pairs: dict[Variable, Variable] = pairs) -> Collection[int]:
+            if var in pairs:
+                return axes(var, pairs[var])
+            return [] if set(few.rows).isdisjoint(walk([var])) else leading(var)
+
+        def at_more(var: Variable, pairs: dict[Variable, Variable] = pairs) -> Variable:
+            return pairs.get(var, var)
+
+        if cuts_records(own, of_model, lambda var: var, rows, record.num_records) or cuts_records(
+            [batch], of_batch, at_more, rows, record.num_records
         ):
             raise NotSeparableError(
                 f"The likelihood '{term.name}' takes some of the records by their place (a slice of an "
-                "array, by a number, that is not all of its rows). A batch has no such places, so it would "
-                "be fitted as if nothing were cut. Give the model the rows to be fitted and no others."
+                "array, by a number, that is not all of its rows, or by a bound that is computed). A batch "
+                "has no such places, so it would be fitted as another model. Give the model the rows to be "
+                "fitted and no others; write what depends on a record's place with a column of its own, and "
+                "pt.switch."
             )
+
+
+def _paired(small: Variable, large: Variable) -> dict[Variable, Variable]:
+    """Return which variable of a graph for more rows stands for which; empty if the two are not alike."""
+    both = walk([small]), walk([large])
+    pairs = list(zip(*both, strict=False))
+    alike = len(both[0]) == len(both[1]) and all(
+        type(getattr(a.owner, "op", None)) is type(getattr(b.owner, "op", None)) for a, b in pairs
+    )
+    return dict(pairs) if alike else {}
 
 
 def _likelihood(record: RecordModel, rows: int) -> Likelihood:
@@ -135,7 +227,9 @@ def _over_rows(
         if many.type.ndim > graph.type.ndim:
             out.append(many[:, 0])
         else:  # the same for every record
-            out.append(pt.broadcast_to(many, (ROWS, *[many.shape[k] for k in range(1, many.ndim)])))
+            out.append(
+                pt.broadcast_to(many, (batch[0].type.shape[0], *[many.shape[k] for k in range(1, many.ndim)]))
+            )
     return out
 
 

@@ -908,6 +908,36 @@ def records_chosen_by_a_mask() -> pm.Model:
     return model
 
 
+@refusal("shape_from_a_mask", "UnsupportedModelError", "effect", "shape", "depends on values of the data")
+def shape_from_a_mask() -> pm.Model:
+    _, y, _ = _xy(22, 1, 97)
+    with pm.Model() as model:
+        outcome = pm.Data("outcome", y)
+        effect = pm.Normal("effect", outcome[outcome > 0], 1)
+        pm.Normal("y", effect.sum(), 1.0, observed=outcome)
+    return model
+
+
+@refusal("change_at_a_record", "NotSeparableError", "y", "by their place", "column of its own")
+def change_at_a_record() -> pm.Model:
+    # From the 14th record on another level holds; a batch has no 14th record.
+    x, y, _ = _xy(24, 1, 98)
+    with pm.Model() as model:
+        before, after = pm.Normal("before", 0, 1), pm.Normal("after", 0, 1)
+        mu = pt.set_subtensor((before + pm.Data("x", x[:, 0]))[13:], after)
+        pm.Normal("y", mu, 1.0, observed=y)
+    return model
+
+
+@refusal("lag_of_a_season", "NotSeparableError", "y", "by their place")
+def lag_of_a_season() -> pm.Model:
+    x, y, _ = _xy(24, 1, 99)
+    with pm.Model() as model:
+        season = pt.roll(pm.Data("x", x[:, 0]), 10)
+        pm.Normal("y", pm.Normal("b", 0, 1) * season, 1.0, observed=y)
+    return model
+
+
 # ------------------------------------------------------------------------------------------------
 # Arguments that do not fit the model
 # ------------------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from refusal_zoo import REFUSALS, SENTINEL, leaks, missing_texts
 from zoo import ZOO
@@ -96,3 +98,65 @@ def test_a_refused_fit_raises_with_the_model_context_clean():
         DPADVI(epsilon=1.0, delta=1e-6)
     with ZOO["linear"].build():
         DPADVI(epsilon=1.0, delta=1e-6)  # the one after is none the worse
+
+
+#: A free variable whose shape follows from the values of an array.
+SHAPED = {
+    "size": lambda g: pm.Normal("b", 0, 1, shape=g.max() + 1),
+    "mask": lambda g: pm.Normal("b", (1.0 * g)[g > 0], 1),
+    "dirichlet": lambda g: pm.Dirichlet("b", pt.ones(g.max() + 1)),
+    "reshape": lambda g: pm.Normal("b", pt.arange(6.0).reshape((g.max(), -1)), 1),
+    "arange": lambda g: pm.Normal("b", pt.arange(0, 10, g.max()) * 1.0, 1),
+    "repeat": lambda g: pm.Normal("b", pt.repeat(pt.arange(3.0), g.max()), 1),
+    "alloc": lambda g: pm.Normal("b", pt.zeros(g.max()), 1),
+    "bound": lambda g: pm.Uniform("b", 0, 1 + (1.0 * g)[g > 0]),
+    "split": lambda g: pm.Normal(
+        "b", pt.split(pt.arange(6.0), pt.stack([g.max(), 6 - g.max()]), n_splits=2)[0], 1
+    ),
+}
+VALUES = ([0, 1, 2, 3, 4], [0, 1, 2, 3, 3], [0, 0, 0, 0, 0], [-3, -3, -3, -3, -3], [0, 1, 2, 3, 11])
+
+
+def _shaped(make: Any, values: list[int], n: int = 5, constant: bool = False) -> pm.Model:
+    with pm.Model() as model:
+        group = np.array(values)
+        b = make(pt.constant(group) if constant else pm.Data("g", group))
+        pm.Normal("y", b.sum(), 1, observed=np.linspace(-1, 1, n))
+    return model
+
+
+@pytest.mark.parametrize("n", [5, 7])
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_shape_from_records_is_refused_in_the_same_words(name: str, n: int):
+    """Also where the array is not as long as the records: an outcome that is one longer, say."""
+    said = set()
+    for values in VALUES:
+        with pytest.raises(errors.UnsupportedModelError) as caught:
+            DPADVI(epsilon=1.0, delta=1e-6, model=_shaped(SHAPED[name], values, n))
+        said.add(str(caught.value))
+    assert len(said) == 1
+    assert "The shape of 'b' depends on values of the data" in said.pop()
+
+
+def test_a_shape_from_a_constant_is_refused_in_the_same_words():
+    said = set()
+    for values in VALUES[:3]:
+        with pytest.raises(errors.UnsupportedModelError, match="The shape of 'b'") as caught:
+            DPADVI(epsilon=1.0, delta=1e-6, model=_shaped(SHAPED["size"], values, constant=True))
+        said.add(str(caught.value))
+    assert len(said) == 1
+
+
+def test_a_shape_from_public_data_passes():
+    model = _shaped(SHAPED["size"], [0, 1, 3], n=5)
+    assert DPADVI(epsilon=1.0, delta=1e-6, model=model, public_data=["g"]).approx.mean.eval().shape == (4,)
+
+
+def test_a_prior_as_long_as_an_array_passes():
+    """The length of an array is no value of it."""
+    with pm.Model() as model:
+        table = pm.Data("table", np.zeros(3))
+        b = pm.Normal("b", 2 * table, 1)
+        c = pm.Normal("c", 0, 1, shape=table.shape[0])
+        pm.Normal("y", (b + c).sum(), 1, observed=np.linspace(-1, 1, 5))
+    DPADVI(epsilon=1.0, delta=1e-6, model=model, public_data=["table"])

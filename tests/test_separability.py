@@ -107,6 +107,86 @@ def test_records_chosen_by_their_place_in_a_logp_are_refused():
         check_separable(*prepare(model))
 
 
+def _transposed(cut: Any) -> Any:
+    return lambda x, b: cut(pt.stack([x, 2 * x]).T.T, b)
+
+
+#: By place, by a lag, or by the number of rows, each in a way that five records do not show.
+PLACES = {
+    "set beyond five": lambda x, b: pt.set_subtensor((b[0] + x)[7:], b[1]),
+    "set before": lambda x, b: pt.set_subtensor((b[0] + x)[:7], b[1]),
+    "add beyond five": lambda x, b: pt.inc_subtensor((b[0] + x)[7:], b[1]),
+    "sum beyond five": lambda x, b: b[0] * x + b[1] * x[7:].sum(),
+    "on the second axis": _transposed(lambda v, b: pt.concatenate([b[0] * v[0, :7], b[1] * v[1, 7:]])),
+    "bound that is computed": lambda x, b: _halves(x, b, pt.constant(3) + 4),
+    "bound from the length": lambda x, b: _halves(x, b, pt.minimum(7, x.shape[0])),
+    "bound that is data": lambda x, b: _halves(x, b, pt.cast(pm.Data("k", 7.0), "int64")),
+    "bound far away": lambda x, b: _halves(x, b, pt.minimum(700, x.shape[0])),
+    "computed, then cut": lambda x, b: _halves(x[x.shape[0] * 0 :], b, 7),
+    "roll by five": lambda x, b: b[0] + b[1] * pt.roll(x, 5),
+    "roll by twice five": lambda x, b: b[0] + b[1] * pt.roll(x, 10),
+    "lag of five": lambda x, b: b[0] + x + b[1] * pt.set_subtensor(pt.zeros_like(x)[5:], x[:-5]),
+    "eye": lambda x, b: b[0] + b[1] * (pt.eye(x.shape[0], k=5) @ x),
+    "tril": lambda x, b: b[0] * x + b[1] * (pt.tril(pt.ones((x.shape[0], x.shape[0])), k=-5) @ x),
+    "arange": lambda x, b: pt.switch(pt.arange(x.shape[0]) >= 7, b[0], b[1]) + 0 * x,
+    "arange far away": lambda x, b: pt.switch(pt.arange(x.shape[0]) >= 70, b[0], b[1]) + 0 * x,
+    "number of rows": lambda x, b: b[0] + b[1] * x * pt.gt(x.shape[0], 5),
+    "difference of rows": lambda x, b: b[0] * x + pt.maximum(0, x.shape[0] - 5),
+}
+#: These take every record as it is.
+NO_PLACES = {
+    "whole": lambda x, b: b[0] * x[: x.shape[0]] + b[1],
+    "whole of what is computed": lambda x, b: (b[0] * x)[: (b[0] * x).shape[0]],
+    "sets all": lambda x, b: pt.set_subtensor(pt.zeros_like(x)[:], b[0] * x),
+    "five columns": lambda x, b: (pt.stack([x] * 5, axis=1)[:, :5] * b[0]).sum(axis=1),
+    "lags of a row": lambda x, b: pt.roll(pt.stack([x] * 7, axis=1) * b[0], 5, axis=1).sum(axis=1),
+}
+
+
+def _halves(x: Any, b: Any, k: Any) -> Any:
+    return pt.concatenate([b[0] + x[:k], b[1] + x[k:]])
+
+
+def placed(mean: Any, n: int = 12) -> pm.Model:
+    with pm.Model() as model:
+        x = pm.Data("x", np.linspace(-1, 1, n))
+        b = pm.Normal("b", 0, 1, shape=2)
+        pm.Normal("y", mean(x, b), 1.0, observed=pm.Data("seen", np.linspace(0, 1, n)))
+    return model
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_that_a_small_batch_does_not_show_are_refused(name: str):
+    with pytest.raises(NotSeparableError, match=r"by their place|not a product over records"):
+        check_separable(*prepare(placed(PLACES[name])))
+
+
+@pytest.mark.parametrize("name", NO_PLACES)
+def test_slices_that_take_all_records_pass(name: str):
+    check_separable(*prepare(placed(NO_PLACES[name])))
+
+
+@pytest.mark.parametrize("name", ["arange", "number of rows"])
+def test_the_number_of_records_does_not_decide_how_many_are_tried(name: str):
+    """With four records `arange(n) >= 7` does nothing; that there are so few must not be seen."""
+    said = []
+    for n in (4, 12, 60):
+        with pytest.raises(NotSeparableError) as caught:
+            check_separable(*prepare(placed(PLACES[name], n)))
+        said.append(str(caught.value))
+    assert len(set(said)) == 1
+
+
+@pytest.mark.parametrize("n", [12, 31])
+def test_a_refusal_does_not_tell_the_number_of_records(n: int):
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.CustomDist("y", mu, logp=lambda v, m: -((v[: n - 1] - m) ** 2), observed=np.zeros(n))
+    with pytest.raises(NotSeparableError) as caught:
+        check_separable(*prepare(model))
+    assert str(n) not in str(caught.value)
+
+
 HOSTILE_X = [np.full((N, 2), v) for v in (np.nan, np.inf, 1e300, 0.0, -7.0)]
 
 
