@@ -8,7 +8,7 @@ import pymc as pm
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import applys_between
 from pytensor.raise_op import CheckAndRaise
@@ -18,6 +18,7 @@ from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelE
 from pymc_dpvi.graphs import array_shape, array_value, is_array, substituted, walk
 from pymc_dpvi.model_checks import global_dims, hint_of_orientation
 from pymc_dpvi.opaque import opaque_part
+from pymc_dpvi.structural import is_structural
 
 __all__ = ["describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
 
@@ -222,7 +223,8 @@ def _refuse_lengths_alone(
 
     A penalty on neighbouring coefficients has a matrix with one row for each of them. For as many records
     it would be taken apart, clipped and noised, for any other number it would not: two neighbouring data
-    sets would be fitted by two models.
+    sets would be fitted by two models. Arrays that are not structural need no such rule: those of another
+    length are refused.
     """
 
     def dim(var: Variable) -> str | None:
@@ -231,12 +233,14 @@ def _refuse_lengths_alone(
 
     for potential in model.potentials:
         own = set(found) & set(walk([potential], stop=model.free_RVs))
-        if own and not own & observed and not {dim(potential), *map(dim, own)} & dims:
+        if not own or not all(isinstance(v, Constant) and is_structural(array_value(v)) for v in own):
+            continue
+        if not own & observed and not {dim(potential), *map(dim, own)} & dims:
             raise UnsupportedModelError(
-                f"The Potential '{potential.name}' has arrays with as many rows as there are records, and "
-                "nothing else says whether they are of the records. If they are, give it or its pm.Data the "
-                "records' dim (dims=...). If they are not, put them into pm.Data and declare it: "
-                "public_data=[...]."
+                f"The Potential '{potential.name}' has arrays with as many rows as there are records, regular "
+                "as a grid or a penalty is, and nothing else says whether they are of the records. If they are, "
+                "give it or its pm.Data the records' dim (dims=...). If they are not, put them into pm.Data and "
+                "declare it: public_data=[...]."
             )
 
 

@@ -283,7 +283,7 @@ def joined_numbers(found: Iterable[Variable]) -> set[Variable]:
     return joined - others
 
 
-def written_shapes(found: Sequence[Variable], shaped: Sequence[Variable] | None = None) -> set[Variable]:
+def written_shapes(found: Sequence[Variable]) -> set[Variable]:
     """Return `shape_vectors`, and the vectors that are read entry by entry and repeat a part of a shape.
 
     PyMC reads the size of a random variable so. Counts of records may repeat a shape too: so this decides
@@ -293,16 +293,13 @@ def written_shapes(found: Sequence[Variable], shaped: Sequence[Variable] | None 
     ----------
     found : sequence of Variable
         All variables of the graph (`graphs.walk`).
-    shaped : sequence of Variable, optional
-        Those whose shapes may be repeated; by default `found`.
 
     Returns
     -------
     set of Variable
     """
-    shaped = found if shaped is None else shaped
-    shapes: set[tuple[int | None, ...]] = {getattr(v.type, "shape", ()) for v in shaped if not is_array(v)}
-    for node in _all_nodes(shaped):
+    shapes: set[tuple[int | None, ...]] = {getattr(v.type, "shape", ()) for v in found if not is_array(v)}
+    for node in _all_nodes(found):
         shapes.update(getattr(v.type, "shape", ()) for v in node.outputs)
     parts = {s[a:b] for s in shapes for a in range(len(s)) for b in range(a + 1, len(s) + 1)}
     return shape_vectors(found) | {
