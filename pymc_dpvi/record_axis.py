@@ -237,10 +237,10 @@ def _refuse_lengths_alone(
             continue
         if not own & observed and not {dim(potential), *map(dim, own)} & dims:
             raise UnsupportedModelError(
-                f"The Potential '{potential.name}' has arrays with as many rows as there are records, regular "
-                "as a grid or a penalty is, and nothing else says whether they are of the records. If they are, "
-                "give it or its pm.Data the records' dim (dims=...). If they are not, put them into pm.Data and "
-                "declare it: public_data=[...]."
+                f"The Potential '{potential.name}' has arrays with as many rows as there are records, as "
+                "regular as a grid or a penalty is, and nothing else says whether they are of the records. "
+                "If they are, give it or its pm.Data the records' dim (dims=...). If they are not, put them "
+                "into pm.Data and declare it: public_data=[...]."
             )
 
 
