@@ -63,7 +63,7 @@ def crew() -> Iterator[Crew]:
 def test_no_record_shows_in_the_rows_of_a_step(task: Task, crew: Crew) -> None:
     result = crew.do(task)
     assert not result.findings, "\n".join(map(str, result.findings))
-    assert result.refused or result.tried > 30
+    assert result.refused or result.tried > 10  # fewer, the longer an ordinary piece takes
 
 
 @pytest.mark.parametrize(
