@@ -84,8 +84,8 @@ _SHAPED = {"Alloc", "ArgSortOp", "BroadcastTo", "Reshape", "SortOp", "SpecifySha
 #: Low and high end of the range of each argument within which an operation that iterates, or its gradient,
 #: ends, and a number in it. Below -10,000 a trigamma takes as many steps as its argument is below zero; the
 #: gradient of a hypergeometric function diverges beyond one, and ends after a million steps within (0.05 s).
-#: The gradients of incomplete gamma and beta functions end after 10⁵ steps, whatever their arguments are; those
-#: of the gamma functions take them all where nothing converges, at NaN, at infinity and below zero.
+#: The gradients of incomplete gamma and beta functions end after 10⁵ steps, whatever their arguments are.
+#: Those of the gamma functions take them all where nothing converges: at NaN, at infinity and below zero.
 _RANGES = {
     "Psi": ((-1e4, np.inf, 1),),
     "TriGamma": ((-1e4, np.inf, 1),),
