@@ -91,7 +91,7 @@ def _is_static(kind: type) -> bool:
 def _is_data(value: Any, depth: int) -> bool:
     """Whether an attribute of an operation may be data, or compute with some."""
     if isinstance(value, np.ndarray | np.generic):
-        return value.size > 1 or value.dtype == object
+        return value.ndim > 0 or value.dtype == object
     if isinstance(value, FunctionType):
         return value.__module__.partition(".")[0] not in _SETTINGS if value.__module__ else True
     if isinstance(value, MethodType):

@@ -7,17 +7,15 @@ from collections.abc import Iterable, Sequence
 import pymc as pm
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as pm_compile
-from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import applys_between
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, substituted, walk
 from pymc_dpvi.model_checks import global_dims, hint_of_orientation
 from pymc_dpvi.opaque import opaque_part
+from pymc_dpvi.selections import function_of_lengths
 from pymc_dpvi.structural import is_structural
 
 __all__ = ["describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
@@ -148,18 +146,14 @@ def _length(var: Variable, name: str, free: Sequence[Variable] = ()) -> int:
     (length,) = graph_replace(
         [substituted([var], instead)[0].shape[0]], dict(zip(arrays, stand_ins, strict=True)), strict=False
     )
-    fn = pm_compile(stand_ins, length, mode=Mode("py", "fast_run"), on_unused_input="ignore")
-    graph = fn.maker.fgraph
-    given = set(graph.inputs[: len(stand_ins)])  # generators come after
-    # Not what the function computes beside the length: the next states of the generators.
-    for node in applys_between((), graph.outputs[:1]):
-        if not isinstance(node.op, Shape | Shape_i) and given & set(node.inputs):
-            raise NotSeparableError(
-                f"The length of '{name}' depends on values of the data (a mask, for example), so which entry "
-                "is whose turns on another record's values. Select the records before the model, each by its "
-                "own values, and give it those and no others."
-            )
-    return int(fn(*(array_value(a) for a in arrays)))
+    fn, reads_entries = function_of_lengths(stand_ins, [length])
+    if reads_entries:
+        raise NotSeparableError(
+            f"The length of '{name}' depends on values of the data (a mask, for example), so which entry "
+            "is whose turns on another record's values. Select the records before the model, each by its "
+            "own values, and give it those and no others."
+        )
+    return int(fn(*(array_value(a) for a in arrays))[0])
 
 
 def find_record_arrays(

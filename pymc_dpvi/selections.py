@@ -11,7 +11,7 @@ there, and the model would be fitted as if nothing were cut. :func:`cuts_records
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +39,7 @@ from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, is_array, resize_records, walk
 from pymc_dpvi.single_numbers import shape_vectors
 
-__all__ = ["cuts_records", "has_bounds", "refuse_masks"]
+__all__ = ["cuts_records", "function_of_lengths", "has_bounds", "refuse_masks"]
 
 
 def refuse_masks(model: pm.Model, public: Collection[Variable]) -> None:
@@ -121,14 +121,34 @@ def _shapes_read(graphs: list[Any], arrays: list[Variable]) -> bool:
             graphs, _ = resize_records(graphs, swap, num_records=-1, rows=-1, everything=True)
     shapes = graph_replace([g.shape for g in graphs], swap, strict=False)
     try:
-        fn = pm_compile(stand_ins, shapes, mode=Mode("py", "fast_run"), on_unused_input="ignore")
+        return function_of_lengths(stand_ins, shapes)[1]
     except Exception:  # it quotes values, and turns on them
         return True
+
+
+def function_of_lengths(arrays: Sequence[Variable], outputs: Sequence[Variable]) -> tuple[Any, bool]:
+    """Compile what should follow from the lengths of arrays alone.
+
+    Parameters
+    ----------
+    arrays : sequence of Variable
+        Placeholders.
+    outputs : sequence of Variable
+
+    Returns
+    -------
+    function : pytensor.compile.function.types.Function
+        Of the arrays.
+    bool
+        Whether it reads their entries too.
+    """
+    fn = pm_compile(arrays, outputs, mode=Mode("py", "fast_run"), on_unused_input="ignore")
     graph = fn.maker.fgraph
-    given = set(graph.inputs[: len(stand_ins)])  # generators come after
-    return any(
+    given = set(graph.inputs[: len(arrays)])  # generators come after
+    # Not what the function computes beside the outputs: the next states of the generators.
+    return fn, any(
         not isinstance(node.op, Shape | Shape_i) and given & set(node.inputs)
-        for node in applys_between((), graph.outputs[: len(shapes)])
+        for node in applys_between((), graph.outputs[: len(outputs)])
     )
 
 
@@ -257,7 +277,7 @@ def _reads_length(bound: Any, record_axes: Callable[[Variable], Collection[int]]
 
 
 def _number(bound: Any) -> Any:
-    """Return a bound of a slice as an integer if it is one, or None."""
+    """Return a bound of a slice as an integer if it is one, else as it is."""
     node = getattr(bound, "owner", None)
     if node is not None and isinstance(node.op, ScalarFromTensor):
         bound = node.inputs[0]
