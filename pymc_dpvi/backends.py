@@ -16,6 +16,9 @@ A fallback is no accident to be hidden: one line in the log and the report's ``b
 and why. Nothing has been charged by then, and no record has been read: which backend works follows from the
 model's graph and from types.
 
+In Python mode no step is made of a model with an operation that loops there as long as a record makes it
+(`bounded`): one record could hold up a fit for minutes.
+
 Who names a backend gets that one, or an error that says why it cannot be had.
 """
 
@@ -40,8 +43,9 @@ from pytensor.tensor.elemwise import Elemwise
 from pymc_dpvi.compat import compile_mode, rows_mode
 from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.graphs import walk
+from pymc_dpvi.lowering import is_python
 
-__all__ = ["FEW_STEPS", "Backend", "StepFailedError", "backends", "few_steps", "first_that_works"]
+__all__ = ["FEW_STEPS", "Backend", "StepFailedError", "backends", "bounded", "few_steps", "first_that_works"]
 
 _logger = logging.getLogger(__name__)
 
@@ -51,7 +55,8 @@ T = TypeVar("T")
 FEW_STEPS = 200
 #: Latent values of which that is so: steps of a network of 238,000 weights take two seconds in Python mode.
 _SMALL = 4096
-#: Operations that loop themselves, or whose gradients do: up to 10⁵ turns, a matter of seconds in Python.
+#: Operations that loop themselves, or whose gradients do, and how often follows from their arguments: up to
+#: 10⁵ or 10⁶ turns, milliseconds compiled and seconds to minutes in Python.
 _LOOPS = (BetaInc, GammaInc, GammaIncC, Hyp2F1, ScalarLoop)
 
 #: What works is known where it is said: Python mode has just made a step.
@@ -62,6 +67,12 @@ _NO_BACKEND = (
     "not fit its parameters, a public array has not the shape that the model was written for, or "
     "compile_kwargs= has something that PyTensor does not take. What PyTensor says may quote data and is "
     "left out, so try it on made-up data. Nothing is spent."
+)
+_LOOPS_IN_PYTHON = (
+    "A record's log-density has an incomplete gamma or beta function, or a hypergeometric one, such as a "
+    "censored or truncated outcome has. In Python mode one record can make its gradient take seconds to "
+    "minutes, which tells of that record. numba and C take milliseconds, so it is computed there alone: "
+    "leave backend= and compile_kwargs= out. Nothing is spent."
 )
 #: Of numba's long messages, lines that only say where it was.
 _WHERE = ("Failed in", "During", "File ", "<source", "[", "-", "^", "This error", "def ", "Enable")
@@ -118,7 +129,7 @@ def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> l
 
 
 def few_steps(
-    candidates: Sequence[Backend], n: int, num_latents: int, graphs: Callable[[], Iterable[Variable]]
+    candidates: Sequence[Backend], n: int, num_latents: int, graphs: Iterable[Variable]
 ) -> list[Backend]:
     """Return the backends to try for so many steps: Python mode alone for few, if nobody named another.
 
@@ -130,22 +141,46 @@ def few_steps(
         Planned steps.
     num_latents : int
         Unconstrained latent values.
-    graphs : callable
-        Returns those that a step evaluates, before they are differentiated.
+    graphs : iterable of Variable
+        Those that a step evaluates, before they are differentiated.
     """
-    if len(candidates) == 1 or n > FEW_STEPS or num_latents > _SMALL or any(map(_loops, walk(graphs()))):
+    python = [c for c in candidates if c.name == "python"]
+    if not python or n > FEW_STEPS or num_latents > _SMALL:
         return list(candidates)
-    return [c for c in candidates if c.name == "python"]
+    return list(candidates) if any(_has(v, (Scan, *_LOOPS)) for v in walk(graphs)) else python
 
 
-def _loops(variable: Variable) -> bool:
-    """Whether Python would go through a loop to compute it or its gradient."""
+def bounded(candidates: Sequence[Backend], graphs: Iterable[Variable]) -> list[Backend]:
+    """Return the backends that take no longer for any record than can be told: not Python where it loops.
+
+    Parameters
+    ----------
+    candidates : sequence of Backend
+        As of `backends`.
+    graphs : iterable of Variable
+        A record's log-densities, before they are differentiated.
+
+    Raises
+    ------
+    ArgumentError
+        None is left.
+    """
+    found = [c for c in candidates if not is_python(c.step["mode"])]
+    if len(found) == len(candidates) or not any(_has(v, _LOOPS) for v in walk(graphs)):
+        return list(candidates)
+    if not found:
+        raise ArgumentError(_LOOPS_IN_PYTHON)
+    return found
+
+
+def _has(variable: Variable, ops: tuple[type, ...]) -> bool:
+    """Whether it comes out of such an operation, or out of several as one of which there is such a one."""
     op = None if variable.owner is None else variable.owner.op
     if isinstance(op, Elemwise):
         op = op.scalar_op
     if isinstance(op, Composite):
-        return any(isinstance(node.op, _LOOPS) for node in op.fgraph.apply_nodes)
-    return isinstance(op, (Scan, *_LOOPS))
+        return any(isinstance(node.op, ops) for node in op.fgraph.apply_nodes)
+    return isinstance(op, ops)
 
 
 def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]) -> tuple[T, str]:
@@ -184,16 +219,16 @@ def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]
         named, advice = ("compile_kwargs=", _NO_KWARGS) if own else (f"backend={first.name!r}", _LEAVE_OUT)
         raise ArgumentError(f"{named} cannot compile this model: {reason}. {advice}. Nothing is spent.")
     reasons = [f"{first.name}: {reason}"]
-    made, taken = in_python, python.name
+    made, taken = None, ""
     for candidate in others:
-        if candidate.name == "python":
-            break
-        found, why = _attempt(make, candidate)
+        found, why = (in_python, "") if candidate.name == "python" else _attempt(make, candidate)
         if found is not None:
             made, taken = found, candidate.name
             break
         reasons.append(f"{candidate.name}: {why}")
     said = "; ".join(reasons)
+    if made is None:
+        raise ArgumentError(f"{_LOOPS_IN_PYTHON} But here they cannot compile it ({said}).")
     _logger.warning("The fit runs with backend=%r, as others cannot compile this model (%s).", taken, said)
     return made, f"{taken} ({said})"
 

@@ -35,7 +35,7 @@ from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed
-from pymc_dpvi.backends import Backend, backends, few_steps, first_that_works
+from pymc_dpvi.backends import Backend, backends, bounded, few_steps, first_that_works
 from pymc_dpvi.compat import quiet_pytensor, versions
 from pymc_dpvi.errors import (
     ArgumentError,
@@ -407,7 +407,8 @@ class DPADVI(Inference):  # type: ignore[misc]
             if not callable(callback):
                 raise ArgumentError("callbacks must be functions of (approx, losses, i).")
         every = math.gcd(*(_every(callback) for callback in callbacks))
-        candidates = backends(backend, compile_kwargs)
+        factors = list(self._record.factors.values())
+        candidates = bounded(backends(backend, compile_kwargs), factors)
         mechanism = self._terms.mechanism(n, self._record.num_records)
         cost = self._planned(mechanism, n)
         self._reserve(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
@@ -429,13 +430,8 @@ class DPADVI(Inference):  # type: ignore[misc]
                     rows_kwargs=candidate.rows,
                 )
 
-        record = self._record
-        candidates = few_steps(
-            candidates,
-            n,
-            self._approx.latents.size,
-            lambda: [*record.factors.values(), record.prior_logp],
-        )
+        graphs = [*factors, self._record.prior_logp]
+        candidates = few_steps(candidates, n, self._approx.latents.size, graphs)
         step, taken = first_that_works(candidates, compiled)
         cost = replace(cost, backend=taken)
         self._warn(cost)

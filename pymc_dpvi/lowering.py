@@ -43,7 +43,7 @@ from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 
-__all__ = ["fast_compile", "python_as_it_stands", "without_raising"]
+__all__ = ["fast_compile", "is_python", "python_as_it_stands", "without_raising"]
 
 #: After "specialize" and what undoes canonical forms (48), before fusion (49).
 _POSITION = 48.5
@@ -61,7 +61,7 @@ def without_raising(mode: Mode) -> Mode:
     Mode
     """
     rewrites = [(in2out(float_exponents, name="float_exponents"), _POSITION)]
-    if _is_python(mode):
+    if is_python(mode):
         mode = mode.excluding("fusion")
         rewrites += _by_numpy(apart, two_by_two, cast_by_numpy, fill_by_numpy)
     return mode.register(*rewrites)
@@ -91,7 +91,7 @@ def _by_numpy(*rewrites: Any) -> list[tuple[Any, float]]:
     ]
 
 
-def _is_python(mode: Mode) -> bool:
+def is_python(mode: Mode) -> bool:
     """Whether NumPy and Python compute what the mode compiles."""
     linker = mode.linker
     if isinstance(linker, JITLinker):  # numba's and JAX's, which PyTensor derives from Python's

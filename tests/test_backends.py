@@ -15,6 +15,7 @@ import pytensor.tensor as pt
 import pytest
 from numba.core.errors import TypingError, UnsupportedError
 
+import pymc_dpvi
 from pymc_dpvi import DPADVI, PrivacyBudget, PrivacyReport, backends, check_release, inference
 from pymc_dpvi.backends import Backend, StepFailedError, few_steps, first_that_works, reason_of
 from pymc_dpvi.compat import compile_mode
@@ -182,7 +183,7 @@ def test_a_fit_of_few_steps_starts_in_python_mode(logistic: Callable[[], pm.Mode
         (1, 4097, None, ["numba", "c", "python"]),
         (1, 3, "numba", ["numba"]),
     ]:
-        found = few_steps(backends.backends(named, None), n, latents, lambda: [pt.exp(pt.vector())])
+        found = few_steps(backends.backends(named, None), n, latents, [pt.exp(pt.vector())])
         assert [c.name for c in found] == taken
 
 
@@ -197,8 +198,43 @@ def test_a_fit_of_few_steps_starts_in_python_mode(logistic: Callable[[], pm.Mode
     ],
 )
 def test_what_loops_in_python_is_compiled_for_few_steps_too(looping: Callable[[Any], Any]) -> None:
-    found = few_steps(DEFAULT, 1, 3, lambda: [pt.exp(looping(pt.dvector()))])
+    found = few_steps(DEFAULT, 1, 3, [pt.exp(looping(pt.dvector()))])
     assert [c.name for c in found] == ["numba", "c", "python"]
+
+
+def test_python_computes_nothing_that_loops_as_long_as_a_record_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Known: one record made a step of such a model take minutes, which everybody sees."""
+    data = np.random.default_rng(0).poisson(2.0, 40)
+    with pm.Model() as model:
+        mu = pm.Gamma("mu", 2.0, 1.0)
+        pm.Censored("y", pm.Gamma.dist(2.0, mu), lower=None, upper=4.0, observed=np.minimum(1.0 + data, 4.0))
+    loops = [pt.gammainc(2.0, pt.dvector())]
+    quick = [pt.exp(pt.dvector())]
+    assert backends.bounded(DEFAULT, quick) == DEFAULT
+    assert [c.name for c in backends.bounded(DEFAULT, loops)] == ["numba", "c"]
+    for given in [("python", None), (None, {"mode": "FAST_COMPILE"})]:
+        with pytest.raises(ArgumentError, match=r"Python mode one record.*leave backend= and"):
+            backends.bounded(backends.backends(*given), loops)
+    budget = PrivacyBudget(3.0, 1e-5)
+    with model:
+        method = DPADVI(epsilon=0.4, delta=1e-6, accountant="rdp", budget=budget)
+    with pytest.raises(ArgumentError, match="leave backend= and"):
+        method.fit(3, backend="python", progressbar=False)
+    with pytest.raises(ArgumentError, match="leave backend= and"):
+        pymc_dpvi.audit(method=method, backend="python", runs=100)
+    assert len(budget.ledger) == 0
+    monkeypatch.setattr(pytensor.config, "cxx", "")
+    with pytest.raises(ArgumentError, match="leave backend= and"):
+        backends.bounded([Backend("c", {"mode": pytensor.compile.mode.get_mode("CVM")})], loops)
+
+
+def test_what_loops_is_not_computed_in_python_where_compilers_fail() -> None:
+    make, tried = failing("numba", "c")
+    with pytest.raises(ArgumentError, match=r"But here they cannot.*numba: .*c: .*closure"):
+        first_that_works([c for c in DEFAULT if c.name != "python"], make)
+    assert tried == ["numba", "python", "c"]
 
 
 @pytest.mark.parametrize("enabled", [True, False])

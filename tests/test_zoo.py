@@ -173,6 +173,7 @@ def test_whole_fit_in_every_way(name: str, method: type[DPADVI], gradient: str, 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
+@pytest.mark.usefixtures("python_for_all")
 @pytest.mark.parametrize("name", ZOO)
 def test_steps_in_pieces_are_those_of_whole_batches(name: str, monkeypatch: pytest.MonkeyPatch):
     entry = ZOO[name]

@@ -17,7 +17,7 @@ from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import AuditReport
 from pymc_dpvi.auditing.sensitivity import check_lattice, check_one_way_out, check_sensitivity
 from pymc_dpvi.auditing.transcript import check_noise, check_randomness
-from pymc_dpvi.backends import Backend, backends, first_that_works
+from pymc_dpvi.backends import Backend, backends, bounded, first_that_works
 from pymc_dpvi.compat import versions
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.inference import DPADVI
@@ -117,6 +117,7 @@ def audit(
         kwargs: dict[str, Any] = {"compile_kwargs": dict(candidate.step), "rows_kwargs": dict(candidate.rows)}
         return Probe(record, approx, mechanism, n_mc=n_mc, rng=rng, **kwargs)
 
+    candidates = bounded(candidates, record.factors.values())
     probe, taken = first_that_works(candidates, compiled)
     streams = Streams.make(None)
     kept = int(np.clip(_MOST_NUMBERS // probe.num_noise, 100, runs))

@@ -88,7 +88,7 @@ def attack_rows(subject: Subject, backend: str, skip: int = 0) -> Iterator[Event
         try:
             record = subject.split(model)
             shares = Shares(record, backend)
-        except PrivacyError as error:
+        except (PrivacyError, NotImplementedError) as error:  # the latter is PyTensor's, of what JAX has not
             yield Refused(type(error).__name__)
             return
         whole = [np.asarray(a.get_value(borrow=True)) for a in record.data()]

@@ -17,6 +17,7 @@ import python_mode  # noqa: F401  # registers the mode "PYTHON"
 from pytensor.graph.traversal import ancestors
 
 from pymc_dpvi.approximation import DPMeanField
+from pymc_dpvi.backends import backends, bounded
 from pymc_dpvi.clipping import private_sum
 from pymc_dpvi.compat import compile_mode, quiet_pytensor, rows_mode
 from pymc_dpvi.gradients import aligned_gradients
@@ -40,10 +41,17 @@ class Shares:
     record : RecordModel
     backend : {"numba", "c", "jax", "python", "PYTHON"}
         The last is the graph as it stands: no backend that a user has, and quick to start.
+
+    Raises
+    ------
+    ArgumentError
+        The backend does not compute such a model.
     """
 
     def __init__(self, record: RecordModel, backend: str) -> None:
         plain = backend == "PYTHON"
+        if not plain:
+            bounded(backends(backend, None), record.factors.values())
         mode: dict[str, Any] = (
             {"mode": "PYTHON"} if plain else {**compile_mode(backend, None), **rows_mode(backend)}
         )

@@ -29,9 +29,6 @@ FITS = 2
 #: What is known to be wrong and not mended yet, by backend and subject.
 KNOWN: dict[tuple[str, str], str] = {}
 KNOWN_IN_FITS: dict[tuple[str, str], str] = {}
-#: Their gradients loop 10⁵ times and more, which is seconds where Python computes, about as long as a call
-#: may take here: docs/limitations.md, 9.
-SLOW_IN_PYTHON = tuple(f"operation: {name}," for name in ("betainc", "gammainc", "gammaincc", "hyp2f1"))
 
 
 def turn(names: list[str], many: int, salt: str) -> list[str]:
@@ -46,8 +43,6 @@ def tasks(kind: str, backends: tuple[str, ...], names: list[str], often: set[tup
             marks = [] if (backend, name) in often else [pytest.mark.slow]
             if why := (KNOWN if kind == "rows" else KNOWN_IN_FITS).get((backend, name)):
                 marks.append(pytest.mark.xfail(strict=True, reason=why))
-            if backend == "python" and name.startswith(SLOW_IN_PYTHON):
-                marks.append(pytest.mark.xfail(strict=False, reason="limitations, 9: how fast it is"))
             made.append(pytest.param(Task(name, backend, kind), marks=marks, id=f"{name}-{backend}"))
     return made
 
@@ -55,8 +50,7 @@ def tasks(kind: str, backends: tuple[str, ...], names: list[str], often: set[tup
 def chosen() -> set[tuple[str, str]]:
     """Return the short form of the attack on rows: some models and operations, in Python and with numba."""
     found = {(b, n) for b, many in OFTEN.items() for n in turn(ROWS, many, b)}
-    quick = {b: [n for n in OPERATIONS if b != "python" or not n.startswith(SLOW_IN_PYTHON)] for b in OFTEN}
-    return found | {(b, n) for b, many in OFTEN.items() for n in turn(quick[b], 2 * many, b)}
+    return found | {(b, n) for b, many in OFTEN.items() for n in turn(OPERATIONS, 2 * many, b)}
 
 
 @pytest.fixture(scope="module")
