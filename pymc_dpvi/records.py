@@ -55,6 +55,7 @@ from pymc_dpvi.record_axis import (
     find_record_axis,
     public_variables,
 )
+from pymc_dpvi.rescaled import refuse_rescaled
 from pymc_dpvi.selections import refuse_masks
 from pymc_dpvi.single_numbers import (
     constant_parts,
@@ -311,6 +312,7 @@ def build_record_model(
     """
     public = public_variables(model, public_data)
     check_before_records(model)
+    refuse_rescaled(model)
     refuse_masks(model, public)
     num_records, observed_dims = find_record_axis(model, record_dim)
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)

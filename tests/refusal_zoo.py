@@ -831,6 +831,18 @@ def interpolated_outcome() -> pm.Model:
     return model
 
 
+@refusal("rows_of_probabilities", "UnsupportedModelError", "y", "pm.Data('p', p)", "divides all rows")
+def rows_of_probabilities() -> pm.Model:
+    # Forecasts of two experts; whoever's do not sum to one makes PyMC rescale those for everybody.
+    rng = np.random.default_rng(90)
+    first, second = rng.dirichlet(np.ones(3), size=(2, 24))
+    with pm.Model() as model:
+        experts = [pm.Categorical.dist(p=first), pm.Categorical.dist(p=second)]
+        w = pm.Dirichlet("w", np.ones(2))
+        pm.Mixture("y", w=w, comp_dists=experts, observed=rng.integers(0, 3, 24))
+    return model
+
+
 @refusal("spline_of_data_in_a_prior", "UnsupportedModelError", "SplineWrapper", "unprotected")
 def spline_of_data_in_a_prior() -> pm.Model:
     # The same operation as in a pm.Interpolated beside it, but with other numbers in it.
