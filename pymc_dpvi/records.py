@@ -29,6 +29,7 @@ from pymc.logprob.basic import conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.replace import graph_replace
+from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
@@ -447,6 +448,7 @@ def rebuild_likelihood(
             terms[k] = pt.zeros((rows,))
     named = [v.name for v in (*observed, *potentials)]
     for name, term in zip(named, terms, strict=True):
+        _refuse_draws(name, term)
         static = term.type.shape
         if not static or static[0] not in (rows, None):
             raise NotSeparableError(
@@ -457,6 +459,17 @@ def rebuild_likelihood(
             )
     factors = dict(zip(named, terms, strict=True))
     return Likelihood(factors, tuple(placeholders), memo, free, tuple(new), tuple(derived))
+
+
+def _refuse_draws(name: str, term: Variable) -> None:
+    """Raise if a log-density draws random numbers, or has a copy of a variable in place of its value."""
+    if any(v.owner is not None and isinstance(v.owner.op, RandomVariable) for v in walk([term])):
+        raise UnsupportedModelError(
+            f"The log-density of '{name}' has a random variable in it that is none of the model's, so it "
+            "would be another one at each call. pm.logp makes a copy of the model's variables where it "
+            "derives a density, such as that of pt.exp(pm.Normal.dist(...)): write the outcome with "
+            "observed=, as in pm.LogNormal or pm.CustomDist(..., dist=...)."
+        )
 
 
 def _refuse_unread(

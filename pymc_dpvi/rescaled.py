@@ -9,7 +9,7 @@ whatever it holds. They do not look into a `pm.Data`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import pymc as pm
 from pymc.logprob.utils import CheckParameterValue
@@ -32,9 +32,10 @@ def refuse_rescaled(model: pm.Model) -> None:
     ------
     UnsupportedModelError
     """
+    free = set(model.free_RVs)
     for outcome in [*model.observed_RVs, *model.potentials]:
-        for var in walk([outcome]):
-            if any(_has_rows(of) and all(isinstance(v, Constant) for v in of) for of in _given(var)):
+        for var in walk([outcome], stop=free):
+            if any(_has_rows(of) and all(isinstance(v, Constant) for v in of) for of in _given(var, free)):
                 raise UnsupportedModelError(
                     f"'{outcome.name}' has a categorical or multinomial distribution whose p= is an array "
                     "of several rows. PyMC divides all rows by their sums if one of them does not sum to "
@@ -43,27 +44,27 @@ def refuse_rescaled(model: pm.Model) -> None:
                 )
 
 
-def _given(var: Variable) -> Iterator[list[Variable]]:
+def _given(var: Variable, free: Collection[Variable]) -> Iterator[list[Variable]]:
     """Go through the categorical distributions in an operation: what their probabilities are made of."""
-    if var.owner is None:
+    if var.owner is None or var in free:
         return
     if isinstance(var.owner.op, CategoricalRV | MultinomialRV):
-        yield _roots(var.owner.op.dist_params(var.owner)[-1])
+        yield _roots(var.owner.op.dist_params(var.owner)[-1], free)
     if isinstance(var.owner.op, CheckParameterValue) and _SUM.search(var.owner.op.msg):
         for condition in var.owner.inputs[1:]:  # of a density that a Potential asks for
-            yield _roots(condition)
+            yield _roots(condition, free)
     inner = getattr(var.owner.op, "fgraph", None)  # of a truncated one, or a function of the user's
     if inner is None:
         return
     outer = dict(zip(inner.inputs, var.owner.inputs, strict=False))
     for node in inner.apply_nodes:
         if isinstance(node.op, CategoricalRV | MultinomialRV):
-            given = _roots(node.op.dist_params(node)[-1])
-            yield [v for root in given for v in _roots(outer.get(root, root))]
+            given = _roots(node.op.dist_params(node)[-1], free)
+            yield [v for root in given for v in _roots(outer.get(root, root), free)]
 
 
-def _roots(var: Variable) -> list[Variable]:
-    return [v for v in walk([var]) if v.owner is None]
+def _roots(var: Variable, free: Collection[Variable]) -> list[Variable]:
+    return [v for v in walk([var], stop=free) if v.owner is None or v in free]
 
 
 def _has_rows(roots: Sequence[Variable]) -> bool:

@@ -843,6 +843,17 @@ def rows_of_probabilities() -> pm.Model:
     return model
 
 
+@refusal("density_of_a_copy", "UnsupportedModelError", "p", "random variable", "observed=")
+def density_of_a_copy() -> pm.Model:
+    # pm.logp derives it of a copy of beta, drawn anew at each call; it was fitted with gradient zero.
+    x, y, _ = _xy(24, 2, 91)
+    with pm.Model() as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        pm.Potential("p", pm.logp(pt.exp(pm.Normal.dist(pt.dot(x, beta), 1.0)), pt.as_tensor(np.exp(y))))
+    return model
+
+
 @refusal("spline_of_data_in_a_prior", "UnsupportedModelError", "SplineWrapper", "unprotected")
 def spline_of_data_in_a_prior() -> pm.Model:
     # The same operation as in a pm.Interpolated beside it, but with other numbers in it.
