@@ -38,6 +38,7 @@ from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graphs import array_shape, array_value, is_array, resize_records, substituted, walk
 from pymc_dpvi.guards import guard_records
 from pymc_dpvi.hsgp import refuse_hsgp
+from pymc_dpvi.inspected import refuse_inspected
 from pymc_dpvi.lowering import fast_compile
 from pymc_dpvi.marginalised import is_marginal
 from pymc_dpvi.model_checks import (
@@ -56,7 +57,6 @@ from pymc_dpvi.record_axis import (
     find_record_axis,
     public_variables,
 )
-from pymc_dpvi.rescaled import refuse_rescaled
 from pymc_dpvi.selections import refuse_masks
 from pymc_dpvi.single_numbers import (
     constant_parts,
@@ -313,11 +313,11 @@ def build_record_model(
     """
     public = public_variables(model, public_data)
     check_before_records(model)
-    refuse_rescaled(model)
     refuse_masks(model, public)
     num_records, observed_dims = find_record_axis(model, record_dim)
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
     check_against_records(model, num_records, dims, arrays)
+    refuse_inspected(model, arrays)
     refuse_hsgp(model, arrays, public)
     check_orientation(model, num_records, arrays, public)
 

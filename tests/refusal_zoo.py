@@ -843,6 +843,17 @@ def rows_of_probabilities() -> pm.Model:
     return model
 
 
+@refusal("logp_of_arrays", "UnsupportedModelError", "p", "pm.logp", "pm.Data('x', x)", "observed=")
+def logp_of_arrays() -> pm.Model:
+    x, y, _ = _xy(24, 1, 92)
+    with pm.Model() as model:
+        dist = pm.TruncatedNormal.dist(
+            pm.Normal("b", 0, 1) * x[:, 0], 1.0, lower=np.full(24, -np.inf), upper=y + 1
+        )
+        pm.Potential("p", pm.logp(dist, pt.as_tensor(y)))
+    return model
+
+
 @refusal("density_of_a_copy", "UnsupportedModelError", "p", "random variable", "observed=")
 def density_of_a_copy() -> pm.Model:
     # pm.logp derives it of a copy of beta, drawn anew at each call; it was fitted with gradient zero.
@@ -850,7 +861,8 @@ def density_of_a_copy() -> pm.Model:
     with pm.Model() as model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         beta = pm.Normal("beta", 0, 1, shape=2)
-        pm.Potential("p", pm.logp(pt.exp(pm.Normal.dist(pt.dot(x, beta), 1.0)), pt.as_tensor(np.exp(y))))
+        density = pm.logp(pt.exp(pm.Normal.dist(pt.dot(pm.Data("x", x), beta), 1.0)), pm.Data("y", np.exp(y)))
+        pm.Potential("p", density)
     return model
 
 

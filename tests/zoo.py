@@ -724,7 +724,7 @@ def weibull_event_potential() -> pm.Model:
     return model
 
 
-@zoo("split_potential_logcdf", n=29, tags="constants potential survival")
+@zoo("split_potential_logcdf", n=29, tags="potential survival")
 def split_potential_logcdf() -> pm.Model:
     # Censoring by a row weight on logp and logcdf instead of pm.Censored.
     rng = np.random.default_rng(53)
@@ -734,8 +734,10 @@ def split_potential_logcdf() -> pm.Model:
         mu = pm.Normal("mu", 0, 1)
         sigma = pm.HalfNormal("sigma", 1)
         dist = pm.Normal.dist(mu, sigma)
-        terms = seen * pm.logp(dist, y) + (1 - seen) * pm.logcdf(pm.Normal.dist(-mu, sigma), -y)
-        pm.Potential("likelihood", terms)
+        y_data = pm.Data("y", y)
+        inside, beyond = pm.logp(dist, y_data), pm.logcdf(pm.Normal.dist(-mu, sigma), -y_data)
+        shown = pm.Data("seen", seen)
+        pm.Potential("likelihood", shown * inside + (1 - shown) * beyond)
         pm.Normal("second", mu, 1.0, observed=rng.normal(size=29))
     return model
 

@@ -161,6 +161,7 @@ def weighted_by_exposure() -> pm.Model:
     weights = rng.integers(1, 6, 35)
     with pm.Model() as model:
         beta, sigma = pm.Normal("beta", 0, 1, shape=2), pm.HalfNormal("sigma", 1)
-        lift = pm.Normal.dist(pt.dot(x, beta), sigma)
-        pm.Potential("weighted", weights * pm.logp(lift, eta + rng.normal(size=35)))
+        lift = pm.Normal.dist(pt.dot(pm.Data("x", x), beta), sigma)
+        sales = pm.Data("sales", eta + rng.normal(size=35))
+        pm.Potential("weighted", pm.Data("weights", weights) * pm.logp(lift, sales))
     return model

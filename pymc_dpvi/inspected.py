@@ -1,14 +1,20 @@
-"""Rows of probabilities that PyMC may have divided by their sums before anybody saw the model.
+"""Arrays of records whose numbers PyMC has looked at before anybody else saw the model.
 
-`pm.Categorical.dist` and `pm.Multinomial.dist` look at the numbers of ``p=`` where it is an array. If one row
-does not sum to one (`numpy.isclose`), they divide **all** rows by their sums: one record changes what others
-add, each by up to a part in 10⁵. What they did leaves no trace, so that an array with several rows is refused
-whatever it holds. They do not look into a `pm.Data`.
+Where an array is written into a model as a constant, some of PyMC's functions go by its numbers when they are
+called, so that one record decides on what all others are compared with:
+
+* `pm.Categorical.dist` and `pm.Multinomial.dist`: if one row of ``p=`` does not sum to one (`numpy.isclose`),
+  they divide **all** rows by their sums, which moves each by up to a part in 10⁵;
+* `pm.logp` and `pm.logcdf`, where a model calls them: a truncation or a censoring whose bounds are infinite
+  throughout gets another formula, in which the bounds do not occur. Its gradient is finite where that of the
+  general formula is NaN, and a record whose gradient is NaN adds nothing.
+
+What they did leaves no trace, so such arrays are refused whatever they hold. They do not look into a
+`pm.Data`. For an outcome with ``observed=`` the log-density is derived anew, from placeholders.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 
 import pymc as pm
@@ -19,22 +25,26 @@ from pytensor.tensor.random.basic import CategoricalRV, MultinomialRV
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graphs import walk
 
-__all__ = ["refuse_rescaled"]
-
-#: What PyMC asks of such probabilities, in the message of its check.
-_SUM = re.compile(r"sum\(p\) ?= ?1")
+__all__ = ["refuse_inspected"]
 
 
-def refuse_rescaled(model: pm.Model) -> None:
-    """Refuse a categorical distribution of a likelihood that is given constant rows of probabilities.
+def refuse_inspected(model: pm.Model, arrays: Collection[Variable]) -> None:
+    """Refuse constant arrays of records that PyMC's functions may have gone by.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    arrays : collection of Variable
+        The record arrays.
 
     Raises
     ------
     UnsupportedModelError
     """
-    free = set(model.free_RVs)
+    free, held = set(model.free_RVs), set(arrays)
     for outcome in [*model.observed_RVs, *model.potentials]:
-        for var in walk([outcome], stop=free):
+        found = walk([outcome], stop=free)
+        for var in found:
             if any(_has_rows(of) and all(isinstance(v, Constant) for v in of) for of in _given(var, free)):
                 raise UnsupportedModelError(
                     f"'{outcome.name}' has a categorical or multinomial distribution whose p= is an array "
@@ -42,6 +52,14 @@ def refuse_rescaled(model: pm.Model) -> None:
                     "one, so one record would change what others add. Put the array into the model as "
                     "pm.Data('p', p), into which PyMC does not look."
                 )
+        derived = any(v.owner is not None and isinstance(v.owner.op, CheckParameterValue) for v in found)
+        if derived and any(isinstance(v, Constant) and v in held for v in found):
+            raise UnsupportedModelError(
+                f"'{outcome.name}' calls pm.logp or pm.logcdf with arrays of records. For some distributions "
+                "(truncated ones) PyMC goes by the numbers in them, so one record would change what others "
+                "add. Put each array of records into the model as pm.Data('x', x), into which PyMC does "
+                "not look, or write the outcome with observed=."
+            )
 
 
 def _given(var: Variable, free: Collection[Variable]) -> Iterator[list[Variable]]:
@@ -50,9 +68,6 @@ def _given(var: Variable, free: Collection[Variable]) -> Iterator[list[Variable]
         return
     if isinstance(var.owner.op, CategoricalRV | MultinomialRV):
         yield _roots(var.owner.op.dist_params(var.owner)[-1], free)
-    if isinstance(var.owner.op, CheckParameterValue) and _SUM.search(var.owner.op.msg):
-        for condition in var.owner.inputs[1:]:  # of a density that a Potential asks for
-            yield _roots(condition, free)
     inner = getattr(var.owner.op, "fgraph", None)  # of a truncated one, or a function of the user's
     if inner is None:
         return

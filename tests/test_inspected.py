@@ -1,4 +1,4 @@
-"""No record makes PyMC rescale what other records are compared with."""
+"""No record makes PyMC change what other records are compared with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable, equal_computations
+from pytensor.graph.traversal import ancestors
 
 from pymc_dpvi import DPADVI
 from pymc_dpvi.errors import UnsupportedModelError
@@ -37,7 +39,8 @@ def closure(w: Any, p: Any, other: Any) -> None:
 
 
 def potential(w: Any, p: Any, other: Any) -> None:
-    densities = [pt.exp(pm.logp(pm.Categorical.dist(p=rows), LABELS)) for rows in (p, other)]
+    labels = pm.Data("labels", LABELS)
+    densities = [pt.exp(pm.logp(pm.Categorical.dist(p=rows), labels)) for rows in (p, other)]
     pm.Potential("y", pt.log(w[0] * densities[0] + w[1] * densities[1]))
 
 
@@ -64,7 +67,7 @@ def made(way: str, p: Any, other: Any, name: str | None) -> DPADVI:
 def test_rows_of_probabilities_are_refused_whatever_they_hold(way: str) -> None:
     said = []
     for p in (FIRST, BROKEN):
-        with pytest.raises(UnsupportedModelError, match=r"has a categorical.*pm\.Data\('p'") as caught:
+        with pytest.raises(UnsupportedModelError, match=r"one record would change.*pm\.Data\('") as caught:
             made(way, p, SECOND, None)
         said.append(str(caught.value))
     assert said[0] == said[1]
@@ -79,6 +82,46 @@ def test_pymc_does_not_look_into_data(way: str) -> None:
 
 def values(array: Any) -> np.ndarray:
     return np.asarray(array.get_value() if isinstance(array, SharedVariable) else array.data)
+
+
+#: Records of a truncation: a lower bound for the first, or for none. Known: it silenced all others.
+LOWER = np.full(N, -np.inf), np.concatenate([[-20.0], np.full(N - 1, -np.inf)])
+UPPER = -8.0 + 0.01 * rng.random(N)
+OUTCOME = UPPER - 0.5 - rng.exponential(0.1, N)
+
+
+def truncated(lower: Any, upper: Any, outcome: Any) -> DPADVI:
+    with pm.Model():
+        mean = pm.Normal("b", 0, 10) * pt.ones_like(outcome)
+        dist = pm.TruncatedNormal.dist(mean, 1.0, lower=lower, upper=upper)
+        pm.Potential("p", pm.logp(dist, outcome))
+        return DPADVI(epsilon=1.0, delta=1e-6, random_seed=1)
+
+
+def test_arrays_behind_logp_are_refused_whatever_they_hold() -> None:
+    said = []
+    for lower in LOWER:
+        with pytest.raises(UnsupportedModelError, match=r"'p' calls pm\.logp.*pm\.Data\('x', x\)") as caught:
+            truncated(lower, UPPER, pt.as_tensor(OUTCOME))
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+def test_logp_does_not_look_into_data() -> None:
+    found = []
+    for lower in LOWER:
+        with pm.Model():
+            arrays = [pm.Data(name, a) for name, a in (("lo", lower), ("up", UPPER), ("y", OUTCOME))]
+            mean = pm.Normal("b", 0, 10) * pt.ones_like(arrays[2])
+            dist = pm.TruncatedNormal.dist(mean, 1.0, lower=arrays[0], upper=arrays[1])
+            pm.Potential("p", pm.logp(dist, arrays[2]))
+            found.append(DPADVI(epsilon=1.0, delta=1e-6, random_seed=1)._record.factors["p"])
+    assert equal_computations([found[0]], [found[1]], *(_leaves(f) for f in found))
+
+
+def _leaves(graph: Variable) -> list[Variable]:
+    """Placeholders and values, which are others in each model."""
+    return [v for v in ancestors([graph]) if v.owner is None and not isinstance(v, Constant)]
 
 
 def test_probabilities_of_latent_values_are_no_rows() -> None:
