@@ -39,8 +39,7 @@ def closure(w: Any, p: Any, other: Any) -> None:
 
 
 def potential(w: Any, p: Any, other: Any) -> None:
-    labels = pm.Data("labels", LABELS)
-    densities = [pt.exp(pm.logp(pm.Categorical.dist(p=rows), labels)) for rows in (p, other)]
+    densities = [pt.exp(pm.logp(pm.Categorical.dist(p=rows), LABELS)) for rows in (p, other)]
     pm.Potential("y", pt.log(w[0] * densities[0] + w[1] * densities[1]))
 
 
@@ -73,9 +72,8 @@ def test_rows_of_probabilities_are_refused_whatever_they_hold(way: str) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("way", ["categorical", "potential"])
-def test_pymc_does_not_look_into_data(way: str) -> None:
-    held = [made(way, p, SECOND, "p")._record.arrays for p in (FIRST, BROKEN)]
+def test_pymc_does_not_look_into_data() -> None:
+    held = [made("categorical", p, SECOND, "p")._record.arrays for p in (FIRST, BROKEN)]
     for old, new in zip(*held, strict=True):
         np.testing.assert_array_equal(values(old)[1:], values(new)[1:])
 
