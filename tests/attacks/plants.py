@@ -236,6 +236,10 @@ def any_mask(model: Any, public: Any) -> None:
     """Leave it to what a mask lets through how the model is refused."""
 
 
+def any_array(model: Any, arrays: Any) -> None:
+    """Let PyMC's functions go by the numbers of the records."""
+
+
 GUARDED = Subject("an integer power", integer_power, operation_data)
 CURVE = SUBJECTS["columns: curve_on_a_grid"]
 
@@ -277,6 +281,15 @@ PLANTS: dict[str, Plant] = {
         "fits",
         SUBJECTS["columns: chosen_by_a_mask"],
     ),
+    **{
+        f"looked into: {name}": Plant(
+            "moves the gradients of other records",
+            ((records, "refuse_inspected", any_array),),
+            "fits",
+            SUBJECTS[f"columns: {name}"],
+        )
+        for name in ("bounds_behind_logp", "rows_of_probabilities")
+    },
     "the number of records in an attribute": Plant(
         "another released",
         (

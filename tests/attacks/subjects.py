@@ -8,6 +8,7 @@ a record may be taken away.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -309,6 +310,30 @@ def chosen_by_a_mask(data: Data) -> pm.Model:
     with pm.Model() as model:
         a, b = pm.Normal("a"), pm.Normal("b")
         pm.Normal("y", (a + b * pt.as_tensor(data["rate"]))[keep], 1.0, observed=data["y"])
+    return model
+
+
+@on_columns(panel)
+def bounds_behind_logp(data: Data) -> pm.Model:
+    """Bounds that are infinite for all of the ordinary records: PyMC then derives another density."""
+    lower = np.where(np.abs(data["rate"]) < 1e3, -np.inf, -20.0)
+    with pm.Model() as model:
+        mu = pm.Normal("mu") * data["time"]
+        dist = pm.TruncatedNormal.dist(mu, 1.0, lower=lower, upper=np.full(len(lower), 3.0))
+        pm.Potential("p", pm.logp(dist, pt.as_tensor(np.minimum(data["y"], 2.0))))
+    return model
+
+
+@on_columns(panel)
+def rows_of_probabilities(data: Data) -> pm.Model:
+    """Probabilities that nearly sum to one, for all of the ordinary records: PyMC then leaves them alone."""
+    rows = np.tile([0.3, 0.700005], (len(data["y"]), 1))
+    rows[np.abs(data["rate"]) > 1e3] = 0.2
+    with pm.Model() as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyMC quotes the sums
+        experts = [pm.Categorical.dist(p=rows), pm.Categorical.dist(p=np.tile([0.7, 0.3], (len(rows), 1)))]
+        w = pm.Dirichlet("w", np.ones(2))
+        pm.Mixture("y", w=w, comp_dists=experts, observed=np.arange(len(rows)) % 2)
     return model
 
 
