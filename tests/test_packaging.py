@@ -48,7 +48,7 @@ LAYERS = (
     ("graph_keys", "public_arrays", "unprotected"),
     ("record_axis",),
     ("guards",),
-    ("hsgp", "model_checks", "selections"),
+    ("hsgp", "inspected", "model_checks", "selections"),
     ("single_numbers",),
     ("written_loops",),
     ("graphs",),
