@@ -59,9 +59,6 @@ _SMALL = 4096
 #: 10⁵ or 10⁶ turns, milliseconds compiled and seconds to minutes in Python.
 _LOOPS = (BetaInc, GammaInc, GammaIncC, Hyp2F1, ScalarLoop)
 
-#: What works is known where it is said: Python mode has just made a step.
-_NO_KWARGS = "Leave compile_kwargs= out"
-_LEAVE_OUT = "Leave backend= out, and the first one that can is taken; Python mode can (backend='python')"
 _NO_BACKEND = (
     "A step on no records raised {}, and not on one backend alone: obj_optimizer returned updates that do "
     "not fit its parameters, a public array has not the shape that the model was written for, or "
@@ -71,8 +68,7 @@ _NO_BACKEND = (
 _LOOPS_IN_PYTHON = (
     "A record's log-density has an incomplete gamma or beta function, or a hypergeometric one, such as a "
     "censored or truncated outcome has. In Python mode one record can make its gradient take seconds to "
-    "minutes, which tells of that record. numba and C take milliseconds, so it is computed there alone: "
-    "leave backend= and compile_kwargs= out. Nothing is spent."
+    "minutes, which tells of that record; numba and C take milliseconds. {} Nothing is spent."
 )
 #: Of numba's long messages, lines that only say where it was.
 _WHERE = ("Failed in", "During", "File ", "<source", "[", "-", "^", "This error", "def ", "Enable")
@@ -151,7 +147,7 @@ def few_steps(
 
 
 def bounded(candidates: Sequence[Backend], graphs: Iterable[Variable]) -> list[Backend]:
-    """Return the backends that take no longer for any record than can be told: not Python where it loops.
+    """Leave Python mode out where one record could hold up a step there for minutes.
 
     Parameters
     ----------
@@ -159,6 +155,10 @@ def bounded(candidates: Sequence[Backend], graphs: Iterable[Variable]) -> list[B
         As of `backends`.
     graphs : iterable of Variable
         A record's log-densities, before they are differentiated.
+
+    Returns
+    -------
+    list of Backend
 
     Raises
     ------
@@ -169,7 +169,7 @@ def bounded(candidates: Sequence[Backend], graphs: Iterable[Variable]) -> list[B
     if len(found) == len(candidates) or not any(_has(v, _LOOPS) for v in walk(graphs)):
         return list(candidates)
     if not found:
-        raise ArgumentError(_LOOPS_IN_PYTHON)
+        raise ArgumentError(_LOOPS_IN_PYTHON.format("Leave backend= and compile_kwargs= out."))
     return found
 
 
@@ -215,9 +215,11 @@ def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]
     if in_python is None:
         raise ArgumentError(_NO_BACKEND.format(failure))
     if not others:
-        own = first.name == "compile_kwargs"
-        named, advice = ("compile_kwargs=", _NO_KWARGS) if own else (f"backend={first.name!r}", _LEAVE_OUT)
-        raise ArgumentError(f"{named} cannot compile this model: {reason}. {advice}. Nothing is spent.")
+        given = "compile_kwargs=" if first.name == "compile_kwargs" else f"backend={first.name!r}"
+        raise ArgumentError(
+            f"{given} cannot compile this model: {reason}. Leave {given.partition('=')[0]}= out, and the "
+            "first backend that can is taken. Nothing is spent."
+        )
     reasons = [f"{first.name}: {reason}"]
     made, taken = None, ""
     for candidate in others:
@@ -228,7 +230,7 @@ def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]
         reasons.append(f"{candidate.name}: {why}")
     said = "; ".join(reasons)
     if made is None:
-        raise ArgumentError(f"{_LOOPS_IN_PYTHON} But here they cannot compile it ({said}).")
+        raise ArgumentError(_LOOPS_IN_PYTHON.format(f"But they cannot compile it ({said})."))
     _logger.warning("The fit runs with backend=%r, as others cannot compile this model (%s).", taken, said)
     return made, f"{taken} ({said})"
 

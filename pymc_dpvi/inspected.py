@@ -15,11 +15,12 @@ What they did leaves no trace, so such arrays are refused whatever they hold. Th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain
 
 import pymc as pm
 from pymc.logprob.utils import CheckParameterValue
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.random.basic import CategoricalRV, MultinomialRV
 
 from pymc_dpvi.errors import UnsupportedModelError
@@ -42,17 +43,22 @@ def refuse_inspected(model: pm.Model, arrays: Collection[Variable]) -> None:
     UnsupportedModelError
     """
     free, held = set(model.free_RVs), set(arrays)
+
+    def roots(var: Variable) -> list[Variable]:
+        return [v for v in walk([var], stop=free) if v.owner is None or v in free]
+
     for outcome in [*model.observed_RVs, *model.potentials]:
         found = walk([outcome], stop=free)
-        for var in found:
-            if any(_has_rows(of) and all(isinstance(v, Constant) for v in of) for of in _given(var, free)):
+        nodes = {v.owner for v in found if v.owner is not None and v not in free}
+        for of in chain.from_iterable(_probabilities(node, roots) for node in nodes):
+            if all(isinstance(v, Constant) for v in of) and any(map(_has_rows, of)):
                 raise UnsupportedModelError(
                     f"'{outcome.name}' has a categorical or multinomial distribution whose p= is an array "
                     "of several rows. PyMC divides all rows by their sums if one of them does not sum to "
                     "one, so one record would change what others add. Put the array into the model as "
                     "pm.Data('p', p), into which PyMC does not look."
                 )
-        derived = any(v.owner is not None and isinstance(v.owner.op, CheckParameterValue) for v in found)
+        derived = any(isinstance(node.op, CheckParameterValue) for node in nodes)
         if derived and any(isinstance(v, Constant) and v in held for v in found):
             raise UnsupportedModelError(
                 f"'{outcome.name}' calls pm.logp or pm.logcdf with arrays of records. For some distributions "
@@ -62,26 +68,22 @@ def refuse_inspected(model: pm.Model, arrays: Collection[Variable]) -> None:
             )
 
 
-def _given(var: Variable, free: Collection[Variable]) -> Iterator[list[Variable]]:
-    """Go through the categorical distributions in an operation: what their probabilities are made of."""
-    if var.owner is None or var in free:
-        return
-    if isinstance(var.owner.op, CategoricalRV | MultinomialRV):
-        yield _roots(var.owner.op.dist_params(var.owner)[-1], free)
-    inner = getattr(var.owner.op, "fgraph", None)  # of a truncated one, or a function of the user's
+def _probabilities(node: Apply, roots: Callable[[Variable], list[Variable]]) -> Iterator[list[Variable]]:
+    """Go through the categorical distributions in a node: what their probabilities are made of."""
+    if isinstance(node.op, CategoricalRV | MultinomialRV):
+        yield roots(node.op.dist_params(node)[-1])
+    inner = getattr(node.op, "fgraph", None)  # of a truncated one, or a function of the user's
     if inner is None:
         return
-    outer = dict(zip(inner.inputs, var.owner.inputs, strict=False))
-    for node in inner.apply_nodes:
-        if isinstance(node.op, CategoricalRV | MultinomialRV):
-            given = _roots(node.op.dist_params(node)[-1], free)
-            yield [v for root in given for v in _roots(outer.get(root, root), free)]
+    outer = dict(zip(inner.inputs, node.inputs, strict=False))
+
+    def within(var: Variable) -> list[Variable]:
+        found = [v for v in walk([var]) if v.owner is None]
+        return [root for v in found for root in (roots(outer[v]) if v in outer else [v])]
+
+    for each in inner.apply_nodes:
+        yield from _probabilities(each, within)
 
 
-def _roots(var: Variable, free: Collection[Variable]) -> list[Variable]:
-    return [v for v in walk([var], stop=free) if v.owner is None or v in free]
-
-
-def _has_rows(roots: Sequence[Variable]) -> bool:
-    shapes = (getattr(v.type, "shape", ()) for v in roots)
-    return any(length != 1 for shape in shapes for length in shape[:-1])
+def _has_rows(array: Variable) -> bool:
+    return any(length != 1 for length in getattr(array.type, "shape", ())[:-1])

@@ -29,7 +29,7 @@ from pymc.logprob.basic import conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.replace import graph_replace
-from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
@@ -448,7 +448,8 @@ def rebuild_likelihood(
             terms[k] = pt.zeros((rows,))
     named = [v.name for v in (*observed, *potentials)]
     for name, term in zip(named, terms, strict=True):
-        _refuse_draws(name, term)
+        if _draws(term):
+            _refuse_draws(name)
         static = term.type.shape
         if not static or static[0] not in (rows, None):
             raise NotSeparableError(
@@ -461,15 +462,18 @@ def rebuild_likelihood(
     return Likelihood(factors, tuple(placeholders), memo, free, tuple(new), tuple(derived))
 
 
-def _refuse_draws(name: str, term: Variable) -> None:
-    """Raise if a log-density draws random numbers, or has a copy of a variable in place of its value."""
-    if any(v.owner is not None and isinstance(v.owner.op, RandomVariable) for v in walk([term])):
-        raise UnsupportedModelError(
-            f"The log-density of '{name}' has a random variable in it that is none of the model's, so it "
-            "would be another one at each call. pm.logp makes a copy of the model's variables where it "
-            "derives a density, such as that of pt.exp(pm.Normal.dist(...)): write the outcome with "
-            "observed=, as in pm.LogNormal or pm.CustomDist(..., dist=...)."
-        )
+def _draws(term: Variable) -> bool:
+    """Whether a log-density draws random numbers, or has a copy of a variable in place of its value."""
+    return any(v.owner is not None and isinstance(v.owner.op, RNGConsumerOp) for v in walk([term]))
+
+
+def _refuse_draws(name: str) -> None:
+    raise UnsupportedModelError(
+        f"The log-density of '{name}' has a random variable in it that is none of the model's, so it would "
+        "be another one at each call. pm.logp makes a copy of the model's variables where it derives a "
+        "density, such as that of pt.exp(pm.Normal.dist(...)): write an outcome with observed=, as in "
+        "pm.LogNormal or pm.CustomDist(..., dist=...), and other densities out."
+    )
 
 
 def _refuse_unread(
@@ -607,8 +611,11 @@ def _record_potentials(model: pm.Model, arrays: Sequence[Variable]) -> list[Tens
 
 def _prior(model: pm.Model, arrays: Sequence[Variable]) -> TensorVariable:
     likelihood = _record_potentials(model, arrays)
-    data_free = [p for p in model.potentials if p not in likelihood]
-    return model.logp(vars=[*model.free_RVs, *data_free], jacobian=True)
+    variables = [*model.free_RVs, *(p for p in model.potentials if p not in likelihood)]
+    prior = model.logp(vars=variables, jacobian=True)
+    if _draws(prior):
+        _refuse_draws(next(v.name for v in variables if _draws(model.logp(vars=[v], jacobian=True))))
+    return prior
 
 
 def _describe(var: Variable, names: dict[Variable, str]) -> str:

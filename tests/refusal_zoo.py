@@ -866,6 +866,18 @@ def density_of_a_copy() -> pm.Model:
     return model
 
 
+@refusal("density_of_a_copy_in_a_prior", "UnsupportedModelError", "pull", "random variable", "pm.logp")
+def density_of_a_copy_in_a_prior() -> pm.Model:
+    # A symbolic random variable; the penalty was another number at each call, with gradient zero.
+    _, y, _ = _xy(24, 1, 93)
+    with pm.Model() as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        level = pm.ZeroSumNormal("level", shape=3)
+        pm.Potential("pull", pm.logp(pt.exp(pm.Normal.dist(level, 1.0)), np.full(3, 2.0)).sum())
+        pm.Normal("y", level[0], 1.0, observed=y)
+    return model
+
+
 @refusal("spline_of_data_in_a_prior", "UnsupportedModelError", "SplineWrapper", "unprotected")
 def spline_of_data_in_a_prior() -> pm.Model:
     # The same operation as in a pm.Interpolated beside it, but with other numbers in it.

@@ -74,7 +74,7 @@ def test_who_names_a_backend_gets_it_or_an_error(name: str) -> None:
     make, tried = failing(name)
     with pytest.raises(ArgumentError, match=rf"backend='{name}' cannot compile.*closure") as caught:
         first_that_works([Backend(name, compile_mode(name, None))], make)
-    assert "Leave backend= out" in str(caught.value) and "backend='python'" in str(caught.value)
+    assert "Leave backend= out, and the first backend that can" in str(caught.value)
     assert "Nothing is spent" in str(caught.value)
     assert f"backend='{name}'," not in str(caught.value)  # it recommends another one
     assert tried == [name, "python"]
@@ -215,24 +215,24 @@ def test_python_computes_nothing_that_loops_as_long_as_a_record_makes_it(
     assert backends.bounded(DEFAULT, quick) == DEFAULT
     assert [c.name for c in backends.bounded(DEFAULT, loops)] == ["numba", "c"]
     for given in [("python", None), (None, {"mode": "FAST_COMPILE"})]:
-        with pytest.raises(ArgumentError, match=r"Python mode one record.*leave backend= and"):
+        with pytest.raises(ArgumentError, match=r"Python mode one record.*Leave backend= and"):
             backends.bounded(backends.backends(*given), loops)
     budget = PrivacyBudget(3.0, 1e-5)
     with model:
         method = DPADVI(epsilon=0.4, delta=1e-6, accountant="rdp", budget=budget)
-    with pytest.raises(ArgumentError, match="leave backend= and"):
+    with pytest.raises(ArgumentError, match="Leave backend= and"):
         method.fit(3, backend="python", progressbar=False)
-    with pytest.raises(ArgumentError, match="leave backend= and"):
+    with pytest.raises(ArgumentError, match="Leave backend= and"):
         pymc_dpvi.audit(method=method, backend="python", runs=100)
     assert len(budget.ledger) == 0
     monkeypatch.setattr(pytensor.config, "cxx", "")
-    with pytest.raises(ArgumentError, match="leave backend= and"):
+    with pytest.raises(ArgumentError, match="Leave backend= and"):
         backends.bounded([Backend("c", {"mode": pytensor.compile.mode.get_mode("CVM")})], loops)
 
 
 def test_what_loops_is_not_computed_in_python_where_compilers_fail() -> None:
     make, tried = failing("numba", "c")
-    with pytest.raises(ArgumentError, match=r"But here they cannot.*numba: .*c: .*closure"):
+    with pytest.raises(ArgumentError, match=r"But they cannot.*numba: .*c: .*closure"):
         first_that_works([c for c in DEFAULT if c.name != "python"], make)
     assert tried == ["numba", "python", "c"]
 

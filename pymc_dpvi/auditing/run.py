@@ -117,8 +117,7 @@ def audit(
         kwargs: dict[str, Any] = {"compile_kwargs": dict(candidate.step), "rows_kwargs": dict(candidate.rows)}
         return Probe(record, approx, mechanism, n_mc=n_mc, rng=rng, **kwargs)
 
-    candidates = bounded(candidates, record.factors.values())
-    probe, taken = first_that_works(candidates, compiled)
+    probe, taken = first_that_works(bounded(candidates, record.factors.values()), compiled)
     streams = Streams.make(None)
     kept = int(np.clip(_MOST_NUMBERS // probe.num_noise, 100, runs))
     attack = run_attack(probe, mechanism, streams, rng, runs)
