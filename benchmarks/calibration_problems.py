@@ -317,8 +317,6 @@ def reference(problem: Problem, draws: int, rng: np.random.Generator) -> tuple[D
     pareto_k : float
         Of the importance weights (Vehtari et al., 2024); where it is above 0.7, the draws are NUTS's.
     """
-    import arviz as az
-
     start = np.zeros(problem.size)
 
     def objective(u: Array) -> tuple[float, Array]:
@@ -342,8 +340,7 @@ def reference(problem: Problem, draws: int, rng: np.random.Generator) -> tuple[D
         unit = np.atleast_2d(proposal.rvs(many)).reshape(many, -1)
         u = mode + unit @ root.T
         weights = np.array([problem.log_joint(one)[0] for one in u]) - proposal.logpdf(unit)
-        smooth, k = az.psislw(weights - weights.max())
-        k = float(np.max(np.asarray(k)))
+        smooth, k = _smoothed(weights - weights.max())
         if k <= 0.7:
             chosen = rng.choice(many, draws, p=special.softmax(np.asarray(smooth)))
             return problem.split(u[chosen]), k
@@ -356,6 +353,19 @@ def reference(problem: Problem, draws: int, rng: np.random.Generator) -> tuple[D
         ).posterior  # fmt: skip
     names = problem.truth
     return {v: found[v].values.reshape(-1, *found[v].shape[2:]) for v in names}, float("inf")
+
+
+def _smoothed(log_weights: Array) -> tuple[Array, float]:
+    """Pareto-smoothed importance weights, logarithms, and the tail's shape."""
+    try:
+        from arviz_stats.base import array_stats  # ArviZ 1, which takes the negative
+    except ImportError:
+        from arviz import psislw
+
+        smooth, k = psislw(log_weights)
+    else:
+        smooth, k = array_stats.psislw(-log_weights)
+    return np.asarray(smooth), float(np.max(np.asarray(k)))
 
 
 def _hessian(problem: Problem, u: Array) -> Array:
