@@ -6,6 +6,8 @@ imbalance. Each is fitted at five ε with the defaults alone, and compared with
 
 * the truth: central intervals of level α should hold it in a share α of the problems whose truth comes from
   the prior (simulation-based calibration: Talts et al., 2018, arXiv:1804.06788), and its ranks be uniform;
+  so should the share of the draws that are nearer than the truth to a random point (TARP, for all values
+  together: Lemos et al., 2023, arXiv:2302.03026);
 * the posterior without privacy, by importance sampling about its mode or NUTS: widths and log scores;
 * the base rate: the best density that looks at no predictor;
 * gradient descent on all records with clipping and noise at the same ε and δ, whose clip norm, steps and rate
@@ -83,8 +85,12 @@ def summary(problem: Problem, draws: Mapping[str, np.ndarray]) -> dict[str, Any]
     """Ranks of the truth, mean, width and score of a posterior."""
     names = sorted(problem.truth)
     flat, truth = _flat(draws, names, True), _flat(problem.truth, names, False)[0]
+    # TARP: a point that depends on nothing but the design, and all values at once (Lemos et al., 2023).
+    point = _flat(problem.reference_point(), names, False)[0]
+    near = np.linalg.norm(flat - point, axis=1) < np.linalg.norm(truth - point)
     return {
         "rank": np.mean(flat < truth, axis=0).round(4).tolist(),
+        "joint_rank": round(float(np.mean(near)), 4),
         "error": (flat.mean(axis=0) - truth).tolist(),
         "stddev": flat.std(axis=0).tolist(),
         "score": problem.predictive(draws),
@@ -146,7 +152,7 @@ def fit_once(task: Task) -> dict[str, Any]:
     problem = problem_of(task.seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        planned = plan(problem.num_records, task.epsilon, DELTA, num_params=problem.size, steps=())
+        chosen = plan(problem.num_records, task.epsilon, DELTA, num_params=problem.size, steps=()).chosen
         with problem.model():
             method = DPADVI(epsilon=task.epsilon, delta=DELTA, random_seed=task.seed)
             approx = pm.fit(task.steps, method=method, progressbar=False, **compiling())
@@ -155,14 +161,8 @@ def fit_once(task: Task) -> dict[str, Any]:
             idata = approx.sample(DRAWS, noise_aware=kind == "noise_aware", random_seed=task.seed)
             draws = {v: idata["posterior"][v].values[0] for v in problem.truth}
             found[kind] = summary(problem, draws)
-        told = approx.diagnostics()
-        found["verdict"] = {k: v for k, v in told.verdict.items() if k != "bounded_by_prior"}
-        found["share_of_prior"] = float(np.median(told.share_of_prior))
-    found["snr"], found["added_error"], found["drowned"] = (
-        planned.chosen.snr,
-        planned.chosen.added_error,
-        planned.drowned,
-    )
+        found["share_of_prior"] = float(np.median(approx.diagnostics().share_of_prior))
+    found["snr"] = chosen.snr
     return found
 
 
@@ -178,6 +178,11 @@ def uniformity(fits: Sequence[Fit], kind: str) -> float:
     chosen = [np.random.default_rng([3, f["seed"]]).choice(f[kind]["rank"]) for f in fits]
     counts, _ = np.histogram(chosen, bins=_BINS, range=(0.0, 1.0))
     return float(stats.chisquare(counts).pvalue)
+
+
+def jointly_uniform(fits: Sequence[Fit], kind: str) -> float:
+    """p-value of a Kolmogorov-Smirnov test that the TARP ranks are uniform."""
+    return float(stats.kstest([f[kind]["joint_rank"] for f in fits], "uniform").pvalue) if fits else math.nan
 
 
 def cells(fits: Sequence[Fit], compared: Mapping[int, Fit]) -> list[dict[str, Any]]:
@@ -202,6 +207,7 @@ def _cell(fits: Sequence[Fit], epsilon: float, compared: Mapping[int, Fit]) -> d
             for level in LEVELS:
                 row[f"{kind}_{name}_{level:g}"] = coverage(ranks, level) if ranks else math.nan
         row[f"{kind}_uniform"] = uniformity(true, kind)
+        row[f"{kind}_jointly_uniform"] = jointly_uniform(true, kind)
         widths = [s / t for f in fits for s, t in _pairs(f, kind, "stddev", compared)]
         row[f"{kind}_width"] = float(np.median(widths))
         row[f"{kind}_error"] = float(np.median([_rms(f[kind]["error"]) for f in fits]))
@@ -235,35 +241,39 @@ def problem_kind(seed: int) -> str:
 
 
 def warned(fits: Sequence[Fit], compared: Mapping[int, Fit]) -> list[dict[str, Any]]:
-    """Precision and recall of each warning, for the two things that a user would want to be warned of."""
-    events = {
-        "lost half of the gain": [_lost_half(f, compared[f["seed"]]) for f in fits],
-        "mean off by 2 sd": [
-            _rms(np.divide(f["noise_aware"]["error"], f["noise_aware"]["stddev"])) > 2.0 for f in fits
-        ],
-    }
-    signs = {"plan: drowned": [bool(f["drowned"]) for f in fits]}
-    for name in sorted({name for f in fits for name in f["verdict"]}):
-        shown = [bool(f["verdict"].get(name)) for f in fits]
-        signs["not converged" if name == "converged" else name] = (
-            [not s for s in shown] if name == "converged" else shown
-        )
-    rows = []
-    for sign, shows in signs.items():
-        for event, happened in events.items():
-            table = list(zip(shows, happened, strict=True))
-            both = sum(a and b for a, b in table)
-            rows.append(
-                {
-                    "warning": sign,
-                    "of": event,
-                    "fires": sum(a for a, _ in table) / len(table),
-                    "happens": sum(b for _, b in table) / len(table),
-                    "precision": both / max(1, sum(a for a, _ in table)),
-                    "recall": both / max(1, sum(b for _, b in table)),
-                }
-            )
-    return rows
+    """Precision and recall of `plan`'s warning, and of others that could be given after a fit."""
+    from pymc_dpvi.planning import MIN_SNR
+
+    lost = np.array([_lost_half(f, compared[f["seed"]]) for f in fits])
+    snr, share = (np.array([f[name] for f in fits]) for name in ("snr", "share_of_prior"))
+    rules = {f"plan: signal/noise < {MIN_SNR:g}": snr < MIN_SNR}
+    rules.update({f"signal/noise < {limit}": snr < limit for limit in (10, 30)})
+    rules.update({f"{limit:g} of the prior's width": share > limit for limit in (0.7, 0.8, 0.9)})
+    return [
+        {
+            "warning": rule,
+            "fires": float(fires.mean()),
+            "happens": float(lost.mean()),
+            "precision": float((fires & lost).sum() / max(1, fires.sum())),
+            "recall": float((fires & lost).sum() / max(1, lost.sum())),
+        }
+        for rule, fires in rules.items()
+    ]
+
+
+def error_within_two(fits: Sequence[Fit], compared: Mapping[int, Fit]) -> float:
+    """Share of fits whose error is told within a factor 2 by the best multiple of √N / SNR.
+
+    The error is that of the noise-aware mean against the mean without privacy, in standard deviations of the
+    latter, in the mean square.
+    """
+    ratios = []
+    for fit in fits:
+        full = compared[fit["seed"]]
+        apart = np.subtract(fit["noise_aware"]["error"], full["error"]) / np.array(full["stddev"])
+        ratios.append(_rms(apart) * fit["snr"] / math.sqrt(problem_of(fit["seed"]).num_records))
+    logs = np.log2(ratios)
+    return float(np.mean(np.abs(logs - np.median(logs)) <= 1.0))
 
 
 def _lost_half(fit: Fit, other: Fit) -> bool:
@@ -352,9 +362,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show(rows, console)
     for sign in signs:
         told = ", ".join(f"{name} {sign[name]:.2f}" for name in ("fires", "happens", "precision", "recall"))
-        console.print(f"{sign['warning']:24s} of {sign['of']:24s} {told}", highlight=False)
+        console.print(f"{sign['warning']:28s} {told}", highlight=False)
+    predicted = error_within_two(fits, compared)
+    console.print(
+        f"error within a factor 2 of the best multiple of sqrt(N)/SNR: {predicted:.2f}", highlight=False
+    )
     command = f"python benchmarks/calibration.py --range {chosen.range} --problems {chosen.problems}"
-    write(folder / f"calibration_{chosen.range}.json", command, {"delta": DELTA}, cells=rows, warnings=signs)
+    write(
+        folder / f"calibration_{chosen.range}.json",
+        command,
+        {"delta": DELTA},
+        cells=rows,
+        warnings=signs,
+        error_within_two=predicted,
+    )
     console.print(f"{len(fits)} fits; written to {folder}")
 
 

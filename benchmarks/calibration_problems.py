@@ -95,6 +95,20 @@ class Problem:
                 pm.Bernoulli("y", logit_p=pm.math.clip(at, -30, 30), observed=y)
         return made
 
+    def reference_point(self) -> Draws:
+        """Return a draw from the prior that depends on the design alone, for TARP."""
+        rng = np.random.default_rng([29, self.num_records, *self.x.shape])
+        point: dict[str, Array] = {
+            "beta": np.asarray(self.prior_stddev * rng.standard_normal(self.x.shape[1]))
+        }
+        if self.scale_name == "alpha":
+            point["alpha"] = np.asarray(rng.gamma(2.0, 2.0))
+        elif self.scale_name is not None:
+            point[self.scale_name] = np.asarray(abs(rng.standard_normal()))
+        if self.num_groups:
+            point["effect"] = point["tau"] * rng.standard_normal(self.num_groups)
+        return point
+
     def split(self, u: Array) -> Draws:
         """Return variables by name for unconstrained vectors, shape ``(draws, size)``."""
         d = self.x.shape[1]

@@ -207,8 +207,8 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
             ``posterior`` with dims ``chain`` (1), ``draw`` and the variables' own. Its attributes hold
             the privacy report as ``privacy_report`` (JSON), ``privacy_epsilon`` and ``privacy_delta``,
-            and ``noise_aware``, 0 or 1. Where it is 1, `diagnostics` are added: ``converged``,
-            ``noise_dominated``, ``bounded_by_prior`` and, if it is known, ``clip_dominated``, 0 or 1.
+            and ``noise_aware``, 0 or 1. Where it is 1, ``bounded_by_prior`` says whether some value is as
+            wide as its prior, 0 or 1 (`diagnostics` names them).
 
         Raises
         ------

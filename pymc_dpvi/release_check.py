@@ -36,7 +36,7 @@ __all__ = ["check_release"]
 _TOLERANCE = 1e-6
 _GROUPS = {"posterior", "unconstrained_posterior"}
 #: What `sample` and ArviZ write.
-_YES_OR_NO = {"noise_aware", "converged", "noise_dominated", "bounded_by_prior", "clip_dominated"}
+_YES_OR_NO = {"noise_aware", "bounded_by_prior"}
 _ATTRIBUTES = {
     *("privacy_report", "privacy_epsilon", "privacy_delta", *_YES_OR_NO),
     *("inference_library", "inference_library_version", "created_at", "arviz_version", "sample_dims"),

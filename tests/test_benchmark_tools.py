@@ -165,6 +165,7 @@ def test_the_table_of_calibration() -> None:
     names = ("prior_0.9", "prior_0.5", "other_0.9", "width", "worse_than_base", "beats_descent")
     values = {f"{kind}_{n}": v for kind, v in (("noise_aware", 0.875), ("plain", 0.5)) for n in names}
     row = {"family": "negative_binomial", "epsilon": 0.3, "noise_aware_uniform": "nan", **values}
+    row["noise_aware_jointly_uniform"] = 0.25
     head, rule, line = table.section({"cells": [row]}).splitlines()
     assert head == table.HEAD and rule.count("|") == head.count("|") == line.count("|")
-    assert line.startswith("| negative binomial | 0.3 | 0.88 / 0.50 |") and "| – |" in line
+    assert line.startswith("| negative binomial | 0.3 | 0.88 / 0.50 |") and "| – | 0.2 |" in line

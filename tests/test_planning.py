@@ -35,7 +35,6 @@ def test_signal_to_noise(usual: Plan):
     noise = one.noise_multiplier * math.sqrt(1 + AdaptiveClip().tally_weight ** 2)
     sum_of_noise = noise / one.sampling_prob * math.sqrt(8) / math.sqrt(1000)
     assert one.snr == pytest.approx(3341 / sum_of_noise)
-    assert one.added_error == pytest.approx(math.sqrt(3341) / one.snr)
     fixed = plan(3341, 1.0, 1e-5, n_steps=1000, num_params=8, steps=(), l2_clip_norm=1.0)
     assert fixed.chosen.snr == pytest.approx(one.snr * math.sqrt(1 + 0.25**2))
 
@@ -88,7 +87,7 @@ def test_no_epsilon_is_enough_for_one_record():
 def test_text_and_html(usual: Plan):
     text = str(usual)
     assert text == repr(usual)
-    for part in ("3,341", "chosen", "signal/noise", "records read", "added error"):
+    for part in ("3,341", "chosen", "signal/noise", "records read"):
         assert part in text
     page = usual._repr_html_()
     assert "<table>" in page and "3,341" in page

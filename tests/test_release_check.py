@@ -289,10 +289,10 @@ def test_the_verdict_goes_with_the_draws() -> None:
         )
     draws = approx.sample(5)
     verdict = approx.diagnostics().verdict
-    assert verdict.keys() >= {"converged", "noise_dominated"}
+    assert verdict.keys() == {"bounded_by_prior"}
     assert {name: draws.attrs[name] for name in verdict} == verdict
-    assert "converged" not in approx.sample(5, noise_aware=False).attrs
+    assert "bounded_by_prior" not in approx.sample(5, noise_aware=False).attrs
     check_release(draws)
-    draws.attrs["converged"] = 0.25
-    with pytest.raises(PrivacyError, match="The attribute converged is neither 0 nor 1"):
+    draws.attrs["bounded_by_prior"] = 0.25
+    with pytest.raises(PrivacyError, match="The attribute bounded_by_prior is neither 0 nor 1"):
         check_release(draws)

@@ -58,10 +58,8 @@ _CHANGING = {
     r"\d+\.\d+ seconds": "",
     r"/tmp/\S+": "/tmp/",
 }
-#: Attributes whose numbers are functions of the noisy gradients, or of the time; and one that is there if
-#: the noisy counts of clipped records allow it.
-_OF_THE_POSTERIOR = ("converged", "noise_dominated", "bounded_by_prior", "created_at")
-_IF_IT_IS_KNOWN = "clip_dominated"
+#: Attributes whose numbers are functions of the noisy gradients, or of the time.
+_OF_THE_POSTERIOR = ("bounded_by_prior", "created_at")
 _SETTINGS: dict[str, Any] = {
     "noise_multiplier": 2.0,
     "delta": 1e-6,
@@ -293,8 +291,7 @@ def _numbers(data: Any) -> dict[str, bytes]:
 
 
 def _attributes(attrs: Any) -> dict[str, str]:
-    kept = {k: v for k, v in attrs.items() if k != _IF_IT_IS_KNOWN}
-    return {k: type(v).__name__ if k in _OF_THE_POSTERIOR else str(v) for k, v in kept.items()}
+    return {k: type(v).__name__ if k in _OF_THE_POSTERIOR else str(v) for k, v in attrs.items()}
 
 
 def _structure(path: Path) -> list[Any]:
@@ -305,7 +302,7 @@ def _structure(path: Path) -> list[Any]:
         stored = (
             (item.shape, str(item.dtype), item.chunks, item.compression) if hasattr(item, "shape") else ()
         )
-        found.append((name, stored, sorted(set(item.attrs) - {_IF_IT_IS_KNOWN})))
+        found.append((name, stored, sorted(item.attrs)))
 
     with h5py.File(path) as file:
         visit("", file)
