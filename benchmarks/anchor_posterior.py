@@ -8,8 +8,9 @@ record added or removed. Gaussian noise of standard deviation τ = Δm, for a no
 
     S̃ = S + τR² G,    b̃ = b + τRB/√2 · z,    q̃ = q + τB² · z',    G of the orthogonal ensemble.
 
-**Posterior.** S is latent. Given S, the other two are nearly normal. For the linear family b is exactly so,
-which is better than the central limit theorem for all three (Alparslan, Yıldırım and Birbil, 2023):
+**Posterior.** S is latent. Given S, the other two are nearly normal (where c < 1, less spread than this).
+For the linear family b is exactly so, which is better than the central limit theorem for all three
+(Alparslan, Yıldırım and Birbil, 2023):
 
     linear:    b ~ N(Sβ, σ²S);   q given b: mean 2β'b − β'Sβ + (N−D)σ² + (b−Sβ)'S⁻¹(b−Sβ), variance 2Nσ⁴
     logistic:  b ~ N(N E[x tanh(η/2)], N E[1 − tanh²(η/2)] E[xx']),   η = x'β,   N = Σ c = S₀₀
@@ -38,7 +39,7 @@ import numpy as np
 from calibration_problems import Array, Draws, Problem
 from scipy import optimize, special
 
-__all__ = ["Posterior", "Release", "bounds_of", "release", "sample", "statistics_of"]
+__all__ = ["Posterior", "Release", "bounds_of", "release", "sample", "sensitivity", "statistics_of"]
 
 #: Of the norms of x: R.
 QUANTILE = 0.95
@@ -79,7 +80,7 @@ def bounds_of(problem: Problem) -> tuple[float, float]:
 
 def statistics_of(x: Array, y: Array, r: float, b: float, binary: bool) -> Array:
     """Return what each record adds to the sums, in units of the bounds, shape ``(n, D(D+1)/2 + D [+ 1])``."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         peak = np.maximum(np.max(np.abs(x), axis=1, keepdims=True), 1e-300)  # squares must not overflow
         shrink = np.minimum(1.0, r / np.linalg.norm(x / peak, axis=1, keepdims=True) / peak)
         x = np.nan_to_num(x * shrink) / r
@@ -89,10 +90,15 @@ def statistics_of(x: Array, y: Array, r: float, b: float, binary: bool) -> Array
     return np.column_stack([squares, math.sqrt(2.0) * x * y[:, None], *([] if binary else [y**2])])
 
 
+def sensitivity(binary: bool) -> float:
+    """Largest norm of what a record adds: ((1 + 1)², less the square of y where it is not released)^½."""
+    return math.sqrt(3.0) if binary else 2.0
+
+
 def release(problem: Problem, noise_multiplier: float, rng: np.random.Generator) -> Release:
     """Release the sums once with the Gaussian mechanism."""
     (r, b), binary, d = bounds_of(problem), problem.family == "logistic", problem.x.shape[1]
-    stddev = noise_multiplier * math.sqrt(3.0 if binary else 4.0)
+    stddev = noise_multiplier * sensitivity(binary)
     sums: Array = sum(  # type: ignore[assignment]
         statistics_of(problem.x[i : i + 5000], problem.y[i : i + 5000], r, b, binary).sum(axis=0)
         for i in range(0, len(problem.y), 5000)
