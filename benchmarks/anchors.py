@@ -13,9 +13,9 @@ logistic problem for normal ones.
 
     python benchmarks/anchors.py --range development [--problems 60] [--jobs 1] [--polynomial] [--quick]
 
-``--polynomial`` takes the quadratic log-likelihood of the paper for logistic problems (``_polynomial`` is
-added to the files' names). The posteriors without privacy are those of `calibration.py` if the folder holds
-its journal, and are computed otherwise.
+``--polynomial`` fits the logistic problems alone, by the paper's quadratic log-likelihood (``_polynomial``
+is added to the files' names). The posteriors without privacy are those of `calibration.py` if the folder
+holds its journal, and are computed otherwise.
 
 Sources: Bernstein and Sheldon, 2019, arXiv:1910.13153; Kulkarni et al., 2021, arXiv:2011.00467.
 """
@@ -103,11 +103,11 @@ def family_of(seed: int) -> str:
 def _cell(fits: Sequence[Fit], compared: Mapping[int, Fit]) -> dict[str, Any]:
     row: dict[str, Any] = {"problems": len(fits)}
     for name in ("prior", "other"):
-        ranks = [
-            r for f in fits if (problem_kind(f["seed"]) == "prior") == (name == "prior") for r in f["rank"]
-        ]
-        for level in LEVELS:
-            row[f"anchor_{name}_{level:g}"] = coverage(ranks, level) if ranks else math.nan
+        group = [f for f in fits if (problem_kind(f["seed"]) == "prior") == (name == "prior")]
+        for whose, found in (("anchor", group), ("non_private", [compared[f["seed"]] for f in group])):
+            ranks = [r for f in found for r in f["rank"]]
+            for level in LEVELS:
+                row[f"{whose}_{name}_{level:g}"] = coverage(ranks, level) if ranks else math.nan
     widths = [s / t for f in fits for s, t in zip(f["stddev"], compared[f["seed"]]["stddev"], strict=True)]
     row["anchor_width"] = float(np.median(widths))
     row["anchor_error"] = float(np.median([np.sqrt(np.mean(np.square(f["error"]))) for f in fits]))
@@ -125,10 +125,11 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     names = ("prior_0.5", "prior_0.9", "other_0.5", "other_0.9", "width", "worse_than_base", "gain")
     headings = ("50 %", "90 %", "50 %, other truths", "90 %, other truths", "width", "below base", "gain")
     table = Table(title="Noise-aware regression from noisy sums; coverage of central intervals")
-    for heading in ("", "ε", "problems", *headings):
+    for heading in ("", "ε", "problems", *headings, "not private, 90 %", "other truths"):
         table.add_column(heading)
     for row in rows:
         numbers = [f"{row[f'anchor_{name}']:.2f}" for name in names]
+        numbers += [f"{row[f'non_private_{name}_0.9']:.2f}" for name in ("prior", "other")]
         table.add_row(row["family"], f"{row['epsilon']:g}", str(row["problems"]), *numbers)
     console.print(table)
 
@@ -138,12 +139,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__, "two problems and 100 draws; the figures mean nothing")
     parser.add_argument("--range", choices=sorted(_RANGES), default="development", help="of the seeds")
     parser.add_argument("--problems", type=int, default=60, help="how many of the range, of all families")
-    parser.add_argument("--polynomial", action="store_true", help="quadratic log-likelihood, if logistic")
+    parser.add_argument("--polynomial", action="store_true", help="logistic problems alone, by a quadratic")
     chosen = understood(parser, arguments)
     if chosen.quick:
         chosen.problems = 2
-    first, console = _RANGES[chosen.range], Console(width=150)
-    seeds = [seed for seed in range(first, first + chosen.problems) if family_of(seed) in ANCHORED]
+    first, console = _RANGES[chosen.range], Console(width=160)
+    families = ("logistic",) if chosen.polynomial else ANCHORED
+    seeds = [seed for seed in range(first, first + chosen.problems) if family_of(seed) in families]
     epsilons, draws = (EPSILONS[1:4:2], 100) if chosen.quick else (EPSILONS, DRAWS)
     own = f"anchors_{chosen.range}" + "_polynomial" * chosen.polynomial
     here, folder = Path(__file__).resolve().parent, chosen.output
