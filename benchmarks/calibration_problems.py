@@ -26,6 +26,7 @@ DEVELOPMENT, JUDGEMENT = 0, 1_000_000
 FAMILIES = ("logistic", "linear", "poisson", "negative_binomial", "hierarchical")
 TRUTHS = ("prior", "prior", "prior", "smaller", "larger", "sparse")
 _TEST = 2000
+_TRUTHS = 10
 _RECORDS = (200, 50_000)
 _PREDICTORS = (2, 3, 5, 8, 12, 20, 30, 50)
 _GROUPS = (10, 20, 40)
@@ -95,19 +96,16 @@ class Problem:
                 pm.Bernoulli("y", logit_p=pm.math.clip(at, -30, 30), observed=y)
         return made
 
-    def reference_point(self) -> Draws:
-        """Return a draw from the prior that depends on the design alone, for TARP."""
-        rng = np.random.default_rng([29, self.num_records, *self.x.shape])
-        point: dict[str, Array] = {
-            "beta": np.asarray(self.prior_stddev * rng.standard_normal(self.x.shape[1]))
-        }
+    def prior_draws(self, draws: int, rng: np.random.Generator) -> Draws:
+        """Draw from the prior."""
+        found: dict[str, Array] = {"beta": self.prior_stddev * rng.standard_normal((draws, self.x.shape[1]))}
         if self.scale_name == "alpha":
-            point["alpha"] = np.asarray(rng.gamma(2.0, 2.0))
+            found["alpha"] = rng.gamma(2.0, 2.0, draws)
         elif self.scale_name is not None:
-            point[self.scale_name] = np.asarray(abs(rng.standard_normal()))
+            found[self.scale_name] = np.abs(rng.standard_normal(draws))
         if self.num_groups:
-            point["effect"] = point["tau"] * rng.standard_normal(self.num_groups)
-        return point
+            found["effect"] = found["tau"][:, None] * rng.standard_normal((draws, self.num_groups))
+        return found
 
     def split(self, u: Array) -> Draws:
         """Return variables by name for unconstrained vectors, shape ``(draws, size)``."""
@@ -119,30 +117,40 @@ class Problem:
             out[self.scale_name] = np.exp(u[:, -1])
         return out
 
+    def _etas(self, draws: Draws) -> Array:
+        """Linear predictors of the test records, shape ``(draws, n)``."""
+        eta = draws["beta"] @ self.x_test.T
+        return np.asarray(eta + draws["effect"][:, self.group_test] if self.num_groups else eta)
+
     def predictive(self, draws: Draws) -> float:
         """Mean over test records of the log of the predictive density, in nats."""
-        eta = draws["beta"] @ self.x_test.T
-        if self.num_groups:
-            eta = eta + draws["effect"][:, self.group_test]
         scale = None if self.scale_name is None else draws[self.scale_name][:, None]
-        each = _log_density(self.family, eta, scale, self.y_test)
+        each = _log_density(self.family, self._etas(draws), scale, self.y_test)
         return float(np.mean(special.logsumexp(each, axis=0) - np.log(len(each))))
 
     def base_rate(self) -> float:
         """Return the same of the best density that looks at no predictor, fitted to the training data."""
-        y = self.y
-        if self.family in ("logistic", "hierarchical"):
-            p = (y.sum() + 0.5) / (len(y) + 1.0)
-            each = np.where(self.y_test > 0, np.log(p), np.log1p(-p))
-        elif self.family == "linear":
-            each = stats.norm.logpdf(self.y_test, y.mean(), max(float(y.std()), 1e-3))
-        elif self.family == "poisson":
-            each = stats.poisson.logpmf(self.y_test, max(float(y.mean()), 1e-3))
-        else:
-            mean, excess = max(float(y.mean()), 1e-3), float(y.var() - y.mean())
-            alpha = np.clip(mean**2 / max(excess, 1e-9), 1e-2, 1e4)
-            each = stats.nbinom.logpmf(self.y_test, alpha, alpha / (alpha + mean))
-        return float(np.mean(each))
+        return _base_rate(self.family, self.y, self.y_test)
+
+    def foretold(self, draws: Draws, rng: np.random.Generator) -> tuple[float, float]:
+        """Return what a posterior says of its own predictions: their loss, and the gain over the base rate.
+
+        Each of some draws is taken for the truth, and outcomes of the test records are drawn from it. The
+        loss of the other draws' log score is against that truth's own, its gain over the base rate's.
+        """
+        some = rng.permutation(len(draws["beta"]))[: _TRUTHS + 200]
+        eta = self._etas({name: value[some] for name, value in draws.items()})
+        scale = None if self.scale_name in (None, "tau") else draws[self.scale_name][some, None]
+        found = []
+        for k in range(_TRUTHS):
+            own = None if scale is None else scale[k]
+            y = _outcomes(self.family, eta[k], own, rng)
+            each = _log_density(self.family, eta, scale, y)
+            best, others = float(np.mean(each[k])), each[_TRUTHS:]
+            score = float(np.mean(special.logsumexp(others, axis=0) - np.log(len(others))))
+            found.append((best - score, best - _base_rate(self.family, y, y)))
+        loss, gain = np.median(found, axis=0)
+        return float(loss), float(gain)
 
     @property
     def size(self) -> int:
@@ -180,6 +188,33 @@ class Problem:
         if by_log is not None:
             slope[-1] += by_log.sum()
         return value, slope
+
+
+def _base_rate(family: str, y: Array, y_test: Array) -> float:
+    if family in ("logistic", "hierarchical"):
+        p = (y.sum() + 0.5) / (len(y) + 1.0)
+        each = np.where(y_test > 0, np.log(p), np.log1p(-p))
+    elif family == "linear":
+        each = stats.norm.logpdf(y_test, y.mean(), max(float(y.std()), 1e-3))
+    elif family == "poisson":
+        each = stats.poisson.logpmf(y_test, max(float(y.mean()), 1e-3))
+    else:
+        mean, excess = max(float(y.mean()), 1e-3), float(y.var() - y.mean())
+        alpha = np.clip(mean**2 / max(excess, 1e-9), 1e-2, 1e4)
+        each = stats.nbinom.logpmf(y_test, alpha, alpha / (alpha + mean))
+    return float(np.mean(each))
+
+
+def _outcomes(family: str, eta: Array, scale: Any, rng: np.random.Generator) -> Array:
+    """Draw what is observed, given the linear predictors and the family's scale."""
+    if family == "linear":
+        return np.asarray(eta + scale * rng.standard_normal(len(eta)))
+    if family in ("poisson", "negative_binomial"):
+        mean = np.exp(np.clip(eta, -30, 12))
+        if family == "negative_binomial":
+            mean = mean * rng.gamma(scale, 1.0 / scale, len(eta))
+        return rng.poisson(mean).astype(float)
+    return (rng.random(len(eta)) < special.expit(eta)).astype(float)
 
 
 def _log_density(family: str, eta: Array, scale: Any, y: Array) -> Array:
@@ -286,20 +321,14 @@ def draw_problem(seed: int) -> Problem:
     group = np.zeros(n + _TEST, dtype=np.int64)
     if family == "linear":
         truth["sigma"] = np.asarray(abs(rng.standard_normal()) + 1e-3)
-        y = eta + truth["sigma"] * rng.standard_normal(n + _TEST)
-    elif family in ("poisson", "negative_binomial"):
-        mean = np.exp(np.clip(eta, -30, 12))
-        if family == "negative_binomial":
-            truth["alpha"] = np.asarray(rng.gamma(2.0, 2.0))
-            mean = mean * rng.gamma(truth["alpha"], 1.0 / truth["alpha"], n + _TEST)
-        y = rng.poisson(mean).astype(float)
-    else:
-        if num_groups:
-            truth["tau"] = np.asarray(abs(rng.standard_normal()) + 1e-3)
-            truth["effect"] = truth["tau"] * rng.standard_normal(num_groups)
-            group = rng.choice(num_groups, n + _TEST, p=rng.dirichlet(np.full(num_groups, 2.0)))
-            eta = eta + truth["effect"][group]
-        y = (rng.random(n + _TEST) < special.expit(eta)).astype(float)
+    elif family == "negative_binomial":
+        truth["alpha"] = np.asarray(rng.gamma(2.0, 2.0))
+    elif num_groups:
+        truth["tau"] = np.asarray(abs(rng.standard_normal()) + 1e-3)
+        truth["effect"] = truth["tau"] * rng.standard_normal(num_groups)
+        group = rng.choice(num_groups, n + _TEST, p=rng.dirichlet(np.full(num_groups, 2.0)))
+        eta = eta + truth["effect"][group]
+    y = _outcomes(family, eta, truth.get("sigma", truth.get("alpha")), rng)
     return Problem(
         family,
         kind,

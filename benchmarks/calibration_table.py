@@ -18,7 +18,7 @@ from page_tables import write_table
 MARKS = "<!-- table of calibration: benchmarks/calibration_table.py -->", "<!-- end of the table -->"
 HEAD = (
     "| | ε | 90 %, truth from the prior | 50 % | 90 %, other truths | SBC p | TARP p | width |"
-    " below base rate | beats descent |"
+    " below base rate | the prior is | beats descent |"
 )
 
 
@@ -34,7 +34,8 @@ def section(found: Mapping[str, Any]) -> str:
         cells = [str(row["family"]).replace("_", " "), f"{row['epsilon']:g}"]
         cells += [_pair(row, name) for name in ("prior_0.9", "prior_0.5", "other_0.9")]
         cells += [_number(row[f"noise_aware_{name}"], ".1g") for name in ("uniform", "jointly_uniform")]
-        cells += [_pair(row, name) for name in ("width", "worse_than_base", "beats_descent")]
+        cells += [_pair(row, name) for name in ("width", "worse_than_base")]
+        cells += [_number(row["prior_worse_than_base"], ".2f"), _pair(row, "beats_descent")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -30,7 +30,8 @@ Monte Carlo draws from it, with one chain for each draw.
 leaves at least 16 draws. So the released posterior is a mixture.
 
 **Where the prior is refuted.** The linear model holds near the draws. If the mean draw of a latent value lies
-more than 3.5 widths of its prior from the prior's centre, the fit has gone where no parameter is expected,
+more than 3.5 widths of its prior from the prior's centre, or, where the prior's tails are heavy, farther than
+all of some hundred draws from it (`Prior.reach`), the fit has gone where no parameter is expected,
 as with a predictor that is zero for most records; the prior would throw it back along a line that no gradient
 was seen on, and drag along what correlates with it. So that value stays at the mean draw, and others move
 given that it does.
@@ -63,7 +64,7 @@ from pymc_dpvi.curvature_posterior import CurvatureScale, draw_curvature
 from pymc_dpvi.gradient_regression import Regression, choose_steps, positive
 from pymc_dpvi.gradient_trace import GradientTrace, merged
 from pymc_dpvi.hamiltonian import hamiltonian_draws
-from pymc_dpvi.prior_density import Prior
+from pymc_dpvi.prior_density import FARTHEST, Prior
 
 __all__ = ["NoiseAwarePosterior"]
 
@@ -73,8 +74,6 @@ COMPONENTS = 128
 _LEAST = 16.0
 #: Level of the test of the mean gradient against the prior.
 _CONFLICT = 1e-3
-#: Widths of the prior beyond which the mean draw refutes it.
-_FAR = 3.5
 #: Standard deviations of the fit's draws that stand for the prior's, where that is not known.
 _SPREADS = 10.0
 #: Least precision of a direction, in units of the draws' spread.
@@ -276,7 +275,7 @@ class NoiseAwarePosterior:
             # Where the prior says nothing, the posterior is as wide as some spreads of the draws.
             silent = np.abs(precision).max(axis=1) <= _FLOOR * size
             return fit.prior, precision + np.diag(np.where(silent, size, 0.0))
-        centre, stddev = self._prior.centre[group], self._prior.stddev[group]
+        centre, stddev = self._prior.centre[group], self._prior.reach[group]
         known = np.isfinite(stddev)
         own = np.where(known, 1.0 / np.where(known, stddev, 1.0) ** 2, size)
         return own * np.where(known, centre - fit.centre, 0.0), np.diag(own)
@@ -286,7 +285,7 @@ class NoiseAwarePosterior:
         if self._prior is None:
             return np.zeros(len(fit.centre), dtype=bool)
         apart = np.abs(fit.centre - self._prior.centre[group])
-        return np.asarray(apart > _FAR * self._prior.stddev[group])  # False where it is not known
+        return np.asarray(apart > FARTHEST * self._prior.reach[group])  # False where it is not known
 
     def draw(self, draws: int, rng: np.random.Generator) -> np.ndarray:
         """Draw latent vectors.

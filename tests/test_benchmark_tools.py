@@ -147,6 +147,20 @@ def test_a_problem_has_the_density_of_its_model(problems: Any, seed: int) -> Non
     assert max(slopes) < 1e-3
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_posterior_foretells_its_loss(problems: Any, seed: int) -> None:
+    """One that knows next to nothing loses what there is to gain, one that knows the truth nothing."""
+    problem = next(p for k in range(seed, 400, 5) if (p := problems.draw_problem(k)).num_records < 600)
+    rng = np.random.default_rng(seed)
+    known = {name: np.repeat(np.asarray(value)[None], 300, axis=0) for name, value in problem.truth.items()}
+    loss, gain = problem.foretold(known, rng)
+    assert loss == pytest.approx(0.0, abs=1e-9)
+    actual = problem.predictive({name: value[:1] for name, value in known.items()}) - problem.base_rate()
+    assert gain == pytest.approx(actual, abs=max(0.1, 0.25 * abs(actual)))
+    ignorant, all_of_it = problem.foretold(problem.prior_draws(1000, rng), rng)
+    assert ignorant > 0.25 * all_of_it > 0.0
+
+
 def test_references_cover_and_ranges_do_not_meet(problems: Any) -> None:
     assert problems.JUDGEMENT - problems.DEVELOPMENT >= 1_000_000
     ranks = []
@@ -165,7 +179,25 @@ def test_the_table_of_calibration() -> None:
     names = ("prior_0.9", "prior_0.5", "other_0.9", "width", "worse_than_base", "beats_descent")
     values = {f"{kind}_{n}": v for kind, v in (("noise_aware", 0.875), ("plain", 0.5)) for n in names}
     row = {"family": "negative_binomial", "epsilon": 0.3, "noise_aware_uniform": "nan", **values}
-    row["noise_aware_jointly_uniform"] = 0.25
+    row |= {"noise_aware_jointly_uniform": 0.25, "prior_worse_than_base": 0.625}
     head, rule, line = table.section({"cells": [row]}).splitlines()
     assert head == table.HEAD and rule.count("|") == head.count("|") == line.count("|")
     assert line.startswith("| negative binomial | 0.3 | 0.88 / 0.50 |") and "| – | 0.2 |" in line
+    assert "| 0.62 | 0.88 / 0.50 |" in line
+
+
+def test_diffprivlib_is_compared_problem_by_problem() -> None:
+    rival = benchmark("diffprivlib_scores")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        found = [{"seed": s, "scores": {f"{e:g}": -0.5 for e in rival.EPSILONS}} for s in (0, 5)]
+        ours = {
+            (s, e): {"noise_aware": {"score": score}}
+            for s, score in ((0, -0.4), (5, -0.7))
+            for e in rival.EPSILONS
+        }
+        rows = rival.rows_of(found, ours, {s: {"base_rate": -0.6} for s in (0, 5)})
+    assert [row["epsilon"] for row in rows] == list(rival.EPSILONS)
+    assert {(row["family"], row["ours_at_least"], row["ours_below_base"]) for row in rows} == {
+        ("logistic", 0.5, 0.5)
+    }

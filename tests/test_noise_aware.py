@@ -319,6 +319,10 @@ class LogGamma:
     def stddev(self) -> np.ndarray:
         return np.sqrt(special.polygamma(1, self.shapes))
 
+    @property
+    def reach(self) -> np.ndarray:
+        return self.stddev
+
     def density(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with np.errstate(all="ignore"):
             return np.sum(self.shapes * z - np.exp(z), axis=1), self.shapes - np.exp(z)
