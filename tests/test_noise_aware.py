@@ -339,6 +339,51 @@ def rows_under(prior: LogGamma, curvature: np.ndarray, optimum: np.ndarray, nois
     return np.concatenate([z, likelihood, prior.density(z)[1], np.full((len(z), 1), noise)], axis=1)
 
 
+class Effects:
+    """Prior of (log tau, effect, effect): tau is half-normal, effects are normal with that spread.
+
+    With `heavy`, what is known of the tails is known.
+    """
+
+    centre, stddev = np.array([-0.4, 0.0, 0.0]), np.array([0.9, 0.7, 0.7])
+
+    def __init__(self, heavy: bool) -> None:
+        self.reach = np.array([1.6, 1.7, 1.7]) if heavy else self.stddev
+
+    def density(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        tau, effect = np.exp(z[:, :1]), z[:, 1:]
+        square = np.sum(effect**2, axis=1) / tau[:, 0] ** 2
+        value = -0.5 * tau[:, 0] ** 2 - z[:, 0] - 0.5 * square
+        by_tau = -(tau[:, 0] ** 2) - 1.0 + square
+        return value, np.column_stack([by_tau, -effect / tau**2])
+
+
+def rows_of_effects(prior: Effects, at: float) -> np.ndarray:
+    """Gradients that tell two large effects, and nothing of tau, about a mean draw that is at them."""
+    rng, n = np.random.default_rng(4), 1500
+    z = np.array([0.5, at, -at]) + 0.15 * rng.standard_normal((n, 3))
+    told = np.array([0.0, 400.0, 400.0])
+    likelihood = (np.array([0.0, at, -at]) - z) * told + (told > 0) * 5.0 * rng.standard_normal(z.shape)
+    return np.concatenate([z, likelihood, prior.density(z)[1], np.full((n, 1), 5.0)], axis=1)
+
+
+def test_effects_that_are_large_together_refute_no_prior() -> None:
+    """Three times as far as most draws of their prior: as far as its tails go."""
+    for at, heavy, believed in ((3.0, True, True), (3.0, False, False), (12.0, True, False)):
+        prior: Any = Effects(heavy)
+        found = posterior(rows_of_effects(prior, at), prior=prior, scale=CurvatureScale(800.0, 0.7))
+        np.testing.assert_array_equal(found.far, [False, not believed, not believed])
+        np.testing.assert_allclose(found.mean[1:], [at, -at], atol=0.2)
+        if believed:  # p(tau | effects) by sums on a grid
+            assert not found.stayed
+            tau = np.exp(found.draw(2000, np.random.default_rng(1))[:, 0])
+            grid = np.linspace(0.01, 8.0, 4000)
+            weight = np.exp(-0.5 * grid**2 - 2.0 * np.log(grid) - at**2 / grid**2)
+            below = np.cumsum(weight / weight.sum())
+            wanted = grid[np.searchsorted(below, [0.05, 0.5, 0.95])]
+            np.testing.assert_allclose(np.quantile(tau, [0.05, 0.5, 0.95]), wanted, rtol=0.15)
+
+
 def test_where_noise_is_everything_it_is_the_prior_also_if_that_is_not_normal() -> None:
     rows = rows_under(SKEWED, 30.0 * np.eye(D), SKEWED.centre, 1e6)
     found = posterior(rows, prior=SKEWED, scale=CurvatureScale(90.0, 0.7))

@@ -165,13 +165,26 @@ def test_centres_and_widths_are_those_of_draws() -> None:
         np.testing.assert_allclose(prior.stddev[column], (high - low) / 2, rtol=0.2)
 
 
+def test_the_reach_is_of_the_tails() -> None:
+    """Of a normal prior it is the width; effects whose spread has a prior too lie farther now and then."""
+    with pm.Model() as model:
+        tau = pm.HalfCauchy("tau", 1.0)
+        effect = pm.Normal("effect", 0.0, tau, shape=2)
+        b = pm.Normal("b", 0.0, 2.0)
+        pm.Normal("y", effect[pm.Data("group", np.arange(12) % 2)] + b, 1.0, observed=np.ones(12))
+    prior, _ = prior_of(model)
+    where = {v.name: at for v, at in zip(prior.latents.value_vars, prior.latents.slices, strict=True)}
+    share = prior.reach / prior.stddev
+    assert (share >= 1.0).all() and share[where["b"]] < 1.3 and (share[where["effect"]] > 5.0).all()
+
+
 def test_what_has_no_draws_has_no_centre() -> None:
     with pm.Model() as model:
         flat = pm.Flat("flat", initval=0.0)
         normal = pm.Normal("normal", 5.0, 0.1)
         pm.Normal("y", flat + normal, 1.0, observed=pm.Data("y_data", np.ones(12)))
     prior, _ = prior_of(model)
-    assert np.isnan(prior.centre[0]) and np.isinf(prior.stddev[0])
+    assert np.isnan(prior.centre[0]) and np.isinf(prior.stddev[0]) and np.isinf(prior.reach[0])
     np.testing.assert_allclose([prior.centre[1], prior.stddev[1]], [5.0, 0.1], atol=0.03)
     value, slope = prior.density(np.array([[0.0, 5.0], [9.0, 5.1]]))
     np.testing.assert_allclose(value[1] - value[0], -0.5, rtol=1e-6)
