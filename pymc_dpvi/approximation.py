@@ -323,7 +323,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
 
     @sealed
     def diagnostics(self) -> FitDiagnostics:
-        """Say, from what is private already, whether the fit converged and what limits it.
+        """Measure, by what is private already, what limits the fit.
 
         Returns
         -------

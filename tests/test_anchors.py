@@ -163,6 +163,7 @@ def ranks_of_truths(family: str, problems: int, told: float = 1.0) -> np.ndarray
     return np.array(ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["linear", "logistic"])
 def test_ranks_of_the_truth_are_uniform(family: str) -> None:
     """Simulation-based calibration: three and a half standard errors of 25 independent problems."""
@@ -171,6 +172,7 @@ def test_ranks_of_the_truth_are_uniform(family: str) -> None:
     assert abs(np.mean(ranks) - 0.5) < 3.5 * np.sqrt(1.0 / 12.0 / 25)
 
 
+@pytest.mark.slow
 def test_ranks_show_a_posterior_that_does_not_know_of_the_noise() -> None:
     ranks = ranks_of_truths("logistic", 18, told=0.05)
     assert np.mean(np.abs(ranks - 0.5) <= 0.25) < 0.5 - 3.5 * np.sqrt(0.25 / 36)

@@ -53,7 +53,7 @@ def test_steps_do_not_matter_at_the_chosen_rate(usual: Plan):
 
 
 def test_noise_that_drowns_the_signal_is_warned_of():
-    with pytest.warns(PrivacyWarning, match="drowns the signal"):
+    with pytest.warns(PrivacyWarning, match="drowns much of the signal"):
         few = plan(100, 0.3, 1e-5, n_steps=1000, num_params=8, steps=())
     assert few.drowned and few.chosen.snr < MIN_SNR
     # With what it says is enough, no warning comes; with a tenth less there is one.
@@ -73,7 +73,7 @@ def test_a_billionth_of_epsilon_is_warned_of():
     with pytest.warns(PrivacyWarning, match="records, or epsilon=") as caught:
         least = plan(10_000, 1e-9, 1e-5, steps=FEW)
     assert not least.chosen.exact and least.chosen.snr < 1
-    assert str(least).startswith("The noise drowns the signal")
+    assert str(least).startswith("The noise drowns much of the signal")
     assert len(caught) == 1
 
 
@@ -99,7 +99,7 @@ def test_plot(usual: Plan):
     _, ax = pyplot.subplots()
     assert usual.plot(ax=ax) is ax
     labels = [t.get_text() for t in ax.get_legend().get_texts()]
-    assert labels == ["300 steps", "1,000 steps", "chosen", "noise drowns the signal below"]
+    assert labels == ["300 steps", "1,000 steps", "chosen", "noise drowns much of the signal below"]
     # The points lie on the curves: the theorem and the accountant agree.
     curve = next(line for line in ax.lines if line.get_label() == "1,000 steps")
     near = min(range(99), key=lambda k: abs(curve.get_xdata()[k] - usual.chosen.sampling_prob))
