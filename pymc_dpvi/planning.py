@@ -128,9 +128,10 @@ class Plan:
         ways.append("a model with fewer parameters")
         return (
             f"The noise drowns much of the signal: even if the gradients of all {self.num_records:,} records "
-            f"pointed the same way, they would be {shown(self.chosen.snr, digits=2)} times as long as the noise "
-            f"of the whole fit. Of regressions below {MIN_SNR:g} times, {100 * _LOST_BELOW:g} % lost more than "
-            f"half of what their predictors tell (benchmarks/calibration.py). {MIN_SNR:g} times takes "
+            f"pointed the same way, they would be {shown(self.chosen.snr, digits=2)} times as long as the "
+            f"noise of the whole fit. Of regressions below {MIN_SNR:g} times, {100 * _LOST_BELOW:g} % lost "
+            "more than half of what their predictors tell (benchmarks/calibration.py). "
+            f"{MIN_SNR:g} times takes "
             f"{', or '.join(ways)}."
         )
 
