@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = f"python benchmarks/anchors.py --range {chosen.range} --problems {chosen.problems}"
     command += " --polynomial" * chosen.polynomial
     settings = {"delta": DELTA, "draws": draws}
-    write(folder / f"{own}.json", command, settings, cells=rows, fits=fits)
+    write(folder / f"{own}.json", command, settings, cells=rows)
     console.print(f"{len(fits)} fits; written to {folder}")
 
 

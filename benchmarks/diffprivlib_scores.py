@@ -86,7 +86,7 @@ def run(name: str, problems: int, folder: Path, output: Path) -> None:
     if not python.exists():
         raise SystemExit("diffprivlib is not installed: python benchmarks/diffprivlib_scores.py make")
     ours, compared = (
-        {_key(f): f["found"] for f in map(json.loads, path.read_text("utf-8").split("\n")) if f}
+        {_key(f): f["found"] for f in map(json.loads, filter(None, path.read_text("utf-8").split("\n")))}
         for path in (output / f"calibration_{name}{end}.jsonl" for end in ("", "_compared"))
     )
     serving = [str(python), __file__, "serve", str(RANGES[name]), str(problems)]
