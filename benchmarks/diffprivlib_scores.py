@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from calibration_problems import DEVELOPMENT, FAMILIES, JUDGEMENT, Problem, draw_problem
+from d3p_step import python_of
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "output" / "diffprivlib"
@@ -44,7 +45,7 @@ PENALTIES, QUANTILES = (0.01, 0.1, 1.0, 10.0), (0.5, 0.95)
 def make(folder: Path) -> None:
     """Make the environment, with the Python that runs this."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    subprocess.run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+    subprocess.run([str(python_of(folder)), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
     print(f"Made {folder}")
 
 
@@ -82,8 +83,8 @@ def best_score(problem: Problem, epsilon: float, seed: int) -> float:
 
 def run(name: str, problems: int, folder: Path, output: Path) -> None:
     """Compare with what `calibration.py` wrote."""
-    python = folder / "bin" / "python"
-    if not python.exists():
+    python = python_of(folder)
+    if python is None:
         raise SystemExit("diffprivlib is not installed: python benchmarks/diffprivlib_scores.py make")
     ours, compared = (
         {_key(f): f["found"] for f in map(json.loads, filter(None, path.read_text("utf-8").split("\n")))}

@@ -294,7 +294,7 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
             "privacy_delta": float(report.delta),
             "privacy_report": report.to_json(),
             "noise_aware": int(known is not None),
-            **({} if known is None else self.diagnostics().verdict),
+            **({} if known is None else self.diagnostics().attrs),
         }
         return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
 

@@ -502,13 +502,13 @@ def test_diagnostics_say_what_was_measured() -> None:
 
 def test_diagnostics_name_what_is_as_wide_as_the_prior() -> None:
     nothing = report(1e5)
-    assert nothing.bounded.all() and nothing.verdict == {"bounded_by_prior": 1}
+    assert nothing.bounded.all() and nothing.attrs == {"bounded_by_prior": 1}
     assert "As wide as the prior: a, b, c." in repr(nothing)
     assert "divide it by a public number" in repr(nothing)
     one = dataclasses.replace(nothing, prior_stddev=np.array([10.0, 0.5, np.inf]))
     assert one.bounded.tolist() == [False, True, False] and "As wide as the prior: b." in repr(one)
     good = report(20.0)
-    assert not good.bounded.any() and "As wide" not in repr(good) and not good.verdict["bounded_by_prior"]
+    assert not good.bounded.any() and "As wide" not in repr(good) and not good.attrs["bounded_by_prior"]
     # What follows from the fields.
     np.testing.assert_allclose(good.share_of_prior, good.stddev * np.sqrt(np.diag(PRIOR)))
     total = np.maximum(good.stddev, good.family_stddev)

@@ -282,15 +282,15 @@ def test_a_release_is_found_in_its_ledger(tmp_path: Path) -> None:
         check_release(path, budget="survey.sqlite")  # type: ignore[arg-type]
 
 
-def test_the_verdict_goes_with_the_draws() -> None:
+def test_what_a_reader_should_know_goes_with_the_draws() -> None:
     with model():
         approx = DPADVI(epsilon=1.0, delta=1e-6, random_seed=1).fit(
             40, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"}
         )
     draws = approx.sample(5)
-    verdict = approx.diagnostics().verdict
-    assert verdict.keys() == {"bounded_by_prior"}
-    assert {name: draws.attrs[name] for name in verdict} == verdict
+    known = approx.diagnostics().attrs
+    assert known.keys() == {"bounded_by_prior"}
+    assert {name: draws.attrs[name] for name in known} == known
     assert "bounded_by_prior" not in approx.sample(5, noise_aware=False).attrs
     check_release(draws)
     draws.attrs["bounded_by_prior"] = 0.25
