@@ -52,7 +52,7 @@ from pymc_dpvi.accounting import (
     step_event,
 )
 from pymc_dpvi.accounting.calibration import MAX_STEPS, MIN_NOISE_MULTIPLIER
-from pymc_dpvi.accounting.pld import GuardedPLDAccountant
+from pymc_dpvi.accounting.pld.accountant import GuardedPLDAccountant
 from pymc_dpvi.errors import CalibrationError
 from pymc_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler
 

@@ -34,13 +34,13 @@ from pytensor.graph.replace import vectorize_graph
 from workers import compiling
 
 from pymc_dpvi.accounting import noise_multiplier
-from pymc_dpvi.approximation import DPMeanField
 from pymc_dpvi.compat import compile_mode
-from pymc_dpvi.gradients import Latents
-from pymc_dpvi.mechanism import Mechanism, Streams
-from pymc_dpvi.records import build_record_model
+from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.graph.gradients import Latents
+from pymc_dpvi.graph.records import build_record_model
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.posterior.approximation import DPMeanField
 from pymc_dpvi.sampling import PoissonSampler
-from pymc_dpvi.step import PrivateStep
 
 __all__ = ["StepSizes", "calibrated", "dp_sgld"]
 

@@ -37,16 +37,17 @@ from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache
 from rich.console import Console
 from rich.table import Table
 
-import pymc_dpvi.step as step_module
-from pymc_dpvi.approximation import DPMeanField
-from pymc_dpvi.block_sums import add_squared_norms_outer, weighted_outer
-from pymc_dpvi.blocks import Block
-from pymc_dpvi.clipping import SLACK, clip_factors, private_sum
+import pymc_dpvi.engine.step as step_module
 from pymc_dpvi.compat import compile_mode
-from pymc_dpvi.loop import iterate
-from pymc_dpvi.mechanism import Draws, Mechanism, Streams
-from pymc_dpvi.noise import LatticeNoise
-from pymc_dpvi.records import build_record_model
+from pymc_dpvi.engine.kernels import add_squared_norms_outer, weighted_outer
+from pymc_dpvi.engine.loop import iterate
+from pymc_dpvi.engine.private_sum import clip_factors, private_sum
+from pymc_dpvi.graph.blocks import Block
+from pymc_dpvi.graph.records import build_record_model
+from pymc_dpvi.mechanism.limits import SLACK
+from pymc_dpvi.mechanism.mechanism import Draws, Mechanism, Streams
+from pymc_dpvi.posterior.approximation import DPMeanField
+from pymc_dpvi.randomness.lattice_noise import LatticeNoise
 from pymc_dpvi.sampling import PoissonSampler
 
 

@@ -26,8 +26,8 @@ def private(case: Case, data: dict[str, np.ndarray], backend: str = "numba") -> 
     import pymc as pm
 
     from pymc_dpvi import DPADVI, DPFullRankADVI
+    from pymc_dpvi.engine.loop import iterate
     from pymc_dpvi.errors import ArgumentError
-    from pymc_dpvi.loop import iterate
 
     with pm.Model() as model:
         case.model(data, None)
@@ -62,10 +62,10 @@ def own(case: Case, data: dict[str, np.ndarray]) -> Run:
     import pytensor.tensor as pt
     from pytensor.graph.replace import graph_replace
 
-    from pymc_dpvi.approximation import DPFullRank, DPMeanField
-    from pymc_dpvi.chunk import Chunk
     from pymc_dpvi.compat import compile_mode, quiet_pytensor
-    from pymc_dpvi.records import build_record_model
+    from pymc_dpvi.engine.multistep import Chunk
+    from pymc_dpvi.graph.records import build_record_model
+    from pymc_dpvi.posterior.approximation import DPFullRank, DPMeanField
 
     with pm.Model() as whole:
         case.model(data, None)

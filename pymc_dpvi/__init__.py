@@ -11,8 +11,6 @@ spent and on which assumptions.
 from __future__ import annotations
 
 from pymc_dpvi.accounting import PrivacyBudget
-from pymc_dpvi.adaptive_clipping import AdaptiveClip
-from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.auditing import AuditReport, audit
 from pymc_dpvi.errors import (
     ArgumentError,
@@ -27,12 +25,14 @@ from pymc_dpvi.errors import (
     UnsupportedModelError,
 )
 from pymc_dpvi.inference import DPADVI, DPFullRankADVI
-from pymc_dpvi.interpretation import interpret
-from pymc_dpvi.meaning import Interpretation
+from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.one_call import fit_dpadvi
 from pymc_dpvi.planning import Plan, plan
-from pymc_dpvi.release_check import check_release
-from pymc_dpvi.report import PrivacyReport, PrivacyRun
+from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
+from pymc_dpvi.release.check_release import check_release
+from pymc_dpvi.release.interpretation import interpret
+from pymc_dpvi.release.meaning import Interpretation
+from pymc_dpvi.release.report import PrivacyReport, PrivacyRun
 
 __version__ = "0.1.0"
 

@@ -32,11 +32,12 @@ from pymc.variational.inference import Inference
 
 from pymc_dpvi.accounting import PrivacyBudget, require_proven
 from pymc_dpvi.accounting.calibration import MAX_STEPS
-from pymc_dpvi.adaptive_clipping import AdaptiveClip
-from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed
-from pymc_dpvi.backends import Backend, backends, bounded, few_steps, first_that_works
 from pymc_dpvi.compat import quiet_pytensor, versions
+from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works
+from pymc_dpvi.engine.graph_keys import source_hash
+from pymc_dpvi.engine.loop import averages_from, iterate
+from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.errors import (
     ArgumentError,
     InsecureNoiseWarning,
@@ -44,22 +45,21 @@ from pymc_dpvi.errors import (
     UnsupportedModelError,
     warn,
 )
-from pymc_dpvi.formula_packages import FORMULA_ADVICE, formula_mark
-from pymc_dpvi.graph_keys import source_hash
+from pymc_dpvi.graph.formula_packages import FORMULA_ADVICE, formula_mark
+from pymc_dpvi.graph.mismatch import explained
+from pymc_dpvi.graph.records import build_record_model
+from pymc_dpvi.graph.separability import check_separable
+from pymc_dpvi.graph.start import check_finite_start, check_starting_values, narrow_full_rank
 from pymc_dpvi.keywords import MEANT, NEEDED, NOT_IN_FIT, named, refuse_dropped, refuse_unknown
-from pymc_dpvi.loop import averages_from, iterate
-from pymc_dpvi.mechanism import Mechanism, Streams
-from pymc_dpvi.mismatch import explained
+from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.optimizers import Optimizer, falling_adam
+from pymc_dpvi.pages import shown
+from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.progress import StepProgress, check_bar
-from pymc_dpvi.records import build_record_model
-from pymc_dpvi.report import PrivacyRun
-from pymc_dpvi.separability import check_separable
-from pymc_dpvi.starting_values import check_finite_start, check_starting_values, narrow_full_rank
-from pymc_dpvi.step import PrivateStep
+from pymc_dpvi.redaction import sealed, shielded
+from pymc_dpvi.release.report import PrivacyRun
 from pymc_dpvi.terms import PrivacyTerms
-from pymc_dpvi.tracebacks import sealed, shielded
-from pymc_dpvi.wording import shown
 
 __all__ = ["DPADVI", "DPFullRankADVI"]
 

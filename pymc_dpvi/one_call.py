@@ -8,7 +8,7 @@ from typing import Any
 from pymc_dpvi.compat import PosteriorData
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.inference import DPADVI
-from pymc_dpvi.tracebacks import sealed
+from pymc_dpvi.redaction import sealed
 
 __all__ = ["fit_dpadvi"]
 

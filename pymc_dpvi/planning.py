@@ -33,11 +33,11 @@ from pymc_dpvi import accounting
 from pymc_dpvi.accounting.calibration import EPSILON_RANGE
 from pymc_dpvi.accounting.gdp_limit import clt_noise, gdp_mu
 from pymc_dpvi.accounting.relations import check_relation
-from pymc_dpvi.adaptive_clipping import AdaptiveClip, check_clip_norm
 from pymc_dpvi.arguments import check_integer, check_number
 from pymc_dpvi.errors import CalibrationError, warn
+from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip, check_clip_norm
+from pymc_dpvi.pages import Page, Section, Table, shown
 from pymc_dpvi.plots import new_axes
-from pymc_dpvi.wording import Page, Section, Table, shown
 
 __all__ = ["MIN_SNR", "Plan", "PlannedFit", "plan"]
 

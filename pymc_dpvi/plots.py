@@ -20,14 +20,14 @@ import numpy as np
 from scipy import stats
 
 from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES, accountant_info
-from pymc_dpvi.accounting.comparison import epsilon_by_steps
-from pymc_dpvi.accounting.tradeoff import PrivacyProfile
+from pymc_dpvi.accounting.curves.comparison import epsilon_by_steps
+from pymc_dpvi.accounting.curves.tradeoff import PrivacyProfile
 from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.interpretation import interpret
-from pymc_dpvi.meaning import Interpretation
-from pymc_dpvi.risk_words import FALSE_POSITIVE_RATES
-from pymc_dpvi.wording import percent, shown
+from pymc_dpvi.pages import percent, shown
+from pymc_dpvi.release.interpretation import interpret
+from pymc_dpvi.release.meaning import Interpretation
+from pymc_dpvi.release.risk_words import FALSE_POSITIVE_RATES
 
 __all__ = [
     "plot_epsilon",

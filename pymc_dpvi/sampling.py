@@ -9,7 +9,7 @@ Batches of many steps are drawn in one call and come as a flat array with offset
 ``n_steps`` by the expected batch size.
 
 **Poisson sampling** (Abadi et al. 2016). Every record takes part in every step by its own coin with
-probability *q*: exactly (`random_subsets`), and in time proportional to the batch. Batches may be empty.
+probability *q*: exactly (`subsets`), and in time proportional to the batch. Batches may be empty.
 
 **Sampling without replacement.** Every batch is a uniform subset of one fixed size, exactly.
 
@@ -34,14 +34,14 @@ from numpy.typing import NDArray
 
 from pymc_dpvi.arguments import check_integer, check_number
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.random_subsets import (
+from pymc_dpvi.randomness.keystream import KeyStream
+from pymc_dpvi.randomness.subsets import (
     LARGEST_PROB,
     SMALLEST_PROB,
     bernoulli_successes,
     cut_into_runs,
     uniform_subsets,
 )
-from pymc_dpvi.randomness import KeyStream
 
 __all__ = [
     "FixedSizeSampler",

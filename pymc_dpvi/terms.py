@@ -19,11 +19,11 @@ import numpy as np
 
 from pymc_dpvi import accounting
 from pymc_dpvi.accounting import AccountantInfo
-from pymc_dpvi.adaptive_clipping import AdaptiveClip, check_clip_norm
 from pymc_dpvi.arguments import check_choice, check_flag, check_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
-from pymc_dpvi.mechanism import Mechanism
-from pymc_dpvi.report import PrivacyReport, PrivacyRun
+from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip, check_clip_norm
+from pymc_dpvi.mechanism.mechanism import Mechanism
+from pymc_dpvi.release.report import PrivacyReport, PrivacyRun
 from pymc_dpvi.sampling import SAMPLER_NAMES, Sampler, make_sampler
 
 __all__ = ["PrivacyTerms"]

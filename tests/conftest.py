@@ -17,10 +17,10 @@ import pytensor
 import pytest
 import python_mode  # noqa: F401
 
-from pymc_dpvi import backends as backends_module
 from pymc_dpvi import inference
-from pymc_dpvi.backends import Backend, backends
 from pymc_dpvi.compat import compile_mode
+from pymc_dpvi.engine import backends as backends_module
+from pymc_dpvi.engine.backends import Backend, backends
 
 with warnings.catch_warnings():
     # PyTensor installed from PyPI links no BLAS and says so once, when the C backend first asks. Asking here

@@ -3,7 +3,7 @@
 ``python operations.py BACKEND FIRST ONLY`` evaluates the operations from number FIRST on, one by one, in
 value and gradient, and says on a line of its own which one it begins and how it ended. It is run in a process
 that is killed if a line takes too long (`test_lowering`): what raises, warns or does not end must be refused
-or guarded by `pymc_dpvi.guards`.
+or guarded by `pymc_dpvi.graph.guards`.
 """
 
 from __future__ import annotations

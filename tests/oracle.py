@@ -12,12 +12,12 @@ import pytensor.tensor as pt
 from pymc.pytensorf import compile as pm_compile
 from pytensor.graph.replace import graph_replace, vectorize_graph
 
-from pymc_dpvi import gradients
-from pymc_dpvi.blocks import as_matrix
 from pymc_dpvi.compat import compile_mode, quiet_pytensor
-from pymc_dpvi.gradients import Latents, aligned_gradients
-from pymc_dpvi.graphs import array_value
-from pymc_dpvi.records import RecordModel
+from pymc_dpvi.graph import gradients
+from pymc_dpvi.graph.blocks import as_matrix
+from pymc_dpvi.graph.gradients import Latents, aligned_gradients
+from pymc_dpvi.graph.rebuild import array_value
+from pymc_dpvi.graph.records import RecordModel
 
 __all__ = ["compare", "latents_of", "points"]
 

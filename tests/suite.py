@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pymc_dpvi.adaptive_clipping import AdaptiveClip
-from pymc_dpvi.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.auditing.attack import Attack, check_attack, claims, run_attack
 from pymc_dpvi.auditing.batches import check_batches
 from pymc_dpvi.auditing.gradients import check_gradients
@@ -18,8 +16,10 @@ from pymc_dpvi.auditing.report import CheckResult
 from pymc_dpvi.auditing.sensitivity import check_lattice, check_one_way_out, check_sensitivity
 from pymc_dpvi.auditing.transcript import check_noise, check_randomness
 from pymc_dpvi.compat import compile_mode, rows_mode
-from pymc_dpvi.mechanism import Mechanism, Streams
-from pymc_dpvi.records import build_record_model
+from pymc_dpvi.graph.records import build_record_model
+from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler, Sampler
 
 CLIP = 0.8

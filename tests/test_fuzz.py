@@ -35,16 +35,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyError, fit_dpadvi, inference, records
-from pymc_dpvi.approximation import DPMeanField
-from pymc_dpvi.blocks import Block
-from pymc_dpvi.clipping import private_sum
+from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyError, fit_dpadvi, inference
+from pymc_dpvi.engine.private_sum import private_sum
+from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.mechanism import Mechanism, Streams
-from pymc_dpvi.noise import LatticeNoise
-from pymc_dpvi.records import RecordModel
-from pymc_dpvi.starting_values import check_starting_values
-from pymc_dpvi.step import PrivateStep
+from pymc_dpvi.graph import records
+from pymc_dpvi.graph.blocks import Block
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.start import check_starting_values
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.posterior.approximation import DPMeanField
+from pymc_dpvi.randomness.lattice_noise import LatticeNoise
 from pymc_dpvi.terms import PrivacyTerms
 
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")

@@ -36,11 +36,11 @@ from pymc_dpvi import (
     fit_dpadvi,
     inference,
 )
-from pymc_dpvi.adaptive_clipping import AdaptiveClip
-from pymc_dpvi.mechanism import Mechanism
+from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
+from pymc_dpvi.mechanism.mechanism import Mechanism
+from pymc_dpvi.pages import shown
 from pymc_dpvi.progress import StepProgress
-from pymc_dpvi.step import PrivateStep
-from pymc_dpvi.wording import shown
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning"),
@@ -987,7 +987,7 @@ def test_steps_are_in_units_of_the_priors_width_where_that_is_below_one(
 
 
 def test_where_not_all_correlations_can_be_inferred_the_plain_posterior_is_the_default() -> None:
-    from pymc_dpvi.gradient_trace import GROUP
+    from pymc_dpvi.engine.gradient_moments import GROUP
 
     for size in (GROUP, GROUP + 1):
         with pm.Model():

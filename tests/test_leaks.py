@@ -59,10 +59,10 @@ from pytensor.graph.op import Op
 from test_release import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_text, planted_model
 
 from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
-from pymc_dpvi.approximation import _ON_RECORDS
-from pymc_dpvi.clipping import PrivateSum
-from pymc_dpvi.graphs import walk
-from pymc_dpvi.tracebacks import clear_locals, sealed, shielded
+from pymc_dpvi.engine.private_sum import PrivateSum
+from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.posterior.approximation import _ON_RECORDS
+from pymc_dpvi.redaction import clear_locals, sealed, shielded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning"),

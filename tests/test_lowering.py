@@ -1,7 +1,7 @@
 """No operation raises, warns or runs on for ever, whatever the numbers, in any backend's machine code.
 
 A short list runs on every push, the whole of PyTensor's scalar operations in the deep profile. An operation
-that fails here has to be refused or guarded by `pymc_dpvi.guards`, and then stands in `GUARDED`.
+that fails here has to be refused or guarded by `pymc_dpvi.graph.guards`, and then stands in `GUARDED`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pymc_dpvi import DPADVI
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.lowering import fast_compile
-from pymc_dpvi.released_draws import evaluator
+from pymc_dpvi.posterior.released_draws import evaluator
 
 BACKENDS = ("numba", "c", "python", "jax")
 #: Seconds that the evaluation of an operation at all hostile numbers may take, and its compilation.

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pymc_dpvi import inference
-from pymc_dpvi.backends import Backend, backends
 from pymc_dpvi.compat import compile_mode
+from pymc_dpvi.engine.backends import Backend, backends
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"

@@ -23,7 +23,7 @@ import published_dpvi  # noqa: E402
 from journal import differences  # noqa: E402
 
 from pymc_dpvi import DPADVI  # noqa: E402
-from pymc_dpvi.mechanism import Mechanism  # noqa: E402
+from pymc_dpvi.mechanism.mechanism import Mechanism  # noqa: E402
 from pymc_dpvi.sampling import FullBatchSampler, PoissonSampler  # noqa: E402
 
 

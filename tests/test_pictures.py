@@ -17,8 +17,7 @@ import pytest
 import xarray as xr
 
 from pymc_dpvi import interpret, plan
-from pymc_dpvi.diagnostics import FitDiagnostics
-from pymc_dpvi.gradient_trace import PathPoint
+from pymc_dpvi.engine.gradient_moments import PathPoint
 from pymc_dpvi.plots import (
     plot_epsilon,
     plot_gradients,
@@ -27,6 +26,7 @@ from pymc_dpvi.plots import (
     plot_privacy_profile,
     plot_trade_off,
 )
+from pymc_dpvi.posterior.diagnostics import FitDiagnostics
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")

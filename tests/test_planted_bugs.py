@@ -19,13 +19,15 @@ from dp_accounting import PoissonSampledDpEvent
 from scipy import stats
 from suite import CLIP, Suite, layers, regression
 
-from pymc_dpvi import adaptive_clipping, clipping, pieces, step
-from pymc_dpvi.accounting import rdp
-from pymc_dpvi.clipping import PrivateSum
-from pymc_dpvi.graphs import walk
-from pymc_dpvi.mechanism import Draws, Mechanism, Streams
-from pymc_dpvi.randomness import KeyStream
-from pymc_dpvi.records import RecordModel
+from pymc_dpvi.accounting.papers import rdp
+from pymc_dpvi.engine import microbatch as pieces
+from pymc_dpvi.engine import private_sum as clipping
+from pymc_dpvi.engine import running_clip, step
+from pymc_dpvi.engine.private_sum import PrivateSum
+from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.mechanism.mechanism import Draws, Mechanism, Streams
+from pymc_dpvi.randomness.keystream import KeyStream
 from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler
 
 
@@ -46,7 +48,7 @@ class Plant:
             step,
             step.PrivateStep,
             RecordModel,
-            adaptive_clipping.RunningClip,
+            running_clip.RunningClip,
         )
 
     def __call__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +184,7 @@ def unrounded(
 
 real_units = clipping.tally_units
 real_round_and_add = clipping.round_and_add
-real_clip_updates = adaptive_clipping.RunningClip.updates
+real_clip_updates = running_clip.RunningClip.updates
 
 
 def twice_the_units(*args: Any) -> int:
@@ -305,7 +307,7 @@ def no_private_sum_at_all(blocks: Any, noise: Any, *args: Any) -> Any:
 
 
 def clipping_matrix(blocks: Any) -> Any:
-    from pymc_dpvi.blocks import as_matrix
+    from pymc_dpvi.graph.blocks import as_matrix
 
     return as_matrix(blocks)
 
@@ -488,7 +490,7 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
         ADAPTIVE,
     ),
     "the clip norm knows the size of the batch": (
-        Plant(adaptive_clipping.RunningClip, "updates", clip_norm_from_the_batch),
+        Plant(running_clip.RunningClip, "updates", clip_norm_from_the_batch),
         ONE_WAY,
         ADAPTIVE,
     ),

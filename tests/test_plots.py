@@ -14,7 +14,6 @@ from test_noise_aware import adam_run, posterior, trace_of
 from pymc_dpvi import Interpretation, accounting, interpret
 from pymc_dpvi.accounting import accountants
 from pymc_dpvi.compat import posterior_data
-from pymc_dpvi.diagnostics import FitDiagnostics, diagnose
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.plots import (
     plot_epsilon,
@@ -24,7 +23,8 @@ from pymc_dpvi.plots import (
     plot_privacy_profile,
     plot_trade_off,
 )
-from pymc_dpvi.report import PrivacyReport, PrivacyRun
+from pymc_dpvi.posterior.diagnostics import FitDiagnostics, diagnose
+from pymc_dpvi.release.report import PrivacyReport, PrivacyRun
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")

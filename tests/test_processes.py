@@ -1,6 +1,6 @@
 """Whole fits in forked processes, threads and workers: nobody draws the noise that another one drew.
 
-What the streams themselves do is in `test_randomness`; here a whole method goes through each, since two
+What the streams themselves do is in `test_keystream`; here a whole method goes through each, since two
 fits with the same noise differ by their unnoised sums.
 """
 
@@ -20,7 +20,7 @@ import pytest
 import python_mode  # noqa: F401  # the scripts below have no conftest
 
 from pymc_dpvi import DPADVI
-from pymc_dpvi.mechanism import Mechanism
+from pymc_dpvi.mechanism.mechanism import Mechanism
 
 # What a step of `make` draws: a number for each of two weights, and for the two counts of the clip norm.
 COLUMNS = 4
@@ -41,7 +41,7 @@ import os, pickle, sys
 sys.path.insert(0, {tests!r})
 from test_processes import COLUMNS, MODE, make
 from pymc_dpvi import PrivacyError
-from pymc_dpvi.mechanism import Mechanism
+from pymc_dpvi.mechanism.mechanism import Mechanism
 
 drawn = []
 draw = Mechanism.draw
@@ -123,7 +123,8 @@ def test_forked_fits_share_no_noise() -> None:
 def test_the_fork_test_has_power() -> None:
     """Streams that a child inherits as they are, as NumPy's would be, are found."""
     prelude = (
-        "from pymc_dpvi.mechanism import Streams\nmade = Streams.make(7)\nStreams.make = lambda seed: made"
+        "from pymc_dpvi.mechanism.mechanism import Streams\n"
+        "made = Streams.make(7)\nStreams.make = lambda seed: made"
     )
     done = run(FORK.replace("# PRELUDE", prelude))
     assert "two fits drew the same noise" in done.stderr

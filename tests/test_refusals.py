@@ -15,10 +15,10 @@ from refusal_zoo import REFUSALS, SENTINEL, leaks, missing_texts
 from zoo import ZOO
 
 from pymc_dpvi import DPADVI, DPFullRankADVI, errors, fit_dpadvi
+from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.inference import DPADVI as Inference
-from pymc_dpvi.mechanism import Mechanism, Streams
-from pymc_dpvi.randomness import KeyStream
-from pymc_dpvi.step import PrivateStep
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.randomness.keystream import KeyStream
 
 MINIMUM = 50
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pymc_dpvi import random_subsets
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.randomness import KeyStream
+from pymc_dpvi.randomness import subsets as random_subsets
+from pymc_dpvi.randomness.keystream import KeyStream
 from pymc_dpvi.sampling import (
     SAMPLER_NAMES,
     FixedSizeSampler,

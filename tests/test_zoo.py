@@ -15,11 +15,12 @@ import pytest
 from oracle import compare, latents_of
 from zoo import ZOO, Entry, select
 
-from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyReport, step
-from pymc_dpvi.approximation import DPMeanField
+from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyReport
+from pymc_dpvi.engine import step
 from pymc_dpvi.errors import PrivacyWarning
-from pymc_dpvi.records import RecordModel, build_record_model
-from pymc_dpvi.separability import check_separable
+from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.separability import check_separable
+from pymc_dpvi.posterior.approximation import DPMeanField
 
 #: Some of the names are those of a formula package, of which a fit warns.
 pytestmark = pytest.mark.filterwarnings(

@@ -29,8 +29,8 @@ from pymc_dpvi.accounting.accountants import (
     make_accountant,
     require_proven,
 )
-from pymc_dpvi.accounting.advanced_composition import AdvancedCompositionAccountant
-from pymc_dpvi.accounting.budget import PrivacyBudget
+from pymc_dpvi.accounting.budget.budget import PrivacyBudget
+from pymc_dpvi.accounting.budget.charge import Charge
 from pymc_dpvi.accounting.calibration import (
     default_sampling_prob,
     delta,
@@ -38,14 +38,14 @@ from pymc_dpvi.accounting.calibration import (
     max_steps,
     noise_multiplier,
 )
-from pymc_dpvi.accounting.charge import Charge
-from pymc_dpvi.accounting.concentrated import GdpAccountant, ZCdpAccountant
-from pymc_dpvi.accounting.diagnostics import BayesianAccountant, GenericAccountant
+from pymc_dpvi.accounting.curves.profiles import privacy_profile
+from pymc_dpvi.accounting.curves.tradeoff import PrivacyProfile
 from pymc_dpvi.accounting.events import UnsupportedEventError, step_event
-from pymc_dpvi.accounting.moments import MomentsAccountant
-from pymc_dpvi.accounting.profiles import privacy_profile
-from pymc_dpvi.accounting.rdp import rdp_curve
-from pymc_dpvi.accounting.tradeoff import PrivacyProfile
+from pymc_dpvi.accounting.papers.advanced_composition import AdvancedCompositionAccountant
+from pymc_dpvi.accounting.papers.bayesian import BayesianAccountant, GenericAccountant
+from pymc_dpvi.accounting.papers.concentrated import GdpAccountant, ZCdpAccountant
+from pymc_dpvi.accounting.papers.moments import MomentsAccountant
+from pymc_dpvi.accounting.papers.rdp import rdp_curve
 
 __all__ = [
     "ACCOUNTANT_NAMES",

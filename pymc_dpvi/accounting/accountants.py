@@ -34,15 +34,15 @@ from dp_accounting import NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from pymc_dpvi.accounting.advanced_composition import AdvancedCompositionAccountant
-from pymc_dpvi.accounting.concentrated import GdpAccountant, ZCdpAccountant
 from pymc_dpvi.accounting.contract import Schemes
-from pymc_dpvi.accounting.diagnostics import BayesianAccountant, GenericAccountant
-from pymc_dpvi.accounting.moments import MomentsAccountant
-from pymc_dpvi.accounting.pld import DEFAULT_DISCRETIZATION, PLD_MIN_DELTA, GuardedPLDAccountant
-from pymc_dpvi.accounting.rdp import GuardedRdpAccountant
+from pymc_dpvi.accounting.papers.advanced_composition import AdvancedCompositionAccountant
+from pymc_dpvi.accounting.papers.bayesian import BayesianAccountant, GenericAccountant
+from pymc_dpvi.accounting.papers.concentrated import GdpAccountant, ZCdpAccountant
+from pymc_dpvi.accounting.papers.moments import MomentsAccountant
+from pymc_dpvi.accounting.papers.rdp import GuardedRdpAccountant
+from pymc_dpvi.accounting.pld.accountant import DEFAULT_DISCRETIZATION, PLD_MIN_DELTA, GuardedPLDAccountant
+from pymc_dpvi.accounting.pld.tilted_pld import TiltedPLDAccountant
 from pymc_dpvi.accounting.relations import check_relation
-from pymc_dpvi.accounting.tilted_pld import TiltedPLDAccountant
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = [

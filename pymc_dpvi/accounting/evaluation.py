@@ -23,7 +23,7 @@ from dp_accounting.pld import PLDAccountant
 
 from pymc_dpvi.accounting.accountants import PLD_MIN_DELTA, AccountantInfo
 from pymc_dpvi.accounting.events import EventSampler, step_event
-from pymc_dpvi.accounting.tilted_pld import TiltedPLDAccountant
+from pymc_dpvi.accounting.pld.tilted_pld import TiltedPLDAccountant
 from pymc_dpvi.arguments import check_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 from pymc_dpvi.sampling import FullBatchSampler, PoissonSampler

@@ -32,7 +32,7 @@ from pymc_dpvi.auditing import statistics as st
 from pymc_dpvi.auditing.probe import Probe, Vector, without_sampling
 from pymc_dpvi.auditing.report import CheckResult
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.mechanism import Mechanism, Streams
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.sampling import FixedSizeSampler
 
 __all__ = ["DELTAS", "Attack", "Rates", "check_attack", "claims", "lower_bound", "run_attack"]

@@ -26,7 +26,7 @@ from scipy import stats
 from pymc_dpvi.auditing import statistics as st
 from pymc_dpvi.auditing.report import CheckResult
 from pymc_dpvi.auditing.transcript import LoopStep, summarise
-from pymc_dpvi.mechanism import Mechanism, Streams
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.sampling import FixedSizeSampler
 
 __all__ = ["check_batches"]

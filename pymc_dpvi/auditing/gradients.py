@@ -14,13 +14,13 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
 
-from pymc_dpvi.approximation import DPApproximation
 from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import CheckResult
-from pymc_dpvi.clipping import SLACK
-from pymc_dpvi.gradients import in_draws, put
-from pymc_dpvi.records import RecordModel
-from pymc_dpvi.synthetic import python_function
+from pymc_dpvi.graph.gradients import in_draws, put
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.synthetic_records import python_function
+from pymc_dpvi.mechanism.limits import SLACK
+from pymc_dpvi.posterior.approximation import DPApproximation
 
 __all__ = ["check_gradients"]
 

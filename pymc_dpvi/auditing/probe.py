@@ -24,16 +24,16 @@ from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 
-from pymc_dpvi.approximation import DPApproximation
-from pymc_dpvi.clipping import PrivateSum
 from pymc_dpvi.compat import quiet_pytensor
-from pymc_dpvi.gradients import Latents
-from pymc_dpvi.graphs import walk
-from pymc_dpvi.mechanism import Mechanism, Streams
-from pymc_dpvi.records import RecordModel, rebuild_likelihood
+from pymc_dpvi.engine.private_sum import PrivateSum
+from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.graph.gradients import Latents
+from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.graph.records import RecordModel, rebuild_likelihood
+from pymc_dpvi.graph.synthetic_records import Rows, hostile_records, synthetic_records
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.posterior.approximation import DPApproximation
 from pymc_dpvi.sampling import FullBatchSampler
-from pymc_dpvi.step import PrivateStep
-from pymc_dpvi.synthetic import Rows, hostile_records, synthetic_records
 
 __all__ = ["Probe", "without_sampling"]
 

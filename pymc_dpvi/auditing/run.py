@@ -17,11 +17,11 @@ from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import AuditReport
 from pymc_dpvi.auditing.sensitivity import check_lattice, check_one_way_out, check_sensitivity
 from pymc_dpvi.auditing.transcript import check_noise, check_randomness
-from pymc_dpvi.backends import Backend, backends, bounded, first_that_works
 from pymc_dpvi.compat import versions
+from pymc_dpvi.engine.backends import Backend, backends, bounded, first_that_works
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.inference import DPADVI
-from pymc_dpvi.mechanism import Streams
+from pymc_dpvi.mechanism.mechanism import Streams
 
 __all__ = ["audit"]
 

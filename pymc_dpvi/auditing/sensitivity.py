@@ -18,7 +18,7 @@ import numpy as np
 from pymc_dpvi.auditing.probe import Probe, Vector
 from pymc_dpvi.auditing.report import CheckResult
 from pymc_dpvi.errors import ModelEvaluationError
-from pymc_dpvi.mechanism import Mechanism, Streams
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 
 __all__ = ["check_lattice", "check_one_way_out", "check_sensitivity"]
 

@@ -17,10 +17,10 @@ from scipy import stats
 from pymc_dpvi.auditing import statistics as st
 from pymc_dpvi.auditing.probe import Probe, Vector
 from pymc_dpvi.auditing.report import CheckResult
-from pymc_dpvi.loop import iterate
-from pymc_dpvi.mechanism import Mechanism, Streams
+from pymc_dpvi.engine.loop import iterate
+from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.sampling import FixedSizeSampler
-from pymc_dpvi.step import PrivateStep
 
 __all__ = ["LoopStep", "check_noise", "check_randomness", "noise_pvalues", "summarise"]
 

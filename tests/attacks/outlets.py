@@ -45,7 +45,7 @@ import python_mode  # noqa: F401  # registers the mode "PYTHON"
 from attacks.subjects import Subject
 from pymc_dpvi import DPADVI, PrivacyBudget
 from pymc_dpvi.errors import PrivacyError
-from pymc_dpvi.gradients import prior_gradients
+from pymc_dpvi.graph.gradients import prior_gradients
 
 __all__ = ["difference", "listening", "outlets_of"]
 

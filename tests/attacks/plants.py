@@ -21,12 +21,15 @@ import numpy as np
 
 from attacks.operations import operation_data
 from attacks.subjects import GRID, SUBJECTS, Subject
-from pymc_dpvi import DPADVI, approximation, clipping, guards, inference, records
+from pymc_dpvi import DPADVI, inference
+from pymc_dpvi.engine import private_sum as clipping
+from pymc_dpvi.engine.microbatch import PiecewiseSum
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.graphs import array_value
-from pymc_dpvi.pieces import PiecewiseSum
-from pymc_dpvi.records import RecordModel
-from pymc_dpvi.single_numbers import written_shapes
+from pymc_dpvi.graph import guards, records
+from pymc_dpvi.graph.rebuild import array_value
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.single_numbers import written_shapes
+from pymc_dpvi.posterior import approximation
 
 __all__ = ["PLANTS", "Plant", "planted"]
 
@@ -165,7 +168,7 @@ def after(owner: Any, name: str, more: Callable[..., Any]) -> tuple[Any, str, An
 
 
 def logs(self: DPADVI, *args: Any) -> None:
-    logging.getLogger("pymc_dpvi.step").warning("the largest value is %g", largest(self._record))
+    logging.getLogger("pymc_dpvi.engine.step").warning("the largest value is %g", largest(self._record))
 
 
 def writes(self: DPADVI, *args: Any) -> None:

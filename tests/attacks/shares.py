@@ -1,6 +1,6 @@
 """The rows of a step, compiled once and asked for many records: what each adds, alone and beside others.
 
-What is compiled is what a step compiles (`pymc_dpvi.pieces`): the function that gives the gradients of a
+What is compiled is what a step compiles (`engine.microbatch`): the function that gives the gradients of a
 piece of the batch, in the mode of the backend, and the kernel that clips and adds them. A hostile record is
 put into a piece of ordinary ones.
 """
@@ -16,14 +16,14 @@ import pytensor.tensor as pt
 import python_mode  # noqa: F401  # registers the mode "PYTHON"
 from pytensor.graph.traversal import ancestors
 
-from pymc_dpvi.approximation import DPMeanField
-from pymc_dpvi.backends import backends, bounded
-from pymc_dpvi.clipping import private_sum
 from pymc_dpvi.compat import compile_mode, quiet_pytensor, rows_mode
-from pymc_dpvi.gradients import aligned_gradients
-from pymc_dpvi.one_thread import ONE_THREAD
-from pymc_dpvi.pieces import PiecewiseSum, in_pieces
-from pymc_dpvi.records import RecordModel
+from pymc_dpvi.engine.backends import backends, bounded
+from pymc_dpvi.engine.blas_threads import ONE_THREAD
+from pymc_dpvi.engine.microbatch import PiecewiseSum, in_pieces
+from pymc_dpvi.engine.private_sum import private_sum
+from pymc_dpvi.graph.gradients import aligned_gradients
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.posterior.approximation import DPMeanField
 
 __all__ = ["CLIP", "Shares", "alike"]
 

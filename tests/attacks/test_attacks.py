@@ -18,7 +18,7 @@ from attacks.records import FLOATS, few, hostile_records, values
 from attacks.shares import Shares
 from attacks.subjects import PLACE, SUBJECTS, Subject
 from attacks.watch import Crew, Task
-from pymc_dpvi.graph_keys import source_hash
+from pymc_dpvi.engine.graph_keys import source_hash
 
 BACKENDS = ("python", "numba", "c", "c without a compiler", "jax")
 ROWS = [name for name in SUBJECTS if not name.startswith("operation")]

@@ -1,0 +1,184 @@
+r"""How the costs of several fits on the same data add up, when each may be chosen after seeing the last.
+
+The analyst is adaptive: whether there is a next fit, its model, its noise and its number of steps may
+depend on everything that was released before. Composition theorems for costs that are fixed in advance
+then prove nothing; adding up privacy loss distributions across fits is invalid in general (Regehr et al.
+2026, arXiv:2602.15815). A *filter* (Rogers, Roth, Ullman and Vadhan 2016, arXiv:1605.08294, section 3) is a
+rule that admits or refuses the next charge so that the whole transcript is (ε, δ)-private.
+
+There are two such rules here: basic composition in this module, and a Rényi filter in `renyi_filter`.
+
+Notation: two neighbouring data sets, :math:`P` and :math:`Q` the laws of the transcript on them. Before
+charge :math:`t` the history :math:`h_{t-1}` fixes the charge and its mechanism. Refusals depend on the
+ledger, which is part of the history, so that they reveal nothing more. All that follows holds with
+:math:`P` and :math:`Q` exchanged too.
+
+**Basic composition** admits a charge if :math:`\sum\varepsilon_t \le \varepsilon` and
+:math:`\sum\delta_t \le \delta` with it. *Claim:* :math:`P(S) \le e^{\varepsilon} Q(S) + \delta` for every
+event :math:`S`. By induction over the number of charges. With none left the transcript is the analyst's own
+and :math:`P = Q`. Else the first charge is :math:`(\varepsilon_1, \delta_1)`, fixed; after its output
+:math:`y` what is left is :math:`(\varepsilon - \varepsilon_1, \delta - \delta_1)`, and by the claim for
+what follows
+
+.. math:: P_y(S) \le \min\{1, e^{\varepsilon-\varepsilon_1} Q_y(S) + \delta - \delta_1\}
+                 \le f(y) + \delta - \delta_1, \qquad f(y) = \min\{1, e^{\varepsilon-\varepsilon_1} Q_y(S)\}.
+
+As :math:`f` lies in [0, 1], the first mechanism gives :math:`\int f\,dP \le e^{\varepsilon_1}\int f\,dQ +
+\delta_1`, so that :math:`P(S) \le \delta - \delta_1 + e^{\varepsilon_1} e^{\varepsilon - \varepsilon_1}
+Q(S) + \delta_1`. ∎
+
+Inside a fit, sampling, noise and number of steps are fixed when it is charged, and its own
+(ε, δ) may come from any accountant, PLD included. Fits that run side by side, each steered by what the others
+have shown so far, are covered too: filters carry over to concurrent composition (Haney et al. 2023,
+arXiv:2309.05901).
+
+**Arithmetic.** Sums and comparisons are exact. An (ε, δ) is the decimal that Python writes for the float,
+the number that was typed and that the ledger shows: 0.1 is one tenth, and ten times 0.1 fits into 1. (The
+binary value differs by at most a relative :math:`2^{-53}`, far less than the margin of any accountant here.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple, Protocol
+
+from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES
+from pymc_dpvi.accounting.budget.charge import Charge
+from pymc_dpvi.accounting.budget.ledger_table import rounded
+from pymc_dpvi.accounting.calibration import max_steps, noise_multiplier
+from pymc_dpvi.accounting.events import EventSampler
+from pymc_dpvi.errors import ArgumentError, CalibrationError
+
+__all__ = ["BasicComposition", "Composition", "EpsilonDelta", "RefusedError", "decimal", "float_at_most"]
+
+
+class EpsilonDelta(NamedTuple):
+    """A pair (epsilon, delta)."""
+
+    epsilon: float
+    delta: float
+
+
+class RefusedError(Exception):
+    """A charge does not fit; carries the ledger that it was held against."""
+
+    def __init__(self, charges: tuple[Charge, ...], charge: Charge) -> None:
+        super().__init__()
+        self.charges = charges
+        self.charge = charge
+
+
+def decimal(value: float) -> Fraction:
+    """Return the number that Python writes for `value`, exactly."""
+    return Fraction(repr(float(value)))
+
+
+def float_at_most(value: Fraction) -> float:
+    """Return the largest float whose :func:`decimal` is at most `value`, which is not negative."""
+    found = float(value)
+    while decimal(found) > value:
+        found = math.nextafter(found, 0.0)
+    return found
+
+
+class Composition(Protocol):
+    """A rule by which charges add up."""
+
+    @property
+    def title(self) -> str:
+        """Name for people."""
+
+    def priced(self, charge: Charge, sampler: EventSampler | None) -> Charge:
+        """Return `charge` with what the rule needs to add it up."""
+
+    def admits(self, charges: Sequence[Charge]) -> bool:
+        """Whether all these charges together are within the budget."""
+
+    def used(self, charges: Sequence[Charge]) -> float:
+        """Fraction of the budget that the charges use."""
+
+    def advice(self, charges: Sequence[Charge], refused: Charge, sampler: EventSampler | None) -> str:
+        """Say what is left and what would fit in place of `refused`."""
+
+    def summary(self, charges: Sequence[Charge]) -> list[str]:
+        """Return the lines below the ledger."""
+
+
+@dataclass(frozen=True)
+class BasicComposition:
+    """Epsilons and deltas are summed."""
+
+    epsilon: float
+    delta: float
+    title = "basic composition"
+
+    def left(self, charges: Sequence[Charge]) -> tuple[Fraction, Fraction]:
+        """Return epsilon and delta minus what was charged, exactly."""
+        epsilon = decimal(self.epsilon) - sum((decimal(c.epsilon) for c in charges), Fraction(0))
+        delta = decimal(self.delta) - sum((decimal(c.delta) for c in charges), Fraction(0))
+        return epsilon, delta
+
+    def remaining(self, charges: Sequence[Charge]) -> EpsilonDelta:
+        """Return what is left, rounded down."""
+        return EpsilonDelta(*map(float_at_most, self.left(charges)))
+
+    def priced(self, charge: Charge, sampler: EventSampler | None) -> Charge:
+        """Return `charge` as it is."""
+        return charge
+
+    def admits(self, charges: Sequence[Charge]) -> bool:
+        """Whether all these charges together are within the budget."""
+        return min(self.left(charges)) >= 0
+
+    def used(self, charges: Sequence[Charge]) -> float:
+        """Fraction of epsilon or of delta that is used, the larger of the two."""
+        epsilon, delta = self.left(charges)
+        return float(1 - min(epsilon / decimal(self.epsilon), delta / decimal(self.delta)))
+
+    def advice(self, charges: Sequence[Charge], refused: Charge, sampler: EventSampler | None) -> str:
+        """Say what is left, and how many steps, or what noise, it pays for."""
+        epsilon, delta = self.remaining(charges)
+        said = f"What is left is epsilon={epsilon!r} and delta={delta!r}"
+        if epsilon <= 0.0 or delta <= 0.0:
+            return f"{said}: it is used up."
+        ways = _ways(epsilon, min(delta, refused.delta), refused, sampler)
+        return f"{said}; use these, or less." + (f" That pays for {', or for '.join(ways)}." if ways else "")
+
+    def summary(self, charges: Sequence[Charge]) -> list[str]:
+        """Return what is spent and what is left."""
+        left = self.left(charges)
+        spent = (decimal(self.epsilon) - left[0], decimal(self.delta) - left[1])
+        return [
+            f"spent: epsilon {rounded(spent[0], up=True)}, delta {rounded(spent[1], up=True)}",
+            f"left: epsilon {rounded(left[0], up=False)}, delta {rounded(left[1], up=False)}",
+        ]
+
+
+def _ways(epsilon: float, delta: float, refused: Charge, sampler: EventSampler | None) -> list[str]:
+    """Return the runs like the refused one that (epsilon, delta) pays for, by its own accountant."""
+    noise, n_steps = refused.noise_multiplier, refused.n_steps
+    if sampler is None or noise is None or n_steps is None or refused.accountant not in ACCOUNTANT_NAMES:
+        return []
+    common: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "sampler": sampler,
+        "neighboring_relation": refused.neighboring_relation,
+        "accountant": refused.accountant,
+        "allow_unproven": True,  # the budget has decided about it
+    }
+    at = f"at delta={delta!r} and sampling_prob={sampler.sampling_prob:g}"
+    ways = []
+    with contextlib.suppress(ArgumentError, CalibrationError):  # out of the range of calibration
+        ways.append(
+            f"n <= {max_steps(noise_multiplier=noise, **common)} steps with noise_multiplier={noise!r} {at}"
+        )
+    with contextlib.suppress(ArgumentError, CalibrationError):
+        ways.append(
+            f"n={n_steps} steps with noise_multiplier >= {noise_multiplier(n_steps=n_steps, **common)!r}"
+        )
+    return ways

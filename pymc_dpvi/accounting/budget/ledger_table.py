@@ -1,0 +1,102 @@
+"""The ledger of a privacy budget as a table, for a terminal and for a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from fractions import Fraction
+
+from pymc_dpvi.accounting.budget.charge import Charge
+
+__all__ = ["as_html", "as_text", "heading", "rounded"]
+
+_HEADINGS = (
+    "",
+    "when (UTC)",
+    "label",
+    "epsilon",
+    "delta",
+    "accountant",
+    "n_steps",
+    "sampling_prob",
+    "noise_multiplier",
+    "run id",
+)
+_LEFT = (1, 2, 5, 9)
+
+
+def rounded(value: Fraction, *, up: bool) -> str:
+    """Return `value` with six significant digits, rounded so that it does not flatter."""
+    context = Context(prec=6, rounding=ROUND_CEILING if up else ROUND_FLOOR)
+    digits = context.divide(context.create_decimal(0) + value.numerator, value.denominator)
+    return f"{float(digits):.6g}"
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _row(number: int, charge: Charge) -> tuple[str, ...]:
+    """Return one line of the table."""
+    accountant = charge.accountant
+    if charge.guarantee not in ("proven", "declared"):
+        accountant = f"{accountant} ({charge.guarantee})"
+    return (
+        str(number),
+        charge.when.removesuffix("+00:00").replace("T", " "),
+        charge.label,
+        rounded(Fraction(repr(charge.epsilon)), up=True),
+        rounded(Fraction(repr(charge.delta)), up=True),
+        accountant,
+        "" if charge.n_steps is None else str(charge.n_steps),
+        _shown(charge.sampling_prob),
+        _shown(charge.noise_multiplier),
+        charge.run_id,
+    )
+
+
+def heading(name: str, neighboring_relation: str | None, charges: Sequence[Charge]) -> list[str]:
+    """Return the lines above the table; the first charge decides on the relation if the budget does not."""
+    relation = neighboring_relation or (charges[0].neighboring_relation if charges else None)
+    lines = [
+        f"Privacy budget {name}",
+        f"protects against: {relation or 'what the first charge protects against'}",
+    ]
+    unproven = sorted({c.accountant for c in charges if c.guarantee not in ("proven", "declared")})
+    if unproven:
+        names = ", ".join(unproven)
+        lines.insert(0, f"NOT A GUARANTEE: it has charges by accountants that prove no bound ({names}).")
+    return lines
+
+
+def as_text(above: Sequence[str], charges: Sequence[Charge], below: Sequence[str]) -> str:
+    """Return lines, the table in plain text, and lines."""
+    table = [_HEADINGS, *(_row(i, charge) for i, charge in enumerate(charges, start=1))]
+    widths = [max(len(row[j]) for row in table) for j in range(len(_HEADINGS))]
+    lines = []
+    for row in table:
+        cells = [
+            cell.ljust(width) if j in _LEFT else cell.rjust(width)
+            for j, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([*above, *(lines if charges else ["no charges yet"]), *below])
+
+
+def as_html(above: Sequence[str], charges: Sequence[Charge], below: Sequence[str]) -> str:
+    """Return lines, the table in HTML, and lines; every text is escaped."""
+
+    def line(tag: str, row: Sequence[str]) -> str:
+        cells = (
+            f"<{tag} style='text-align:{'left' if j in _LEFT else 'right'}'>{html.escape(cell)}</{tag}>"
+            for j, cell in enumerate(row)
+        )
+        return f"<tr>{''.join(cells)}</tr>"
+
+    def paragraphs(lines: Sequence[str]) -> str:
+        return "".join(f"<p>{html.escape(text)}</p>" for text in lines)
+
+    body = "".join(line("td", _row(i, charge)) for i, charge in enumerate(charges, start=1))
+    table = f"<table><thead>{line('th', _HEADINGS)}</thead><tbody>{body}</tbody></table>"
+    return f"<div>{paragraphs(above)}{table}{paragraphs(below)}</div>"

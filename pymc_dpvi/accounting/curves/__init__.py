@@ -1,0 +1,1 @@
+"""ε, δ and errors of an attacker as curves: the privacy profile and the trade-off function."""

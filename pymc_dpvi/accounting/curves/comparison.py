@@ -1,0 +1,147 @@
+"""What each accountant says of the same run.
+
+The accountants differ in what they can prove, not in what was spent: all proven figures are upper bounds of
+the same number, so the smallest of them is the one to quote. A heuristic figure below a proven one shows
+nothing about the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES, accountant_info
+from pymc_dpvi.accounting.calibration import epsilon
+from pymc_dpvi.accounting.curves.profiles import PlannedRun
+from pymc_dpvi.errors import ArgumentError, CalibrationError
+
+__all__ = ["AccountantFigure", "compare_accountants", "epsilon_by_steps"]
+
+
+@dataclass(frozen=True)
+class AccountantFigure:
+    """One accountant's epsilon.
+
+    Attributes
+    ----------
+    name : str
+        The accountant.
+    guarantee : str
+        ``"proven"``, ``"heuristic"`` or ``"bayesian"``.
+    source : str
+        Where its bound comes from.
+    epsilon : float or None
+        None if it does not support the run.
+    refusal : str or None
+        Why it does not.
+    """
+
+    name: str
+    guarantee: str
+    source: str
+    epsilon: float | None
+    refusal: str | None
+
+
+def compare_accountants(
+    run: PlannedRun,
+    *,
+    delta: float,
+    neighboring_relation: Any = "add_or_remove_one",
+    accountants: Iterable[str] = ACCOUNTANT_NAMES,
+) -> tuple[AccountantFigure, ...]:
+    """Return the epsilon of one run by several accountants.
+
+    Parameters
+    ----------
+    run : PlannedRun
+        The steps.
+    delta : float
+        Where epsilon is asked for.
+    neighboring_relation : {"add_or_remove_one", "replace_one"}
+        Which data sets are neighbours.
+    accountants : iterable of str
+        Names; by default all.
+
+    Returns
+    -------
+    tuple of AccountantFigure
+        In the order of `accountants`.
+
+    Raises
+    ------
+    ArgumentError
+        If a name is not known.
+
+    Notes
+    -----
+    Privacy: uses no data.
+    """
+    figures = []
+    for name in accountants:
+        info = accountant_info(name)
+        found, refusal = None, None
+        try:
+            found = epsilon(
+                delta=delta,
+                noise_multiplier=run.noise_multiplier,
+                n_steps=run.n_steps,
+                sampler=run.sampler,
+                neighboring_relation=neighboring_relation,
+                accountant=name,
+            )
+        except (ArgumentError, CalibrationError) as error:
+            refusal = str(error)
+        figures.append(AccountantFigure(info.name, info.guarantee, info.source, found, refusal))
+    return tuple(figures)
+
+
+def epsilon_by_steps(
+    run: PlannedRun,
+    *,
+    delta: float,
+    n_steps: Sequence[int],
+    neighboring_relation: Any = "add_or_remove_one",
+    accountants: Iterable[str] = ACCOUNTANT_NAMES,
+) -> dict[str, NDArray[np.float64]]:
+    """Return epsilon after each of several numbers of steps, by accountant.
+
+    Parameters
+    ----------
+    run : PlannedRun
+        Sampler and noise; its own number of steps is not used.
+    delta : float
+        Where epsilon is asked for.
+    n_steps : sequence of int
+        Numbers of steps.
+    neighboring_relation : {"add_or_remove_one", "replace_one"}
+        Which data sets are neighbours.
+    accountants : iterable of str
+        Names; by default all.
+
+    Returns
+    -------
+    dict of str to ndarray, shape (len(n_steps),)
+        NaN where an accountant refuses. Those that refuse everywhere are left out.
+
+    Notes
+    -----
+    Privacy: uses no data. Each value speaks of a run that was planned for so many steps; stopping a
+    longer run there does not make it cheaper.
+    """
+    found = {name: np.full(len(n_steps), np.nan) for name in accountants}
+    for k, count in enumerate(n_steps):
+        figures = compare_accountants(
+            PlannedRun(run.sampler, run.noise_multiplier, count),
+            delta=delta,
+            neighboring_relation=neighboring_relation,
+            accountants=found,
+        )
+        for figure in figures:
+            if figure.epsilon is not None:
+                found[figure.name][k] = figure.epsilon
+    return {name: values for name, values in found.items() if not np.isnan(values).all()}

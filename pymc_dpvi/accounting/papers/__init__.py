@@ -1,0 +1,4 @@
+"""Accountants from papers: Rényi, zero-concentrated, Gaussian, moments, advanced composition, Bayesian.
+
+Each module has one paper's bound. They are there to compare with, and where somebody's policy names one.
+"""

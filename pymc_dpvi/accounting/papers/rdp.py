@@ -1,0 +1,263 @@
+r"""Rényi differential privacy (Mironov 2017), guarded against rounding and the factor two.
+
+A mechanism is :math:`(\alpha, \varepsilon_\alpha)`-RDP if the Rényi divergence of order
+:math:`\alpha` between its outputs on neighbouring data is at most :math:`\varepsilon_\alpha`. The
+divergences of steps add up at every order. Poisson-sampled Gaussians are those of Mironov, Talwar
+and Zhang (2019), as dp-accounting evaluates them, batches without replacement those of Wang, Balle and
+Kasiviswanathan (2019, Theorem 27; `fixed_size_rdp`), the conversion is that of Canonne, Kamath and Steinke
+(2020, Proposition 12). About 8 % looser than PLD at usual settings, good for any delta.
+
+Two things are guarded.
+
+* For Poisson batches, dp-accounting sums :math:`\alpha + 1` terms in log space. Against 60-digit arithmetic
+  over :math:`q` from 1e-6 to 0.99 and :math:`z` from 1 to 1e8, the log-moment of one step fell short by
+  less than :math:`2\cdot10^{-14}(\alpha + 1)` (the series for fractional orders stop at a relative
+  :math:`10^{-13}`). For tiny losses it can come out negative, which dp-accounting takes for
+  "epsilon 0". The allowance :math:`(10^{-12} + 2\cdot10^{-14}\,\alpha)/(\alpha - 1)` is added per step.
+* Replacing a record moves the sum by twice its bound, of which dp-accounting's class takes no notice: the
+  noise is divided by the distance here.
+
+**Orders are evaluated on demand.** With :math:`K(\alpha) = (\alpha-1)\varepsilon_\alpha`, which is convex,
+the conversion gives
+
+.. math:: \varepsilon(\alpha) = \frac{K(\alpha) + (\alpha-1)\ln(\alpha-1) - \alpha\ln\alpha - \ln\delta}
+    {\alpha - 1}, \qquad
+    \ln\delta(\alpha) = K(\alpha) + (\alpha-1)\ln(\alpha-1) - \alpha\ln\alpha - (\alpha-1)\,\varepsilon .
+
+The second is convex, and the first a convex function over :math:`\alpha - 1`: both fall to their minimum and
+rise from there, so that halving finds it with a few of the orders. Any order gives a bound: were the search
+wrong, epsilon would be larger, not false. The lowest order is looked at, too, for the bound by the
+Kullback-Leibler divergence that dp-accounting takes where next to nothing is lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import dp_accounting
+import numpy as np
+from dp_accounting import NeighboringRelation
+from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
+
+from pymc_dpvi.accounting.contract import (
+    ADD_OR_REMOVE,
+    BOTH,
+    REPLACE,
+    GaussianStep,
+    Guarantee,
+    Schemes,
+    gaussian_step,
+    refuse_unsupported,
+    why_unsupported,
+)
+from pymc_dpvi.accounting.papers.fixed_size_rdp import fixed_size_divergence
+from pymc_dpvi.arguments import check_number
+from pymc_dpvi.errors import ArgumentError
+
+__all__ = ["GuardedRdpAccountant", "rdp_curve"]
+
+_COMPOSITIONS = (dp_accounting.SelfComposedDpEvent, dp_accounting.ComposedDpEvent)
+
+
+def _is_not_about_an_order(record: logging.LogRecord) -> bool:
+    return "_compute_log_a_frac failed to converge" not in str(record.msg)
+
+
+@contextmanager
+def _quiet_orders() -> Iterator[None]:
+    """Drop the message that an order is left out: the minimum over the others is still a bound."""
+    logger = logging.getLogger("absl")
+    logger.addFilter(_is_not_about_an_order)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_not_about_an_order)
+
+
+@functools.lru_cache(maxsize=2**14)
+def _divergence(step: GaussianStep, noise: float, order: float) -> float:
+    """Return an upper bound of a step's divergence, `noise` being over the distance a record moves it."""
+    if step.scheme == "full_batch":
+        return 0.5 * order / noise**2
+    if step.scheme == "fixed_size":
+        return fixed_size_divergence(step.sampling_prob, noise, order)
+    event = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, dp_accounting.GaussianDpEvent(noise))
+    with _quiet_orders():
+        found = float(RdpAccountant([order], NeighboringRelation.ADD_OR_REMOVE_ONE).compose(event).rdp[0])
+    return math.inf if math.isnan(found) else found + (1e-12 + 2e-14 * order) / (order - 1.0)
+
+
+class GuardedRdpAccountant(RdpAccountant):
+    """dp-accounting's RDP accountant with an allowance for rounding and the factor two.
+
+    Parameters
+    ----------
+    neighboring_relation : dp_accounting.NeighboringRelation
+        Add-or-remove-one or replace-one.
+    orders : sequence of float, optional
+        Rényi orders, above 1; by default those of dp-accounting.
+
+    Raises
+    ------
+    ArgumentError
+        If an order is not a finite number above 1.
+    """
+
+    name: ClassVar[str] = "rdp"
+    guarantee: ClassVar[Guarantee] = "proven"
+    source: ClassVar[str] = "Rényi DP (Mironov 2017; Mironov et al. 2019; Wang et al. 2019)"
+    schemes: ClassVar[Schemes] = {"full_batch": BOTH, "poisson": ADD_OR_REMOVE, "fixed_size": REPLACE}
+
+    def __init__(
+        self,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        orders: Sequence[float] | None = None,
+    ) -> None:
+        if orders is not None:
+            orders = [check_number("orders", order, low=1.0) for order in orders]
+            if not orders:
+                raise ArgumentError("orders must hold at least one number above 1; found none.")
+        self._counts: dict[GaussianStep, int] = {}
+        super().__init__(orders, neighboring_relation)
+
+    def _at(self, order: float) -> float:
+        """Return the bound of the divergence at one order."""
+        return math.fsum(
+            count * _divergence(step, step.noise_multiplier / self._sensitivity, order)
+            for step, count in self._counts.items()
+        )
+
+    @property
+    def _sensitivity(self) -> float:
+        return 2.0 if self.neighboring_relation is NeighboringRelation.REPLACE_ONE else 1.0
+
+    @property
+    def _rdp(self) -> np.ndarray:
+        return np.array([self._at(float(order)) for order in self._orders])
+
+    @_rdp.setter
+    def _rdp(self, value: np.ndarray) -> None:
+        """Take no notice: dp-accounting's class sets and adds what is counted here."""
+
+    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
+        if isinstance(event, _COMPOSITIONS):  # comes back here for each part
+            return super()._maybe_compose(event, count, do_compose)
+        reason = why_unsupported(event, self.neighboring_relation, self.schemes)
+        if reason is not None:
+            return self.CompositionErrorDetails(event, reason)
+        step = gaussian_step(event)
+        if do_compose and step is not None:  # else it releases nothing
+            self._counts[step] = self._counts.get(step, 0) + count
+        return None
+
+    def compose(self, event: dp_accounting.DpEvent, count: int = 1) -> Any:
+        """Add `count` times `event`.
+
+        Parameters
+        ----------
+        event : dp_accounting.DpEvent
+            What was released.
+        count : int
+            How often.
+
+        Returns
+        -------
+        GuardedRdpAccountant
+            This accountant.
+
+        Raises
+        ------
+        UnsupportedEventError
+            If the event, or a part of it, is not supported; nothing has changed then.
+        """
+        refuse_unsupported(self, event)
+        return super().compose(event, count)
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Return an upper bound of epsilon at `target_delta`.
+
+        Parameters
+        ----------
+        target_delta : float
+            Delta of the guarantee.
+
+        Returns
+        -------
+        float
+        """
+        return self._least(lambda order, rdp: compute_epsilon([order], [rdp], target_delta)[0])
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """Return an upper bound of delta at `target_epsilon`.
+
+        Parameters
+        ----------
+        target_epsilon : float
+            Epsilon of the guarantee, 0 or more.
+
+        Returns
+        -------
+        float
+        """
+        return self._least(lambda order, rdp: compute_delta([order], [rdp], target_epsilon)[0])
+
+    def _least(self, bound: Callable[[float, float], float]) -> float:
+        """Return the least bound; it falls and then rises with the order."""
+        orders = sorted(float(order) for order in self._orders)
+
+        @functools.cache
+        def of(order: float) -> float:
+            rdp = self._at(order)
+            return float(bound(order, rdp)) if rdp < math.inf else math.inf
+
+        # Series of orders in between may not converge: the whole ones first, then what is beside the best.
+        whole = [order for order in orders if order.is_integer()] or orders
+        low, high = 0, len(whole) - 1
+        while low < high:
+            middle = (low + high) // 2
+            left, right = of(whole[middle]), of(whole[middle + 1])
+            if left == right:  # both infinite, or rounded to the same: no direction
+                return min(map(of, orders))
+            low, high = (low, middle) if left < right else (middle + 1, high)
+        below = whole[low - 1] if low > 0 else 1.0
+        above = whole[low + 1] if low + 1 < len(whole) else math.inf
+        return min(of(order) for order in orders if order == orders[0] or below < order < above)
+
+
+def rdp_curve(
+    event: dp_accounting.DpEvent,
+    orders: Sequence[float],
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+) -> np.ndarray:
+    """Return an upper bound of the Rényi divergences of `event`.
+
+    Parameters
+    ----------
+    event : dp_accounting.DpEvent
+        Any composition of steps that the accountant ``"rdp"`` takes, as :func:`step_event` makes them
+        for it: the noise multiplier is the noise standard deviation over `l2_clip_norm`, and the
+        relation's factor two is put in here.
+    orders : sequence of float
+        Rényi orders, above 1.
+    neighboring_relation : dp_accounting.NeighboringRelation
+        Add-or-remove-one or replace-one.
+
+    Returns
+    -------
+    ndarray of float64, shape (len(orders),)
+        Infinite at an order whose series did not converge.
+
+    Raises
+    ------
+    ArgumentError
+        If an order is not a finite number above 1.
+    UnsupportedEventError
+        If the event is not supported under this relation, such as Poisson sampling under replace-one.
+    """
+    return np.asarray(GuardedRdpAccountant(neighboring_relation, orders).compose(event).rdp, dtype=np.float64)

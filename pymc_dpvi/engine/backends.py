@@ -1,0 +1,279 @@
+"""Where a private step is computed, and what to do where that backend cannot compile the model.
+
+Who names no backend gets the first of ``numba``, ``c`` and ``python`` that compiles the step and makes one on
+no records (`step.PrivateStep` rehearses). What a fit computes is the same in each; what it takes differs:
+
+* ``numba``: fastest; compiles in seconds to half a minute;
+* ``c``: needs a C++ compiler (``pytensor.config.cxx``);
+* ``python``: no compiler at all; a step takes some hundred times as long. It knows every operation.
+
+A fit of few steps is the other way round: what takes longest is to compile. Up to `FEW_STEPS` it runs in
+Python mode, unless the model is large or has an operation that loops there (`few_steps`). That follows from
+the number of steps and from the graph, so that the same call gives the same numbers.
+`benchmarks/first_fit.py` measures what it saves.
+
+A fallback is no accident to be hidden: one line in the log and the report's ``backend`` say what was taken
+and why. Nothing has been charged by then, and no record has been read: which backend works follows from the
+model's graph and from types.
+
+In Python mode no step is made of a model with an operation that loops there as long as a record makes it
+(`bounded`): one record could hold up a fit for minutes.
+
+Who names a backend gets that one, or an error that says why it cannot be had.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytensor
+from pytensor.graph.basic import Variable
+from pytensor.scalar.basic import Composite
+from pytensor.scalar.loop import ScalarLoop
+from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC, Hyp2F1
+from pytensor.scan.op import Scan
+from pytensor.tensor.elemwise import Elemwise
+
+from pymc_dpvi.compat import compile_mode, rows_mode
+from pymc_dpvi.errors import ArgumentError, PrivacyError
+from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.lowering import is_python
+
+__all__ = ["FEW_STEPS", "Backend", "StepFailedError", "backends", "bounded", "few_steps", "first_that_works"]
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Steps that take less time in Python mode than their compilation: 1 to 11 ms each, for ordinary models.
+FEW_STEPS = 200
+#: Latent values of which that is so: steps of a network of 238,000 weights take two seconds in Python mode.
+_SMALL = 4096
+#: Operations that loop themselves, or whose gradients do, and how often follows from their arguments: up to
+#: 10⁵ or 10⁶ turns, milliseconds compiled and seconds to minutes in Python.
+_LOOPS = (BetaInc, GammaInc, GammaIncC, Hyp2F1, ScalarLoop)
+
+_NO_BACKEND = (
+    "A step on no records raised {}, and not on one backend alone: obj_optimizer returned updates that do "
+    "not fit its parameters, a public array has not the shape that the model was written for, or "
+    "compile_kwargs= has something that PyTensor does not take. What PyTensor says may quote data and is "
+    "left out, so try it on made-up data. Nothing is spent."
+)
+_LOOPS_IN_PYTHON = (
+    "A record's log-density has an incomplete gamma or beta function, or a hypergeometric one, such as a "
+    "censored or truncated outcome has. In Python mode one record can make its gradient take seconds to "
+    "minutes, which tells of that record; numba and C take milliseconds. {} Nothing is spent."
+)
+#: Of numba's long messages, lines that only say where it was.
+_WHERE = ("Failed in", "During", "File ", "<source", "[", "-", "^", "This error", "def ", "Enable")
+_MOST_CHARACTERS = 160
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compile a step.
+
+    Attributes
+    ----------
+    name : str
+        ``"numba"``, ``"c"``, ``"jax"`` or ``"python"``; ``"compile_kwargs"`` where the user gave a mode.
+    step : dict
+        Keyword arguments of PyTensor's ``function`` for the step.
+    rows : dict
+        What is different for the rows of a batch.
+    """
+
+    name: str
+    step: Mapping[str, Any] = field(repr=False)
+    rows: Mapping[str, Any] = field(repr=False, default_factory=dict)
+
+
+class StepFailedError(Exception):
+    """A step was compiled, and raised on no records."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> list[Backend]:
+    """Return the backends to try, in this order: one if the user named one.
+
+    Parameters
+    ----------
+    backend : {"numba", "c", "jax", "python"}, optional
+    compile_kwargs : mapping, optional
+        Passed to PyTensor's ``function``; may hold ``mode`` instead of a backend's name.
+
+    Raises
+    ------
+    ArgumentError
+        As `compat.compile_mode`.
+    """
+    given = compile_mode(backend, compile_kwargs)  # checks both
+    if backend is not None or "mode" in (compile_kwargs or {}):
+        name = "compile_kwargs" if backend is None else {"cvm": "c"}.get(backend, backend)
+        return [Backend(name, given, rows_mode(backend))]
+    names = ["numba", *(["c"] if pytensor.config.cxx else []), "python"]
+    return [Backend(name, compile_mode(name, compile_kwargs), rows_mode(name)) for name in names]
+
+
+def few_steps(
+    candidates: Sequence[Backend], n: int, num_latents: int, graphs: Iterable[Variable]
+) -> list[Backend]:
+    """Return the backends to try for so many steps: Python mode alone for few, if nobody named another.
+
+    Parameters
+    ----------
+    candidates : sequence of Backend
+        As of `backends`.
+    n : int
+        Planned steps.
+    num_latents : int
+        Unconstrained latent values.
+    graphs : iterable of Variable
+        Those that a step evaluates, before they are differentiated.
+    """
+    python = [c for c in candidates if c.name == "python"]
+    if not python or n > FEW_STEPS or num_latents > _SMALL:
+        return list(candidates)
+    return list(candidates) if any(_has(v, (Scan, *_LOOPS)) for v in walk(graphs)) else python
+
+
+def bounded(candidates: Sequence[Backend], graphs: Iterable[Variable]) -> list[Backend]:
+    """Leave Python mode out where one record could hold up a step there for minutes.
+
+    Parameters
+    ----------
+    candidates : sequence of Backend
+        As of `backends`.
+    graphs : iterable of Variable
+        A record's log-densities, before they are differentiated.
+
+    Returns
+    -------
+    list of Backend
+
+    Raises
+    ------
+    ArgumentError
+        None is left.
+    """
+    found = [c for c in candidates if not is_python(c.step["mode"])]
+    if len(found) == len(candidates) or not any(_has(v, _LOOPS) for v in walk(graphs)):
+        return list(candidates)
+    if not found:
+        raise ArgumentError(_LOOPS_IN_PYTHON.format("Leave backend= and compile_kwargs= out."))
+    return found
+
+
+def _has(variable: Variable, ops: tuple[type, ...]) -> bool:
+    """Whether it comes out of such an operation, or out of several as one of which there is such a one."""
+    op = None if variable.owner is None else variable.owner.op
+    if isinstance(op, Elemwise):
+        op = op.scalar_op
+    if isinstance(op, Composite):
+        return any(isinstance(node.op, ops) for node in op.fgraph.apply_nodes)
+    return isinstance(op, ops)
+
+
+def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]) -> tuple[T, str]:
+    """Return what `make` returns for the first backend for which it does not fail.
+
+    Where the first one fails, Python mode is asked, which knows every operation: if it fails too, no backend
+    is to blame, and none of the others is tried.
+
+    Parameters
+    ----------
+    candidates : sequence of Backend
+    make : callable
+        Compiles and rehearses; raises what the backend raises, or `StepFailedError`.
+
+    Returns
+    -------
+    made : object
+    backend : str
+        Its name; with the reason in brackets if an earlier one failed.
+
+    Raises
+    ------
+    PrivacyError
+        As `make` raised it; `ArgumentError` if no backend works, or the one that was named does not.
+    """
+    first, *others = candidates
+    made, reason = _attempt(make, first)
+    if made is not None:
+        return made, first.name
+    python = Backend("python", {**first.step, **compile_mode("python", None)})
+    in_python, failure = (None, reason) if first.name == "python" else _attempt(make, python)
+    if in_python is None:
+        raise ArgumentError(_NO_BACKEND.format(failure))
+    if not others:
+        given = "compile_kwargs=" if first.name == "compile_kwargs" else f"backend={first.name!r}"
+        raise ArgumentError(
+            f"{given} cannot compile this model: {reason}. Leave {given.partition('=')[0]}= out, and the "
+            "first backend that can is taken. Nothing is spent."
+        )
+    reasons = [f"{first.name}: {reason}"]
+    made, taken = None, ""
+    for candidate in others:
+        found, why = (in_python, "") if candidate.name == "python" else _attempt(make, candidate)
+        if found is not None:
+            made, taken = found, candidate.name
+            break
+        reasons.append(f"{candidate.name}: {why}")
+    said = "; ".join(reasons)
+    if made is None:
+        raise ArgumentError(_LOOPS_IN_PYTHON.format(f"But they cannot compile it ({said})."))
+    _logger.warning("The fit runs with backend=%r, as others cannot compile this model (%s).", taken, said)
+    return made, f"{taken} ({said})"
+
+
+def reason_of(error: BaseException) -> str:
+    """Say in a few words what a compiler did not like: its error's type, and numba's first reason.
+
+    Compilers see graphs and types and the model's public constants, no records. Numbers are left out all the
+    same.
+    """
+    kind = type(error).__name__
+    if type(error).__module__.partition(".")[0] != "numba":
+        return kind
+    for line in re.sub("\x1b\\[[0-9;]*m", "", str(error)).splitlines():
+        line = line.strip()
+        if line and not line.startswith(_WHERE):
+            plain = re.sub(r"0x[0-9a-fA-F]+|[-+]?\d[\w.+-]*", "#", line).rstrip(".: ")
+            return f"{kind}: {plain[:_MOST_CHARACTERS]}"
+    return kind
+
+
+def _attempt(make: Callable[[Backend], T], candidate: Backend) -> tuple[T | None, str]:
+    try:
+        with _garbage_left_alone():
+            return make(candidate), ""
+    except (PrivacyError, MemoryError):
+        raise
+    except StepFailedError as error:
+        return None, error.reason
+    except Exception as error:  # its text may quote arrays of the model
+        return None, reason_of(error)
+
+
+@contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """Pause the search for garbage: it goes through a compiler's many objects again and again.
+
+    A first fit spends a sixth less time (`benchmarks/first_fit.py`).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,115 @@
+"""Fetching the records of a piece from wherever in memory they lie, and arrays in the order that loops want.
+
+A processor that waits for each record of a batch in turn is idle for most of a step. So the records some
+kilobytes ahead are asked for (LLVM's ``prefetch``) while the present one is copied; of a long one the first
+lines, as the processor sees by itself how it goes on.
+
+A piece always has the same length (`microbatch`): behind the batch's last record come copies of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core.imputils import impl_ret_borrowed
+from numba.extending import intrinsic
+
+__all__ = ["in_order", "places_of", "take_entries", "take_rows"]
+
+#: Bytes to fetch ahead.
+_AHEAD = 4096
+#: Bytes of a record to fetch: to ask for all of a long one takes longer than to wait for it.
+_OF_A_RECORD = 512
+_CACHE_LINE = 64
+
+
+@intrinsic
+def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:  # pragma: no cover
+    """Ask for the cache line at a byte offset from the start of an array. It is a hint: nothing is read."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        place = builder.gep(builder.bitcast(data, byte), [args[1]])
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        builder.call(function, [place, word(0), word(3), word(1)])  # to read, often, data
+        return context.get_dummy_value()
+
+    return numba.types.void(array, offset), codegen
+
+
+@intrinsic
+def _known_to_be_in_order(typing_context: Any, array: Any) -> Any:  # pragma: no cover
+    """Return an array as one of C order, which numba lays out alike."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return impl_ret_borrowed(context, builder, signature.return_type, args[0])
+
+    return array.copy(layout="C")(array), codegen
+
+
+@numba.njit
+def in_order(array: np.ndarray) -> np.ndarray:  # pragma: no cover
+    """Return an array in C order. Of most that PyTensor makes, numba does not know that they are.
+
+    The loops over them are then for any strides, several times slower.
+    """
+    expected, in_order = array.itemsize, True
+    for axis in range(array.ndim - 1, -1, -1):
+        in_order &= array.strides[axis] == expected
+        expected *= array.shape[axis]
+    if in_order:
+        return _known_to_be_in_order(array)
+    return array.copy()
+
+
+@numba.njit
+def places_of(indices: np.ndarray, first: int, piece: int) -> np.ndarray:  # pragma: no cover
+    """Return ``indices[first : first + piece]``, filled up with the last index there is."""
+    out = np.empty(piece, np.int64)
+    for i in range(piece):
+        out[i] = indices[min(first + i, indices.size - 1)]
+    return out
+
+
+@numba.njit
+def take_entries(
+    records: np.ndarray, indices: np.ndarray, first: int, piece: int
+) -> np.ndarray:  # pragma: no cover
+    """Copy the entries at `places_of` of a vector."""
+    out = np.empty(piece, records.dtype)
+    there = min(piece, indices.size - first)
+    for i in range(there):
+        out[i] = records[indices[first + i]]
+    for i in range(there, piece):
+        out[i] = out[there - 1]
+    return out
+
+
+@numba.njit
+def take_rows(
+    records: np.ndarray, indices: np.ndarray, first: int, piece: int
+) -> np.ndarray:  # pragma: no cover
+    """Copy the rows at `places_of` of a matrix, fetching what comes next."""
+    width = records.shape[1]
+    length = width * records.itemsize
+    together = width > 0 and records.strides[1] == records.itemsize
+    ahead = 1 + _AHEAD // max(length, _CACHE_LINE)
+    out = np.empty((piece, width), records.dtype)
+    there = min(piece, indices.size - first)
+    for i in range(there):
+        if together and first + i + ahead < indices.size:
+            start = indices[first + i + ahead] * records.strides[0]
+            for byte in range(0, min(length, _OF_A_RECORD), _CACHE_LINE):
+                _prefetch(records, start + byte)
+        row = indices[first + i]
+        for j in range(width):
+            out[i, j] = records[row, j]
+    for i in range(there, piece):
+        for j in range(width):
+            out[i, j] = out[there - 1, j]
+    return out

@@ -1,0 +1,146 @@
+r"""The loop over private steps, in chunks, with the average of the last half of the iterates.
+
+Batches, noise and latent draws of many steps are drawn in one go. The iterates after the first half of
+the planned steps are averaged with equal weights,
+:math:`\bar\xi = \frac{1}{n - n_0}\sum_{t > n_0} \xi_t,\; n_0 = \lfloor n/2\rfloor`: public post-processing,
+which takes out most of the noise of the last steps (Polyak and Juditsky 1992).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.errors import PrivacyError
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.pages import SCALE_PREDICTORS
+
+__all__ = ["averages_from", "iterate"]
+
+#: Numbers drawn ahead in one go (noise, latent draws, indices): some megabytes.
+_CHUNK_NUMBERS = 500_000
+#: Steps in a chunk at the most, so that the progress bar and an interrupt are not kept waiting.
+_CHUNK_STEPS = 200
+#: Seconds that one compiled call should take: until then an interrupt waits.
+_CALL_SECONDS = 0.05
+
+
+def averages_from(n_steps: int) -> int:
+    """Return the step after which iterates are averaged."""
+    return n_steps // 2
+
+
+def iterate(
+    step: PrivateStep,
+    mechanism: Mechanism,
+    streams: Streams,
+    rng: np.random.Generator,
+    num_records: int,
+    n_steps: int,
+    every: int = 0,
+    before: int = 0,
+) -> Iterator[int]:
+    """Run the steps; yield the number of steps done, after every chunk or where it is asked for.
+
+    Parameters
+    ----------
+    step : PrivateStep
+        Updates the variational parameters and their average in place.
+    mechanism : Mechanism
+    streams : Streams
+        Where batches and noise come from.
+    rng : numpy.random.Generator
+        For the latent draws (public).
+    num_records : int
+    n_steps : int
+        Planned steps.
+    every : int
+        If positive, yield after the first step, after each that makes the steps of all runs a multiple of
+        this number, and after the last.
+    before : int
+        Steps of earlier runs.
+
+    Yields
+    ------
+    int
+        Steps done so far.
+
+    Raises
+    ------
+    FloatingPointError
+        If the variational parameters become non-finite.
+    """
+    # What can be seen from outside (the step at which an error is found, say) must not depend on the
+    # number of records: they only decide in how many pieces the batches of a chunk are drawn.
+    numbers = step.num_noise + int(np.prod(step.draw_shape))
+    longest = int(np.clip(_CHUNK_NUMBERS / numbers, 1, _CHUNK_STEPS))
+    expected = mechanism.sampler.sampling_prob * num_records
+    piece = int(np.clip(_CHUNK_NUMBERS / max(1.0, expected), 1, longest))
+    process = os.getpid()
+    stride = 1
+    for begin in range(0, n_steps, longest):
+        end = min(begin + longest, n_steps)
+        epsilon = rng.standard_normal((end - begin, *step.draw_shape)).astype(step.dtype)
+        for first in range(begin, end, piece):
+            size = min(piece, end - first)
+            draws = mechanism.draw(streams, num_records, size, step.num_noise)
+            latents = epsilon[first - begin : first - begin + size]
+            weights = _weights(first, size, n_steps)
+            t = 0
+            while t < size:
+                if os.getpid() != process:
+                    raise PrivacyError("A private fit cannot go on in a forked process.")
+                stop = min(t + min(stride, _until_asked(first + t, every, before)), size)
+                start = time.perf_counter()
+                step(
+                    draws.indices,
+                    draws.offsets[t : stop + 1],
+                    draws.noise[t:stop],
+                    latents[t:stop],
+                    weights[t:stop],
+                )
+                stride = _next_stride(stop - t, time.perf_counter() - start)
+                t = stop
+                done = first + t
+                if every and (done in (1, n_steps) or (before + done) % every == 0):
+                    yield done
+        _check_finite(step.params, end)
+        if not every:
+            yield end
+
+
+def _until_asked(done: int, every: int, before: int) -> int:
+    """Return the number of steps until somebody wants to see the state."""
+    if not every:
+        return _CHUNK_STEPS
+    return every - (before + done) % every if done else 1
+
+
+def _weights(first: int, size: int, n_steps: int) -> np.ndarray:
+    """Weights of iterates ``first + 1, ..., first + size`` in the running average."""
+    late = np.arange(first + 1, first + size + 1) - averages_from(n_steps)
+    return np.where(late > 0, 1.0 / np.maximum(late, 1), 0.0)
+
+
+def _next_stride(steps: int, seconds: float) -> int:
+    """Return how many steps to make in the next call, after so many took so long.
+
+    A call cannot be interrupted. The first one also compiles, so the number may grow fast.
+    """
+    return int(np.clip(steps * _CALL_SECONDS / max(seconds, 1e-9), 1, 20 * steps))
+
+
+def _check_finite(params: Sequence[Any], i: int) -> None:
+    for param in params:
+        if not np.isfinite(param.get_value(borrow=True)).all():
+            raise FloatingPointError(
+                f"The variational parameters '{param.name}' became non-finite by step {i}: the noisy "
+                "gradient steps are too large for this model. Use a smaller learning rate "
+                "(obj_optimizer=pm.adam(learning_rate=...)), a smaller start_sigma, or a larger epsilon. "
+                f"{SCALE_PREDICTORS} What was planned has been charged."
+            )

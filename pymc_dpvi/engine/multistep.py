@@ -1,0 +1,250 @@
+"""Many steps in one compiled call.
+
+A call of a PyTensor function costs about 15 microseconds before it computes anything: as much as a private
+step of a small model. `Chunk` applies the updates of one step again and again, for a row of batches that lie
+end to end,
+
+    for t in 0, ..., n_steps - 1:
+        state = step(indices[offsets[t] : offsets[t + 1]], noise[t], epsilon[t], weights[t], state, held)
+
+so that the cost of the call is shared. It is a `scan` for one purpose: batches have different lengths, of the
+state only the last is kept, and one step is compiled as PyTensor compiles any function, by its own rewrites.
+What every step is to leave behind comes out as a row of a matrix.
+
+With numba the loop is compiled together with the step, and is no operation of a PyTensor function: each
+function around another one is compiled with all that is in it once more, which takes seconds. For the same
+reason the arrays of the state have static shapes and one layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pymc.pytensorf import collect_default_updates
+from pymc.pytensorf import compile as pm_compile
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import graph_inputs
+from pytensor.link.numba.cache import compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key, numba_njit
+from pytensor.link.numba.linker import NumbaLinker
+from pytensor.tensor.type import DenseTensorType
+
+from pymc_dpvi.engine.compile_cache import name_of, shared
+from pymc_dpvi.engine.graph_keys import graph_key, source_hash
+from pymc_dpvi.engine.inlining import inlined
+
+__all__ = ["Chunk"]
+
+
+class Chunk:
+    """Apply one step's updates for several batches, one after the other.
+
+    Parameters
+    ----------
+    per_step : sequence of Variable
+        What a step gets of its own: the batch (int64 vector), its size (int64), noise (vector), latent draws
+        (matrix), the weight in the average. An empty batch is passed as one row with a size of zero: not
+        every backend can take nothing.
+    fixed : sequence of Variable
+        Inputs that are the same in all steps.
+    updates : mapping of SharedVariable to Variable
+        New values, in terms of `per_step`, `fixed` and shared variables. Arrays keep their shapes.
+    compile_kwargs : mapping
+        For PyTensor's ``function``, with ``mode``.
+    row : Variable, optional
+        What each step leaves behind, a float64 vector in the same terms.
+    width : int
+        Its length.
+    """
+
+    def __init__(
+        self,
+        per_step: Sequence[Variable],
+        fixed: Sequence[Variable],
+        updates: Mapping[SharedVariable, Variable],
+        compile_kwargs: Mapping[str, Any],
+        row: Variable | None = None,
+        width: int = 0,
+    ) -> None:
+        left = [] if row is None else [row]
+        outputs = [*updates.values(), *left]
+        updates = {**collect_default_updates(outputs, inputs=[*per_step, *fixed]), **updates}
+        new = [v.type.filter_variable(u, allow_convert=True) for v, u in updates.items()]
+        self.width = width if left else 0
+        self.state = list(updates)
+        self._shapes = [np.shape(v.get_value(borrow=True)) for v in self.state]
+        self._shapes_of_a_step = [v.type.shape for v in per_step[2:4]]
+        self.held = [
+            v
+            for v in dict.fromkeys(graph_inputs([*new, *left]))
+            if isinstance(v, SharedVariable) and v not in updates
+        ]
+        inner: dict[Variable, Variable] = {v: _of_its_shape(v) for v in self.state}
+        inner.update({v: v.type(name=v.name) for v in (*fixed, *self.held)})
+        inputs = [*per_step, *(inner[v] for v in (*self.state, *fixed, *self.held))]
+        outputs = clone_replace([*new, *left], inner, rebuild_strict=False)
+        key = graph_key(inputs, outputs)
+        #: The compiled step; None if it is inside a loop that was compiled for an equal graph before.
+        self.step: Any = None
+        numbers = (len(per_step), len(fixed), tuple(self._arrays()), self.width)
+        values = [v.get_value(borrow=True, return_internal_type=True) for v in (*self.state, *self.held)]
+
+        def compiled() -> Any:
+            self.step = pm_compile(inputs, outputs, on_unused_input="ignore", **compile_kwargs)
+            self.step.trust_input = True
+            if not isinstance(self.step.maker.linker, NumbaLinker):
+                return None
+            return _compiled_loop(self.step, len(fixed) + len(self.held), self._arrays(), self.width, key)
+
+        loop = shared(name_of(key, compile_kwargs, values, *numbers), compiled)
+        self._run = self._loop if loop is None else loop
+
+    def __call__(
+        self,
+        indices: np.ndarray,
+        offsets: np.ndarray,
+        noise: np.ndarray,
+        epsilon: np.ndarray,
+        weights: np.ndarray,
+        *fixed: Any,
+    ) -> np.ndarray:
+        """Make the steps, and store the state after the last of them.
+
+        Parameters
+        ----------
+        indices : ndarray of int64
+            All batches, end to end.
+        offsets : ndarray of int64, shape (n_steps + 1,)
+            Batch t is ``indices[offsets[t]:offsets[t + 1]]``.
+        noise, epsilon, weights : ndarray
+            Those of a step, with a leading axis of length ``n_steps``.
+        *fixed
+            What all steps get.
+
+        Returns
+        -------
+        ndarray of float64, shape (n_steps, width)
+            The rows.
+
+        Raises
+        ------
+        ValueError
+            If an array of the state has another shape than at the start, or the noise or the draws of a step
+            another one than the step was written for; the state is as it was.
+        """
+        # Compiled code takes shapes as they were declared, and does not look.
+        for own, declared in zip((noise, epsilon), self._shapes_of_a_step, strict=True):
+            if any(n not in (None, m) for n, m in zip(declared, own.shape[1:], strict=True)):
+                raise ValueError("noise or draws of another shape than a step's")
+        given = [v.get_value(borrow=True, return_internal_type=True) for v in self.state]
+        if [np.shape(value) for value in given] != self._shapes:
+            raise ValueError(_SHAPE)
+        held = [v.get_value(borrow=True, return_internal_type=True) for v in self.held]
+        *state, rows = self._run(indices, offsets, noise, epsilon, weights, *given, *fixed, *held)
+        for variable, value in zip(self.state, state, strict=True):
+            variable.set_value(value, borrow=True)
+        return np.asarray(rows)
+
+    def _arrays(self) -> list[int | None]:
+        """Return the numbers of axes of the state's arrays, and None for what is no array."""
+        return [v.type.ndim if isinstance(v.type, DenseTensorType) else None for v in self.state]
+
+    def _loop(self, *inputs: Any) -> list[Any]:
+        """Call the compiled step in a loop: for backends without a loop of their own."""
+        indices, offsets, noise, epsilon, weights, *rest = inputs
+        state, held = rest[: len(self.state)], rest[len(self.state) :]
+        state = [np.array(s) if isinstance(s, np.ndarray) else s for s in state]
+        shapes = [np.shape(s) for s in state]
+        nothing = np.zeros(1, dtype=np.int64)
+        rows = np.empty((len(weights), self.width))
+        for t in range(len(weights)):
+            batch = indices[offsets[t] : offsets[t + 1]]
+            count = np.asarray(batch.size)
+            batch = batch if batch.size else nothing
+            state = self.step(batch, count, noise[t], epsilon[t], np.asarray(weights[t]), *state, *held)
+            if self.width:
+                *state, rows[t] = state
+            if [np.shape(s) for s in state] != shapes:
+                raise ValueError(_SHAPE)
+        return [*state, rows]
+
+
+_SHAPE = "an array of the state changed its shape"
+
+#: Numba takes seconds to compile ``rows[t] = row``, for the texts of its errors.
+_LEAVE_ROW = [
+    "        if row.size != rows.shape[1]:",
+    "            raise ValueError('a row of another length')",
+    "        for j in range(row.size):",
+    "            rows[t, j] = row[j]",
+]
+
+
+def _of_its_shape(variable: SharedVariable) -> Variable:
+    """Return an input of the variable's type and, if it is an array, of its shape."""
+    kind = variable.type
+    if isinstance(kind, DenseTensorType):
+        kind = kind.clone(shape=variable.get_value(borrow=True).shape)
+    return kind(name=variable.name)
+
+
+def _compiled_loop(
+    step: Any, n_held: int, arrays: Sequence[int | None], width: int, step_key: str | None
+) -> Any:
+    """Compile the loop and the step into one function.
+
+    Parameters
+    ----------
+    step : pytensor.compile.function.types.Function
+        ``(batch, count, noise, epsilon, weight, *state, *held) -> (*new state, row)``.
+    n_held : int
+        Number of inputs that all steps share.
+    arrays : sequence of (int or None)
+        Number of axes of each part of the state, None for what is no array.
+    width : int
+        Length of the row; 0 if there is none.
+    step_key : str, optional
+        Key of the graph that `step` was made from.
+    """
+    compiled, compiled_key = numba_funcify_and_cache_key(step.maker.fgraph)
+    state = [f"s{k}" for k in range(len(arrays))]
+    new = [f"n{k}" for k in range(len(arrays))]
+    held = [f"x{k}" for k in range(n_held)]
+    of_a_step = ["batch", "count", "noise[t]", "epsilon[t]", "np.asarray(weights[t])"]
+    compiled, given = inlined(compiled, [*of_a_step, *state, *held])
+    copies = [f"    {s} = {s}.copy()" for s, ndim in zip(state, arrays, strict=True) if ndim is not None]
+    # Contiguous, so that a type stays the same from step to step: else the step is compiled twice.
+    changes = []
+    for s, n, ndim in zip(state, new, arrays, strict=True):
+        if ndim:
+            changes += [f"        if {n}.shape != {s}.shape:", f"            raise ValueError({_SHAPE!r})"]
+            n = f"np.ascontiguousarray({n})"
+        changes.append(f"        {s} = {n}")
+    source = "\n".join(
+        [
+            f"def chunk(indices, offsets, noise, epsilon, weights, {', '.join([*state, *held])}):",
+            "    nothing = np.empty(1, np.int64)",
+            "    nothing[0] = 0",
+            *copies,
+            f"    rows = np.empty((weights.size, {width}))",
+            "    for t in range(weights.size):",
+            "        batch = indices[offsets[t] : offsets[t + 1]]",
+            "        count = np.asarray(batch.size)",
+            "        batch = batch if batch.size else nothing",
+            f"        {', '.join([*new, *(['row'] if width else [])])}, = step({given})",
+            *changes,
+            *(_LEAVE_ROW if width else []),
+            f"    return {', '.join([*state, 'rows'])}",
+        ]
+    )
+    key = None
+    if compiled_key is not None:  # the step can be kept on disk
+        parts = f"pymc_dpvi.Chunk {source} {step_key or compiled_key} {source_hash()}"
+        key = hashlib.sha256(parts.encode()).hexdigest()
+    function = compile_numba_function_src(source, "chunk", globals() | {"step": compiled}, cache_key=key)
+    return numba_njit(function, fastmath=False, final_function=True, cache=key is not None)

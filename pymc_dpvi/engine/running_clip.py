@@ -1,0 +1,208 @@
+r"""How the noisy counts of a step move the clip norm: a Kalman filter for a quantile.
+
+**Clipping at the running bound.** :math:`C_t` is a function of earlier releases, so it is public in step t.
+Gradients are divided by :math:`C_t / C_0` before they reach the kernel, which always clips at the start value
+:math:`C_0`; the noisy sum is multiplied by it afterwards. The kernel, its lattice and its proof
+(``docs/noise.md``) are those of a fixed bound.
+
+**The gain** (post-processing). With noisy counts :math:`a_t, b_t`, the mean batch :math:`\hat m_t =
+\frac1t\sum_{s \le t} (a_s + b_s)` and :math:`y_t = ((1-\gamma) a_t - \gamma b_t)/\hat m_t`, whose variance is
+about
+
+.. math:: R_t = \frac{\sigma_c^2(\gamma^2 + (1-\gamma)^2)}{\hat m_t^2} + \frac{\gamma(1-\gamma)}{\hat m_t},
+
+the bound moves by :math:`\log C_{t+1} = \log C_t - \eta_t y_t`. Near the quantile :math:`\operatorname{E} y_t
+\approx h\,(\log C_t - \log C^*)` with the slope :math:`h = (1-\gamma)\log\frac{1}{1-\gamma}` of norms whose
+tail is exponential. The gain is that of a Kalman filter for a constant with the prior variance :math:`P_0`,
+held above a floor so that the bound can follow norms that change as the fit goes on:
+
+.. math:: \eta_t = \min\big(\tfrac12,\ \max\big(\frac{1}{h t + R_t/(h P_0)},\
+          \min(\tfrac15, \tfrac{3h}{100 R_t})\big)\big) ,
+
+where 1/5 is the rate of the paper, and the floor :math:`3h/(100 R_t)` keeps the noise of :math:`\log C` at a
+standard deviation of about 0.12, however small the batches are.
+
+**Which quantile** (post-processing). Clipping moves the optimum, and noise grows with the bound; neither is
+worth avoiding below the other. The mean of t noisy gradients is known, in clip norms, up to
+:math:`\sigma_s/(q\sqrt t)`; N gradients of that norm that point anywhere add up to :math:`\sqrt N`, which is
+what the data themselves leave unknown. So while the noise is large beside the data's own uncertainty, much
+may be clipped, and less as the steps add up:
+
+.. math:: 1 - \gamma_t = \min\big(\tfrac1{10},\ \max\big(\tfrac1{100},\
+          \rho\,\frac{\sigma_s}{q\sqrt{t \hat N_t}}\big)\big), \qquad \hat N_t = \hat m_t / q .
+
+:math:`\rho` was chosen once, on the suite of ``benchmarks/utility.py``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.mechanism.adaptive_clipping import CLIP_NORM_RANGE, AdaptiveClip
+from pymc_dpvi.mechanism.limits import SLACK, TALLY_COLUMNS
+from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS
+
+__all__ = ["RunningClip"]
+
+_CLIPPED_RANGE = (0.01, 0.1)  # between these the share of the records to clip is, if it follows the noise
+_CLIPPED_FOR_NOISE = 0.3
+_PRIOR_VARIANCE = 1.0  # of the log of the quantile about that of the start value
+_LARGEST_GAIN = 0.5
+_PAPER_GAIN = 0.2
+_FLOOR = 0.03
+_RECENT = 4.0
+
+
+class RunningClip:
+    r"""The running bound of a fit, and how the noisy counts move it.
+
+    Parameters
+    ----------
+    rule : AdaptiveClip
+
+    Attributes
+    ----------
+    log_scale : SharedVariable
+        :math:`\log(C_t / C_0)`.
+    """
+
+    def __init__(self, rule: AdaptiveClip) -> None:
+        self.rule = rule
+        self.log_scale: SharedVariable = pytensor.shared(np.zeros(()), name="log_clip_scale")
+        self._seen: SharedVariable = pytensor.shared(np.zeros(()), name="noisy_records_seen")
+        self._steps: SharedVariable = pytensor.shared(np.zeros(()), name="tally_steps")
+        self._beyond: SharedVariable = pytensor.shared(np.zeros(()), name="noisy_records_beyond")
+        self._share: SharedVariable = pytensor.shared(np.asarray(self._first_share), name="share_to_clip")
+
+    @property
+    def state(self) -> tuple[SharedVariable, ...]:
+        """All shared variables of it: functions of earlier releases, and so public."""
+        return self.log_scale, self._seen, self._steps, self._beyond, self._share
+
+    def reset(self, scale: float = 1.0) -> None:
+        """Put everything back to the start, with the bound at a multiple of the start value."""
+        self.log_scale.set_value(np.asarray(math.log(scale)))
+        for variable in (self._seen, self._steps, self._beyond):
+            variable.set_value(np.zeros(()))
+        self._share.set_value(np.asarray(self._first_share))
+
+    @property
+    def _first_share(self) -> float:
+        return _CLIPPED_RANGE[1] if self.rule.quantile is None else 1.0 - self.rule.quantile
+
+    @property
+    def scale(self) -> TensorVariable:
+        """:math:`C_t / C_0`, for the graph of a step."""
+        return pt.exp(self.log_scale)
+
+    @property
+    def l2_clip_norm(self) -> float:
+        """:math:`C_t`, where the last step left it."""
+        return self.rule.start * math.exp(float(self.log_scale.get_value()))
+
+    @property
+    def mean_batch_size(self) -> float:
+        """Private estimate of the mean batch size, from all steps so far; NaN before the first."""
+        steps = float(self._steps.get_value())
+        return float(self._seen.get_value()) / steps if steps else math.nan
+
+    @property
+    def share_to_clip(self) -> float:
+        """Share of the records to clip that the last step steered to."""
+        return float(self._share.get_value())
+
+    def clipped_share(self, noise_multiplier: float) -> tuple[float, float] | None:
+        """Share of the records that were clipped, by the noisy counts of the later steps.
+
+        Parameters
+        ----------
+        noise_multiplier : float
+            Of the steps.
+
+        Returns
+        -------
+        tuple of float, or None
+            The share, not held between 0 and 1, and its standard deviation; None if the counts do not tell
+            that anybody was seen.
+        """
+        steps = float(self._steps.get_value())
+        size = self.mean_batch_size
+        noise = noise_multiplier * math.hypot(1.0, 1.0 / self.rule.tally_weight)  # of a count
+        if not steps or size < 4.0 * noise * math.sqrt(TALLY_COLUMNS / steps):
+            return None
+        # The weights of the mean fall to earlier steps as t^(_RECENT - 1).
+        effective = steps * (2.0 * _RECENT - 1.0) / _RECENT**2
+        return float(self._beyond.get_value()) / size, noise / (size * math.sqrt(effective))
+
+    def records_and_noise(self, noise_multiplier: float, sampling_prob: float) -> tuple[float, float] | None:
+        """Noisy number of records, and the standard deviation of its noise; None before the first step.
+
+        Parameters
+        ----------
+        noise_multiplier, sampling_prob : float
+            Of the steps.
+        """
+        steps = float(self._steps.get_value())
+        if not steps:
+            return None
+        noise = noise_multiplier * math.hypot(1.0, 1.0 / self.rule.tally_weight)  # of a count
+        stddev = noise * math.sqrt(TALLY_COLUMNS / steps) / sampling_prob
+        return self.mean_batch_size / sampling_prob, stddev
+
+    def updates(
+        self, tally: TensorVariable, unit: TensorVariable, scale: TensorVariable
+    ) -> dict[Variable, Variable]:
+        """Return the new values of the state after a step.
+
+        Parameters
+        ----------
+        tally : TensorVariable, shape (2,)
+            The noisy counts as the private sum releases them, in the units of a gradient clipped at the
+            start value.
+        unit : TensorVariable
+            Lattice unit of the sum, float64.
+        scale : TensorVariable
+            One over the sampling probability.
+
+        Returns
+        -------
+        dict
+            By shared variable.
+        """
+        rule = self.rule
+        per_record = pt.floor(rule.tally_weight * rule.start * (1.0 - SLACK) / unit) * unit  # `tally_units`
+        within, beyond = (tally[k] / per_record for k in range(TALLY_COLUMNS))
+        noise = unit * 2.0**LATTICE_BITS / per_record  # standard deviation of a count
+        steps = self._steps + 1.0
+        seen = self._seen + within + beyond
+        # Below what the noise hides it is taken for that: the bound then hardly moves.
+        size = pt.maximum(seen / steps, noise * pt.sqrt(TALLY_COLUMNS / steps))
+        if rule.quantile is None:
+            share = _CLIPPED_FOR_NOISE * rule.tally_weight * noise * pt.sqrt(scale / (steps * size))
+            up = pt.clip(share, *_CLIPPED_RANGE)
+        else:
+            up = pt.constant(1.0 - rule.quantile, dtype="float64")
+        down = 1.0 - up
+        moved = (up * within - down * beyond) / size
+        variance = (up**2 + down**2) * (noise / size) ** 2 + up * down / size
+        slope = -up * pt.log(up)
+        filtered = 1.0 / (slope * steps + variance / (slope * _PRIOR_VARIANCE))
+        gain = pt.maximum(filtered, pt.minimum(_PAPER_GAIN, _FLOOR * slope / variance))
+        low, high = (math.log(c / rule.start) for c in CLIP_NORM_RANGE)
+        new = pt.clip(self.log_scale - pt.minimum(_LARGEST_GAIN, gain) * moved, low, high)
+        # A mean over the steps with weights t^(_RECENT - 1): of the bound where it is now, mostly.
+        recent = self._beyond + pt.minimum(1.0, _RECENT / steps) * (beyond - self._beyond)
+        return {
+            self.log_scale: new,
+            self._seen: seen,
+            self._steps: steps,
+            self._beyond: recent,
+            self._share: up,
+        }

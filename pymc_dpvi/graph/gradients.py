@@ -1,0 +1,305 @@
+r"""Per-record gradients, vectorised over a batch.
+
+*Aligned* gradients (Jälkö, Prediger, Honkela, Kaski, "DPVIm: Differentially Private Variational
+Inference Improved", 2023) are taken with respect to the latent values,
+:math:`g_i = \nabla_z \log p(x_i \mid z)`. All variational parameters get their gradients from the same
+noisy sum afterwards, which costs nothing. With M latent draws :math:`z_1,\dots,z_M` the record's
+gradient is the stack of the M gradients divided by :math:`\sqrt M`, clipped as one vector.
+
+*Vanilla* gradients (Jälkö, Dikmen, Honkela, UAI 2017, Algorithm 1) are taken with respect to all
+variational parameters :math:`\xi`, of one record's share of the evidence lower bound,
+
+.. math:: L_i(\xi) = \frac1M \sum_m \left[\log p(x_i \mid z_m) + \frac1N \log p(z_m)\right]
+          + \frac1N H(q_\xi), \qquad z_m = T(\xi, \varepsilon_m).
+
+They follow from the gradients by z: :math:`T g_i + c`, with one matrix T for all records (`blocks.PullBack`),
+if there is one latent draw.
+
+Gradients of variables that are multiplied by data or looked up by it are kept in factors and never formed
+(`factoring`, `blocks`).
+
+Either way the one-row graph is differentiated and then vectorised over the batch, so row i of the result
+is a function of record i and of z alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.variational.opvi import Group
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.errors import UnsupportedModelError
+from pymc_dpvi.graph.blocks import Block, PullBack, as_matrix
+from pymc_dpvi.graph.factoring import find_uses, lift_uses
+from pymc_dpvi.graph.rebuild import fold_shapes, hint_of_loops, walk
+from pymc_dpvi.graph.records import RecordModel
+
+__all__ = [
+    "Latents",
+    "aligned_gradients",
+    "in_draws",
+    "informed",
+    "prior_and_slope",
+    "prior_gradients",
+    "put",
+    "vanilla_gradients",
+]
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Where each free variable's unconstrained value sits in the flat latent vector.
+
+    Attributes
+    ----------
+    value_vars : tuple of TensorVariable
+        In the order of the flat vector.
+    slices : tuple of slice
+    shapes : tuple of tuple of int
+    """
+
+    value_vars: tuple[TensorVariable, ...]
+    slices: tuple[slice, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """D, the number of unconstrained latent values."""
+        return sum(int(np.prod(s, dtype=int)) for s in self.shapes)
+
+    def split(self, z: TensorVariable) -> list[TensorVariable]:
+        """Cut latent vectors, shape ``(D,)`` or ``(..., D)``, into the free variables' values."""
+        lead = tuple(z.shape[k] for k in range(z.type.ndim - 1))
+        return [
+            z[..., s].reshape((*lead, *shape)).astype(v.type.dtype)
+            for v, s, shape in zip(self.value_vars, self.slices, self.shapes, strict=True)
+        ]
+
+
+def in_draws(
+    graphs: Sequence[TensorVariable], latents: Latents
+) -> tuple[list[TensorVariable], list[TensorVariable]]:
+    """Write graphs in placeholders of the free variables' values, whose shapes are known.
+
+    Returns
+    -------
+    graphs : list of TensorVariable
+    draw : list of TensorVariable
+        The placeholders, to be replaced by :func:`put`.
+    """
+    draw = [  # not pt.tensor(name=...), which reads a name such as "1|g" or "a, b" as a signature
+        TensorType(v.type.dtype, shape=shape)(name=f"{v.name}_draw")
+        for v, shape in zip(latents.value_vars, latents.shapes, strict=True)
+    ]
+    swap: dict[Variable, Variable] = dict(zip(latents.value_vars, draw, strict=True))
+    # vectorize_graph remakes the nodes, so the static shapes are taken up.
+    return fold_shapes(vectorize_graph(list(graphs), swap)), draw
+
+
+def put(
+    graphs: Sequence[TensorVariable], draw: Sequence[TensorVariable], values: Sequence[TensorVariable]
+) -> list[TensorVariable]:
+    """Put values in place of the placeholders of :func:`in_draws`."""
+    return list(graph_replace(list(graphs), dict(zip(draw, values, strict=True)), strict=False))
+
+
+def informed(record: RecordModel, latents: Latents) -> np.ndarray:
+    """Whether each latent value stands in a record's density, shape ``(D,)``."""
+    found = set(walk(list(record.factors.values())))
+    sizes = [s.stop - s.start for s in latents.slices]
+    return np.repeat([v in found for v in latents.value_vars], sizes)
+
+
+def prior_gradients(record: RecordModel, latents: Latents, z: TensorVariable, n_mc: int) -> TensorVariable:
+    """Gradient of the log prior at each latent draw, shape ``(n_mc, D)``."""
+    _, flat, blocks = prior_and_slope(record, latents)
+    return pt.stack([put([flat], blocks, latents.split(z[m]))[0] for m in range(n_mc)])
+
+
+def prior_and_slope(
+    record: RecordModel, latents: Latents
+) -> tuple[TensorVariable, TensorVariable, list[TensorVariable]]:
+    """Log prior and its gradient, shape ``(D,)``, in the placeholders of `in_draws`, which come last."""
+    (prior,), blocks = in_draws([record.prior_logp], latents)
+    flat = pt.concatenate([g.flatten() for g in _gradient(_stable(prior), blocks)])
+    return prior, flat, blocks
+
+
+def _stable(graph: TensorVariable) -> TensorVariable:
+    """Apply PyTensor's numerical stabilisation before differentiation, not only after it.
+
+    The gradient of ``log1p(-sigmoid(x))`` as written is NaN beyond x = 37, and such a record would
+    count as zero; that of ``-softplus(x)`` is -1.
+    """
+    (copy,) = clone_replace([graph])
+    return rewrite_graph(copy, include=("stabilize",), clone=False)
+
+
+def aligned_gradients(
+    record: RecordModel,
+    batch: Sequence[TensorVariable],
+    latents: Latents,
+    z: TensorVariable,
+    n_mc: int,
+) -> list[Block]:
+    """Stack the gradients of a batch of records with respect to the latent draws.
+
+    Parameters
+    ----------
+    record : RecordModel
+    batch : sequence of TensorVariable
+        Per record array, the rows of the batch, shape ``(batch, ...)``.
+    latents : Latents
+    z : TensorVariable, shape (n_mc, D)
+        Latent draws.
+    n_mc : int
+        M.
+
+    Returns
+    -------
+    list of Block
+        ``n_mc * D`` columns in all, divided by the square root of `n_mc`; draw by draw, each in the
+        order of the flat vector.
+    """
+    (logp,), draw = in_draws([record.row_logp], latents)
+    logp = lift_uses(_stable(logp), draw, record.rows)
+    uses = find_uses(logp, draw, record.rows)
+    grads = iter(_gradient(logp, [v for use in uses for v in use.by], record.factors))
+    one = [
+        [a if a.type.dtype == "int64" and k else _as_float(a) for k, a in enumerate(use.arrays(by))]
+        for use in uses
+        for by in [[next(grads) for _ in use.by]]
+    ]
+    # Placeholders, as for the draws: what is put in is there itself, and not as a copy.
+    rows = [b.type() for b in batch]
+    many = _over_batch(record, [a for arrays in one for a in arrays], rows)
+    out = []
+    for m in range(n_mc):
+        found = iter(put(many, [*draw, *rows], [*latents.split(z[m]), *batch]))
+        for arrays, use in zip(one, uses, strict=True):
+            left, *right = [next(found) for _ in arrays]
+            block = Block(left, right[0] if right else None, use.form)
+            out.append(block.scaled(1.0 / np.sqrt(n_mc)) if n_mc > 1 else block)
+    return out
+
+
+def _as_float(factor: TensorVariable) -> TensorVariable:
+    """Make a factor float32 or float64: a column of integer data is a factor as it stands."""
+    kept = factor.type.dtype in ("float32", "float64")
+    return factor if kept else factor.astype(pytensor.config.floatX)
+
+
+def vanilla_gradients(
+    record: RecordModel,
+    batch: Sequence[TensorVariable],
+    latents: Latents,
+    group: Group,
+    epsilon: TensorVariable,
+    z: TensorVariable,
+    entropy: TensorVariable,
+    n_mc: int,
+) -> tuple[list[Block], PullBack | None]:
+    """Stack the gradients of a batch of records with respect to all variational parameters.
+
+    Parameters
+    ----------
+    record, batch, latents, n_mc
+        As in :func:`aligned_gradients`.
+    group : pymc.variational.opvi.Group
+        Mean-field or full-rank.
+    epsilon : TensorVariable, shape (n_mc, D)
+        Standard normal draws.
+    z : TensorVariable, shape (n_mc, D)
+        Latent draws, a function of the group's parameters and of `epsilon`.
+    entropy : TensorVariable
+        Scalar entropy of the variational distribution, a function of the parameters.
+
+    Returns
+    -------
+    gradients : list of Block
+    pull_back : PullBack or None
+        What makes of them the gradients by the parameters, in the order of ``group.params``; None if the
+        blocks are these already.
+    """
+    params = list(group.params)
+    n = record.num_records
+    entropy_grads = [h / n for h in _gradient(entropy, params)]
+    blocks = aligned_gradients(record, batch, latents, z, n_mc)
+    prior = prior_gradients(record, latents, z, n_mc) / n
+    if n_mc == 1:
+        # A weighted norm of a sum of products is no sum of products of the factors' norms.
+        blocks = [Block(as_matrix([b])) if b.form.kind == "products" else b for b in blocks]
+        parts = [_chain(p, epsilon[0], latents.size) for p in params]
+        place = pt.concatenate([pt.constant(place) for place, _ in parts])
+        slope = pt.concatenate([slope for _, slope in parts]).astype("float64")
+        shift = slope * prior[0][place] + pt.concatenate([h.flatten() for h in entropy_grads])
+        return blocks, PullBack(place, slope, shift.astype("float64"))
+    # Draws have one norm together: no record's gradient is a function of a single column.
+    stacked = as_matrix(blocks)
+    shares = stacked.reshape((batch[0].shape[0], n_mc, latents.size)) * np.sqrt(n_mc) + prior
+    out = []
+    for p, h in zip(params, entropy_grads, strict=True):
+        chains = [_chain(p, epsilon[m], latents.size) for m in range(n_mc)]
+        by_draw = [shares[:, m, place] * slope for m, (place, slope) in enumerate(chains)]
+        out.append(Block(pt.add(*by_draw) / n_mc + h.flatten()))
+    return out, None
+
+
+def _chain(param: SharedVariable, epsilon: TensorVariable, size: int) -> tuple[np.ndarray, TensorVariable]:
+    r"""Which entry of z a parameter moves, and by how much.
+
+    With :math:`z = \mu + \operatorname{softplus}(\rho)\,\varepsilon`, or
+    :math:`z = \mu + L\varepsilon` whose diagonal is the softplus of its parameters.
+    """
+    everywhere = np.arange(size)
+    if param.name == "mu":
+        return everywhere, pt.ones(size)
+    if param.name == "rho":
+        return everywhere, epsilon * pt.sigmoid(param)
+    if param.name != "L_tril":
+        raise UnsupportedModelError(f"gradient='vanilla' knows no variational parameter '{param.name}'.")
+    rows, columns = np.tril_indices(size)
+    return rows, epsilon[columns] * pt.switch(rows == columns, pt.sigmoid(param), 1.0)
+
+
+def _gradient(
+    cost: TensorVariable, wrt: Sequence[TensorVariable], terms: Iterable[str] = ()
+) -> list[TensorVariable]:
+    failure = ""
+    try:
+        return list(pytensor.grad(cost, list(wrt), disconnected_inputs="ignore", return_disconnected="zero"))
+    except Exception as error:  # each operation has its own way of saying that it has none
+        failure = type(error).__name__
+    raise UnsupportedModelError(
+        "The model's log-density has no gradient with respect to its free variables "
+        f"({failure}). Replace the operation that has none, or marginalise it." + hint_of_loops([cost], terms)
+    )
+
+
+def _over_batch(
+    record: RecordModel, grads: Sequence[TensorVariable], batch: Sequence[TensorVariable]
+) -> list[TensorVariable]:
+    """Vectorise one-row gradients over the batch; each gets a leading batch axis."""
+    swap: Mapping[Variable, Variable] = {
+        row: pt.expand_dims(b, 1) for row, b in zip(record.rows, batch, strict=True)
+    }
+    known = fold_shapes(list(grads))
+    vectorised = vectorize_graph(known, dict(swap))
+    size = batch[0].shape[0]
+    out = []
+    for grad, many in zip(known, vectorised, strict=True):
+        if many.type.ndim == grad.type.ndim:  # the same for every record
+            shape = [grad.shape[k] if n is None else n for k, n in enumerate(grad.type.shape)]
+            many = pt.broadcast_to(many, (size, *shape))
+        out.append(many)
+    return out

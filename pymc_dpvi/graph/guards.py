@@ -1,0 +1,412 @@
+r"""Make the one-row log-density a total function: no record can make it raise, or read another row.
+
+A compiled batch may not check bounds: an index that is out of range for one record then reads, or in a
+gradient writes, the memory of others, before anything is clipped. An operation that raises tells
+everybody that such a record is there. So on the one-row graph, before it is differentiated and
+vectorised:
+
+* every index that depends on the record is put into range, and a record for which that changed
+  anything has log-density :math:`-\infty` and gradient zero;
+* so is every other index that is not a constant within range, in the prior too: one that latent values or
+  a public array lead out of a table reads what lies beside it in memory, and that may be records;
+* so is every float that becomes an integer: what a NaN or 1e300 turns into is undefined in C, and
+  raises in Python;
+* so is every argument of an operation that iterates, beyond which it would run on for seconds (`_RANGES`);
+* every other operation that sees the record must be known to be harmless for all values (`_TOTAL`);
+  anything else, such as a `Scan`, a shape that depends on values, or a matrix inverse, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Cast, IntDiv, Mod, Pow, ScalarOp, ScalarType
+from pytensor.scan.op import Scan
+from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.subtensor import indices_from_subtensor
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.type_other import NoneTypeT
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graph.rebuild import array_value, is_array, walk
+from pymc_dpvi.graph.structural import is_structural
+
+__all__ = ["guard_records"]
+
+#: Operations that neither raise nor mix entries that a batch axis separates, whatever their input holds.
+_TOTAL = {
+    "All",
+    "AllocDiag",
+    "Any",
+    "Argmax",
+    "CAReduce",
+    "CumOp",
+    "DimShuffle",
+    "Dot",
+    "Elemwise",
+    "ExtractDiag",
+    "KroneckerProduct",
+    "LogAddExp",
+    "LogSoftmax",
+    "LogSumExp",
+    "MakeVector",
+    "Max",
+    "Mean",
+    "Min",
+    "Prod",
+    "ScalarFromTensor",
+    "Softmax",
+    "SoftmaxGrad",
+    "Sum",
+    "TensorFromScalar",
+    "XLog1PY",
+    "XLogY",
+}
+#: The same, of matrices, and as core operations of `Blockwise`. Their errors are NaN.
+_TOTAL_MATRIX = {
+    "BlockDiagonal",
+    "Cholesky",
+    "Dot",
+    "ExtractDiag",
+    "SolveTriangular",
+}
+#: Operations in which only the first input may depend on a record: the others are shapes and axes.
+_SHAPED = {"Alloc", "ArgSortOp", "BroadcastTo", "Reshape", "SortOp", "SpecifyShape", "Split", "Unbroadcast"}
+#: Low and high end of the range of each argument within which an operation that iterates, or its gradient,
+#: ends, and a number in it. Below -10,000 a trigamma takes as many steps as its argument is below zero; the
+#: gradient of a hypergeometric function diverges beyond one, and ends after a million steps within (0.05 s).
+#: The gradients of incomplete gamma and beta functions end after 10⁵ steps, whatever their arguments are.
+#: Those of the gamma functions take them all where nothing converges: at NaN, at infinity and below zero.
+_RANGES = {
+    "Psi": ((-1e4, np.inf, 1),),
+    "TriGamma": ((-1e4, np.inf, 1),),
+    "PolyGamma": ((0.0, 1e3, 1), (-1e4, np.inf, 1)),
+    "GammaInc": ((0.0, 1e15, 1), (0.0, 1e15, 1)),
+    "GammaIncC": ((0.0, 1e15, 1), (0.0, 1e15, 1)),
+    "Hyp2F1": ((-1e3, 1e3, 1), (-1e3, 1e3, 1), (1e-3, 1e4, 1), (-0.999, 0.999, 0)),
+}
+_INDEXING = {
+    "AdvancedIncSubtensor",
+    "AdvancedIncSubtensor1",
+    "AdvancedSubtensor",
+    "AdvancedSubtensor1",
+    "IncSubtensor",
+    "Subtensor",
+}
+
+
+_ELEMENTWISE = (
+    "Write it with elementwise operations, indexing, sums and matrix products, or do it outside the model, "
+    "record by record."
+)
+_BINS = (
+    "To put a record into a bin, compare it with fixed edges: (x[:, None] > edges).sum(axis=1) is the "
+    "number of "
+    "its bin, if x is the record's value. Or bin before the model, by edges that everybody may know."
+)
+#: What to type in place of some operations.
+_INSTEAD = {
+    "AdvancedSubtensor": "It looks up one table for each record, or for each value of a variable that was "
+    "marginalised: write the sum over the values yourself, as in pm.Categorical(p=weights @ table).",
+    "SearchsortedOp": _BINS,
+    "Unique": "Number the groups before the model, by a public list of them.",
+}
+
+
+def guard_records(
+    terms: Sequence[TensorVariable],
+    rows: Sequence[Variable],
+    latent: Iterable[Variable],
+    public: Iterable[Variable],
+    name: Callable[[Variable], str],
+) -> tuple[list[TensorVariable], list[TensorVariable]]:
+    """Return the terms of one record, safe for every value that the record may hold.
+
+    Parameters
+    ----------
+    terms : sequence of TensorVariable
+        Log-densities as functions of `rows` and `latent`.
+    rows : sequence of Variable
+        The record's placeholders; none for the prior.
+    latent : iterable of Variable
+        The model's unconstrained values.
+    public : iterable of Variable
+        Arrays that the user declared public.
+    name : callable
+        Names a variable in an error.
+
+    Returns
+    -------
+    terms : list of TensorVariable
+    fixed : list of TensorVariable
+        Whether indices are within range on which neither records nor latent values decide, one bool for each.
+
+    Raises
+    ------
+    NotSeparableError
+        If an operation that sees the record is not known to be harmless.
+    UnsupportedModelError
+        If a record looks up a constant table that was not declared public, or an array is indexed where
+        the index cannot be put into range.
+    """
+    seen = set(rows)
+    free = set(latent)
+    undecided = seen | free
+    declared = set(public)
+    memo: dict[Variable, Variable] = {}
+    valid: list[Variable] = []
+    fixed: list[Variable] = []
+    for var in walk(terms, into_size=True):
+        node = var.owner
+        if var in memo or node is None:
+            continue
+        if any(i in free for i in node.inputs):
+            free.update(node.outputs)
+        inputs = [memo.get(i, i) for i in node.inputs]
+        marked = [k for k, i in enumerate(node.inputs) if i in seen]
+        if marked and type(node.op).__name__ not in ("Shape", "Shape_i"):
+            seen.update(node.outputs)
+
+            def where(var: Variable = var) -> str:
+                return name(var)
+
+            if type(node.op).__name__ in _INDEXING:
+                table = node.inputs[0]
+                if _looks_up(node, marked, where) and table not in seen | free:
+                    _refuse_table(table, declared, where)
+            elif _truncates(node):
+                inputs[0], ok = _representable(inputs[0], node.outputs[0].type.dtype)
+                valid.append(ok)
+            else:
+                _check_total(node, marked, where)
+        loose: list[tuple[int, Variable, Variable]] = []
+        if type(node.op).__name__ in _INDEXING:
+            loose = [(k, *_in_range(inputs[k], inputs[0], axis)) for k, axis in _loose_indices(node)]
+        elif isinstance(node.op, Scan):
+            loose = _bounded_steps(node.op, inputs)
+        elif marked:
+            loose = _bounded_work(node, inputs)
+        if (hidden := _hidden_index(node.op, itself=False)) is not None:
+            raise UnsupportedModelError(
+                f"{name(node.outputs[0])} goes through {hidden} within {type(node.op).__name__}, where it is "
+                "not known that an index stays within its table. Index it outside of that, or write the "
+                "log-density without a loop."
+            )
+        for position, safe, ok in loose:
+            inputs[position] = safe
+            valid.append(ok)
+            if undecided.isdisjoint(ancestors([ok])):
+                fixed.append(ok)
+        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
+            memo.update(zip(node.outputs, node.op.make_node(*inputs).outputs, strict=True))
+    new = [memo.get(t, t) for t in terms]
+    if valid:
+        whole = pt.all(pt.stack([pt.all(v) for v in valid]))
+        new = [pt.switch(whole, t, np.asarray(-np.inf, dtype=t.dtype)) for t in new]
+    return new, [pt.all(v) for v in fixed]
+
+
+def _in_range(index: Variable, table: Variable, axis: int) -> tuple[Variable, Variable]:
+    """Replace an index that is out of range by 0, and say whether it was in range.
+
+    A mask of another shape than the part of the table that it is for selects nothing.
+    """
+    if index.type.dtype == "bool":
+        lengths = [_length(table, axis + k) for k in range(index.type.ndim)]
+        ok = pt.all(pt.eq(index.shape, pt.stack(lengths)))
+        return pt.and_(index, ok), ok
+    scalar = isinstance(index.type, ScalarType)
+    tensor = pt.tensor_from_scalar(index) if scalar else index
+    length = _length(table, axis)
+    ok = pt.lt(tensor, length)
+    if index.type.dtype[0] != "u":  # in C, an unsigned number is not above a negative one
+        ok = pt.and_(ok, pt.ge(tensor, -length))
+    safe = pt.switch(ok, tensor, pt.zeros_like(tensor))
+    return (pt.scalar_from_tensor(safe) if scalar else safe), ok
+
+
+def _length(table: Variable, axis: int) -> Variable:
+    """Return the length of an axis, a constant if the type knows it.
+
+    If it is that of a public array (``X - pm.Data("center", ...)``), it is asked of the array: of the
+    difference, it would be computed for each record, and no index may differ between records.
+    """
+    known = table.type.shape[axis]
+    if known is not None:
+        return pt.constant(known, dtype="int64")
+    if table.owner is not None and isinstance(table.owner.op, Elemwise):
+        # Inputs of unknown length are as long as the output: PyTensor broadcasts what is known to be 1.
+        return _length(next(i for i in table.owner.inputs if i.type.shape[axis] != 1), axis)
+    if table.owner is not None and isinstance(table.owner.op, DimShuffle):
+        return _length(table.owner.inputs[0], table.owner.op.new_order[axis])
+    return table.shape[axis]
+
+
+def _truncates(node: Apply) -> bool:
+    """Whether the operation makes integers of floats."""
+    if not isinstance(getattr(node.op, "scalar_op", None), Cast):
+        return False
+    before, after = np.dtype(node.inputs[0].type.dtype), np.dtype(node.outputs[0].type.dtype)
+    return before.kind == "f" and after.kind in "iu"
+
+
+def _representable(value: Variable, dtype: str) -> tuple[Variable, Variable]:
+    """Replace a float that no integer of the type stands for by 0, and say whether there was one."""
+    limits = np.iinfo(dtype)
+    # The largest int64 is no float64; one more is.
+    ok = pt.and_(pt.ge(value, float(limits.min)), pt.lt(value, float(limits.max) + 1.0))
+    return pt.switch(ok, value, pt.zeros_like(value)), ok
+
+
+def _looks_up(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> bool:
+    """Whether the record chooses an entry of the table; raise where it would choose how many."""
+    axes = dict(_index_axes(node))
+    first = 2 if "Inc" in type(node.op).__name__ else 1
+    own = [position for position in marked if position >= first]
+    if any(position not in axes or node.inputs[position].type.dtype == "bool" for position in own):
+        raise NotSeparableError(
+            f"{where()} takes a part whose size depends on the record's values (a mask, or a slice with "
+            "a bound from the data). Use pt.switch with a condition instead."
+        )
+    return bool(own)
+
+
+def _loose_indices(node: Apply) -> list[tuple[int, int]]:
+    """Positions and axes of the indices of which it is not known that they are within range.
+
+    A number that is written into the model is none: without arrays beside it, all backends check it.
+    """
+    loose = []
+    for position, axis in _index_axes(node):
+        index, shape = node.inputs[position], node.inputs[0].type.shape
+        if isinstance(index, Constant):
+            values = np.asarray(index.data)
+            if not type(node.op).__name__.startswith("Advanced") or not values.size:
+                continue
+            if values.dtype == bool:
+                if values.shape == shape[axis : axis + values.ndim]:
+                    continue
+            elif shape[axis] is not None and -shape[axis] <= values.min() and values.max() < shape[axis]:
+                continue
+        loose.append((position, axis))
+    return loose
+
+
+def _bounded_steps(op: Scan, inputs: Sequence[Variable]) -> list[tuple[int, Variable, Variable]]:
+    """Let a loop end with the shortest of its sequences: numba reads on beyond their ends."""
+    sequences = inputs[1 : 1 + op.info.n_seqs]
+    if not sequences:
+        return []
+    shortest = reduce(pt.minimum, [_length(s, 0) for s in sequences])
+    return [(0, pt.minimum(inputs[0], shortest), pt.le(inputs[0], shortest))]
+
+
+def _hidden_index(op: Any, itself: bool = True) -> str | None:
+    """Name an operation inside this one that indexes by arrays, or loops over them, out of our sight."""
+    if itself and (type(op).__name__.startswith("Advanced") or isinstance(op, Scan)):
+        return type(op).__name__
+    core = getattr(op, "core_op", None)
+    inside = [node.op for node in getattr(getattr(op, "fgraph", None), "apply_nodes", ())]
+    for part in [*inside, *([] if core is None else [core])]:
+        if (found := _hidden_index(part)) is not None:
+            return found
+    return None
+
+
+def _index_axes(node: Apply) -> list[tuple[int, int]]:
+    """Input position and axis of every index variable of an indexing node, in PyTensor 2 and 3."""
+    name = type(node.op).__name__
+    first = 2 if "Inc" in name else 1
+    indices = list(node.inputs[first:])
+    if name.endswith("1"):
+        return [(first, 0)]
+    idx_list = getattr(node.op, "idx_list", None)
+    entries: Sequence[Any] = indices if idx_list is None else indices_from_subtensor(indices, idx_list)
+    axes: list[tuple[int, int]] = []
+    axis, used = 0, set()
+    for entry in entries:
+        if isinstance(entry, Variable) and isinstance(entry.type, NoneTypeT):
+            continue
+        if isinstance(entry, Variable) and isinstance(entry.type, ScalarType | TensorType):
+            position = next(k for k, i in enumerate(indices) if i is entry and k not in used)
+            used.add(position)
+            axes.append((first + position, axis))
+            axis += entry.type.ndim if getattr(entry.type, "dtype", "") == "bool" else 1
+        else:
+            axis += 1
+    return axes
+
+
+def _check_total(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> None:
+    """Raise unless the operation is harmless whatever the record holds."""
+    op = node.op
+    kind = type(op).__name__
+    core = getattr(op, "core_op", None)
+    known, shaped = _TOTAL | _TOTAL_MATRIX, _SHAPED
+    if core is not None:
+        kind, known, shaped = type(core).__name__, _TOTAL_MATRIX, {"SortOp"}
+    allowed = kind in known or (kind in shaped and marked == [0])
+    if kind == "Join" and core is None:  # in PyTensor 2 the first input is the axis
+        allowed = hasattr(op, "axis") or 0 not in marked
+    scalar_op = getattr(op, "scalar_op", None)
+    if isinstance(scalar_op, IntDiv | Mod | Pow) and node.outputs[0].type.dtype[:3] in ("int", "uin", "boo"):
+        allowed = allowed and _is_safe_operand(scalar_op, node.inputs[1])
+        kind = type(scalar_op).__name__
+    if not allowed:
+        raise NotSeparableError(
+            f"{where()} puts the record through the operation {kind}, of which it is not known that it can "
+            f"neither mix records nor fail for some value of a record. {_INSTEAD.get(kind, _ELEMENTWISE)}"
+        )
+
+
+def _is_safe_operand(op: ScalarOp, operand: Variable) -> bool:
+    """Whether dividing any integer by `operand`, or raising it to that power, is harmless.
+
+    Division by zero raises, and so does zero to a negative power. The least integer divided by -1 is beyond
+    the largest, at which the processor stops the process. So only a constant is known to be safe.
+    """
+    try:
+        value = int(get_underlying_scalar_constant_value(operand))
+    except NotScalarConstantError:
+        if not isinstance(operand, Constant):
+            return False
+        values = np.asarray(operand.data)
+        return not np.isin(values, (0, -1)).any() if not isinstance(op, Pow) else bool((values >= 0).all())
+    return value >= 0 if isinstance(op, Pow) else value not in (0, -1)
+
+
+def _bounded_work(node: Apply, inputs: Sequence[Variable]) -> list[tuple[int, Variable, Variable]]:
+    """Hold the arguments of an operation that iterates within the range where it ends soon.
+
+    Returns position, safe argument, and whether it was within its range: as of indices.
+    """
+    ranges = _RANGES.get(type(getattr(node.op, "scalar_op", None)).__name__, ())
+    held = []
+    for position, (low, high, within) in enumerate(ranges):
+        x = inputs[position]
+        ok = pt.and_(pt.ge(x, low), pt.le(x, high))
+        held.append((position, pt.switch(ok, x, np.asarray(within, dtype=x.type.dtype)), ok))
+    return held
+
+
+def _refuse_table(table: Variable, declared: set[Variable], where: Callable[[], str]) -> None:
+    """Raise if a record looks up an array of numbers that nobody declared public."""
+    for var in walk([table], into_size=True):
+        if not is_array(var) or var in declared or is_structural(array_value(var)):
+            continue
+        if isinstance(var, Constant) and var.owner is None:
+            raise UnsupportedModelError(
+                f"{where()} looks up a record's entry in a constant table"
+                f"{f' ({var.name!r})' if var.name else ''} that has no gradient and so no noise. If "
+                "everybody may know the table, put it into pm.Data('name', table) and say "
+                "public_data=['name']; if it holds personal data, expand it to one row per record."
+            )

@@ -1,0 +1,358 @@
+"""What a model must not have, found before anything is spent.
+
+Each check names the variable, says why the model cannot be private as written, and what to write
+instead. None of them looks at a data value: they read types, shapes, dims and the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from pymc.distributions.continuous import InterpolatedRV
+from pymc.distributions.dist_math import SplineWrapper
+from pymc.distributions.simulator import SimulatorRV
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.type import discrete_dtypes
+from scipy.interpolate import InterpolatedUnivariateSpline
+
+from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graph.marginalised import is_marginal, marginalised_name, per_record
+from pymc_dpvi.graph.rebuild import array_shape, is_array, walk
+
+__all__ = [
+    "array_name",
+    "check_against_records",
+    "check_before_records",
+    "check_orientation",
+    "depends_on",
+    "global_dims",
+    "hint_of_orientation",
+    "how_to_marginalise",
+    "is_written_spline",
+]
+
+
+def depends_on(
+    outputs: Iterable[Variable],
+    held: Iterable[Variable],
+    stop: Iterable[Variable] = (),
+    *,
+    into_size: bool = False,
+) -> bool:
+    """Whether the values of `outputs` can depend on the values of `held` (shapes do not count)."""
+    wanted = set(held)
+    found = walk(outputs, stop=stop, into_size=into_size, columns_of=None)
+    return any(v in wanted for v in found)
+
+
+def global_dims(model: pm.Model) -> set[str]:
+    """Names of the dims of the free variables."""
+    return {dim for rv in model.free_RVs for dim in model.named_vars_to_dims.get(rv.name) or () if dim}
+
+
+def check_before_records(model: pm.Model) -> None:
+    """Refuse what can be seen before the record axis is known.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Missing values, discrete or no free variables, Minibatch, total_size, sparse or xtensor data.
+    """
+    if not model.free_RVs:
+        raise UnsupportedModelError(
+            "The model has no free variable, so there is nothing to infer. Add a prior."
+        )
+    observed = {rv.name for rv in model.observed_RVs}
+    for rv in model.free_RVs:
+        stem = rv.name.removesuffix("_unobserved")
+        if stem != rv.name and f"{stem}_observed" in observed:
+            raise UnsupportedModelError(
+                f"The observed variable '{stem}' has missing values, which PyMC imputes with one latent "
+                f"value per record ('{rv.name}'). Such latents cannot be released. Drop the records "
+                "with missing values (a rule that looks at one record at a time is fine), or model "
+                "missingness with an indicator column."
+            )
+        if rv.dtype in discrete_dtypes:
+            raise UnsupportedModelError(
+                f"The free variable '{rv.name}' is discrete ({rv.dtype}); variational inference needs "
+                "continuous ones. Marginalise it, for example with pm.Mixture."
+            )
+    roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
+    for var in walk([*roots, *model.potentials], into_size=True):
+        if var.owner is not None and type(var.owner.op).__name__ == "MinibatchOp":
+            name = next(
+                rv.name
+                for rv in [*model.observed_RVs, *model.potentials]
+                if var in set(walk([rv, model.rvs_to_values.get(rv, rv)], into_size=True))
+            )
+            raise UnsupportedModelError(
+                f"'{name}' is built on pm.Minibatch. DPADVI draws its own batches, and only those are "
+                "accounted for: give the model the full data."
+            )
+        kind = type(var.type).__name__
+        if "Sparse" in kind:
+            raise UnsupportedModelError(
+                f"'{var.name or 'An array'}' is a sparse matrix; use a dense array (X.toarray())."
+            )
+        if "XTensor" in kind:
+            raise UnsupportedModelError(
+                f"'{var.name or 'A variable'}' comes from pm.dims, which is not supported yet; use the "
+                "ordinary distributions with dims=..."
+            )
+    for rv in model.observed_RVs:
+        if isinstance(rv.owner.op, SimulatorRV):
+            raise UnsupportedModelError(
+                f"The observed variable '{rv.name}' is a pm.Simulator, which compares summaries of all "
+                "records and has no gradient. Use a distribution with a log-density."
+            )
+        if isinstance(rv.owner.op, InterpolatedRV):
+            raise UnsupportedModelError(
+                f"The observed variable '{rv.name}' is a pm.Interpolated. Its density is a spline that SciPy "
+                "fits to points when the model is made; they would enter unprotected if they came from data, "
+                "and nobody can see whether they did. Use a distribution with a formula, such as pm.Mixture "
+                "with fixed components. As a prior, pm.Interpolated is fine."
+            )
+        if isinstance(rv.owner.op, MinibatchRandomVariable):
+            raise UnsupportedModelError(
+                f"The observed variable '{rv.name}' has total_size. DPADVI draws its own batches, and "
+                "only those are accounted for: give the model the full data and drop total_size."
+            )
+
+
+def _runs_over_records(
+    model: pm.Model, rv: Variable, shape: Sequence[int], num_records: int, dims: frozenset[str]
+) -> bool:
+    """Whether an axis of a free variable is the records' by its dim, or by its length if it has none."""
+    names = model.named_vars_to_dims.get(rv.name) or (None,) * len(shape)
+    return any(
+        name in dims or (name is None and length == num_records)
+        for name, length in zip(names, shape, strict=True)
+    )
+
+
+def _also_local(local: Sequence[Variable]) -> str:
+    """Say which latent values are refused beside an array with two axes of records (a map's neighbours)."""
+    if not local:
+        return ""
+    named = ", ".join(f"'{rv.name}'" for rv in local)
+    return (
+        f" As long as the records are {named}, too: if they hold one latent value per record (an effect of "
+        "each area, say), marginalise them out of the likelihood, or make a row a person, who has the index "
+        "of a group."
+    )
+
+
+def check_against_records(
+    model: pm.Model, num_records: int, dims: frozenset[str], arrays: Sequence[Variable]
+) -> None:
+    """Refuse what can be seen once the record arrays are known.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Record-local latents, priors or initial values that look at records, scalar Potentials on them.
+    NotSeparableError
+        Observations that are one draw from a joint distribution over all records.
+    """
+    held = [*arrays, *model.observed_RVs]
+    globals_ = global_dims(model)
+    shapes = model.eval_rv_shapes()
+    local = [rv for rv in model.free_RVs if _runs_over_records(model, rv, shapes[rv.name], num_records, dims)]
+    for var in arrays:
+        names = model.named_vars_to_dims.get(var.name) if var.name else None
+        for axis, length in enumerate(array_shape(var)[1:], start=1):
+            if length == num_records and not (names and names[axis] in globals_):
+                raise UnsupportedModelError(
+                    f"{array_name(model, var)} has a second axis as long as the number of records (axis "
+                    f"{axis}), so one row of it may hold other people's data. If that axis holds records, "
+                    "keep only what belongs to a row's own record. If the length is the same by chance, "
+                    "put the array into pm.Data(name, ..., dims=...) and give that axis and its "
+                    "coefficients a dim of their own." + _also_local(local)
+                )
+    for rv in model.free_RVs:
+        if rv not in local and depends_on([rv], held, into_size=True):
+            size = not depends_on([rv], held)
+            raise UnsupportedModelError(
+                f"The {'shape' if size else 'prior'} of '{rv.name}' depends on the records, or on an array "
+                "as long as they are. What is fixed before the fit must not look at private data: use a "
+                "number that is public or known beforehand. If only the length is the same, put it into "
+                "pm.Data(name, ..., dims=...) with a dim of its own."
+            )
+        names = model.named_vars_to_dims.get(rv.name) or (None,) * rv.ndim
+        for axis, (name, length) in enumerate(zip(names, shapes[rv.name], strict=True)):
+            if name in dims or (name is None and length == num_records):
+                raise UnsupportedModelError(
+                    f"The free variable '{rv.name}' has an axis over records (axis {axis}, as long as the "
+                    "observations): one latent value per record cannot be released. "
+                    f"{how_to_marginalise(model, rv)} If the length is the same by chance, give the variable "
+                    f"dims=... of its own.{hint_of_orientation(model)}"
+                )
+        initval = model.rvs_to_initial_values.get(rv)
+        if isinstance(initval, Variable) and depends_on([initval], held, into_size=True):
+            raise UnsupportedModelError(
+                f"The initial value of '{rv.name}' depends on the records, and nobody accounts for that. "
+                "Use a fixed initval."
+            )
+    for rv in model.observed_RVs:
+        if is_marginal(rv.owner.op):
+            if not per_record(rv):
+                raise NotSeparableError(
+                    f"The observed variable '{rv.name}' was marginalised over "
+                    f"{marginalised_name(rv.owner.op)}, "
+                    "which all records share: one sum over its values is taken of all records' terms "
+                    "together, so one record enters other records' terms. Marginalise a variable with one "
+                    "entry per record, or replace it by a continuous one with a prior."
+                )
+        elif rv.type.ndim - rv.owner.op.ndim_supp == 0:
+            kind = type(rv.owner.op).__name__.removesuffix("RV")
+            raise NotSeparableError(
+                f"The observed variable '{rv.name}' is one draw from {kind}, whose entries depend on each "
+                f"other: one record enters other records' terms. {_joint_advice(kind)}"
+            )
+    for pot in model.potentials:
+        if depends_on([pot], held, stop=model.free_RVs):
+            if pot.type.ndim == 0 or pot.type.shape[0] not in (None, num_records):
+                raise UnsupportedModelError(
+                    f"The Potential '{pot.name}' depends on the records but has no entry for each, so "
+                    "one record's share of it is unknown. Leave out the sum: a Potential with one entry per "
+                    "record is a likelihood term. For censored rows, use pm.Censored on all rows."
+                )
+
+
+#: Distributions whose mixture over a parameter's prior has a closed form: the prior, the outcome, what to
+#: write.
+_CONJUGATE = {
+    ("Beta", "Binomial"): "pm.BetaBinomial",
+    ("Beta", "Bernoulli"): "pm.BetaBinomial with n=1",
+    ("Gamma", "Poisson"): "pm.NegativeBinomial",
+    ("Dirichlet", "Multinomial"): "pm.DirichletMultinomial",
+    ("Normal", "Normal"): "pm.Normal with the sum of both variances",
+}
+
+
+def how_to_marginalise(model: pm.Model, latent: Variable) -> str:
+    """Say how a latent value per record is taken out of the likelihood."""
+    for rv in model.observed_RVs:
+        op = rv.owner.op
+        closed = _CONJUGATE.get((_kind(latent), _kind(rv)))
+        if closed is not None and isinstance(op, RandomVariable) and latent in op.dist_params(rv.owner):
+            return (
+                f"Marginalise it out of the likelihood, by a distribution that has it integrated out: give "
+                f"'{rv.name}' {closed}, with the hyperparameters of '{latent.name}', in place of "
+                f"pm.{_kind(rv)}."
+            )
+    return (
+        "Marginalise it out of the likelihood, by a distribution that has it integrated out: "
+        "pm.BetaBinomial, "
+        "pm.NegativeBinomial, pm.StudentT, pm.MvNormal with its variance in the covariance, pm.Mixture."
+    )
+
+
+def hint_of_orientation(model: pm.Model) -> str:
+    """Suggest to transpose where an outcome is wider than it is long; else say nothing."""
+    for rv in model.observed_RVs:
+        value = model.rvs_to_values[rv]
+        shape = array_shape(value) if is_array(value) else value.type.shape
+        if len(shape) > 1 and None not in shape[:2] and shape[1] > shape[0]:
+            return (
+                f" Records run along the first axis: if those of '{rv.name}' are in its columns, transpose "
+                "it, and the predictors with it (y.T)."
+            )
+    return ""
+
+
+def check_orientation(
+    model: pm.Model, num_records: int, arrays: Sequence[Variable], public: Iterable[Variable]
+) -> None:
+    """Refuse arrays whose records are in the columns, before the likelihood is remade without effect.
+
+    Raises
+    ------
+    UnsupportedModelError
+    """
+    known = {*arrays, *public}
+    globals_ = global_dims(model)
+    roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs), *model.potentials]
+    for var in walk(roots, stop=model.free_RVs, columns_of=None):
+        if not is_array(var) or var in known:
+            continue
+        names = model.named_vars_to_dims.get(var.name) if var.name else None
+        for axis, length in enumerate(array_shape(var)[1:], start=1):
+            if length == num_records and not (names and names[axis] in globals_):
+                raise UnsupportedModelError(
+                    f"{array_name(model, var)} is as long as the observations along axis {axis}, and not "
+                    "along "
+                    "its first axis. Records run along the first axis of every array: if its columns are "
+                    "records, transpose it before the model, in NumPy (X.T in pm.Data or beside the "
+                    "formula, as X.T @ beta for beta @ X). If the length is the same by chance, put the "
+                    "array into pm.Data(name, ..., dims=...) and give that axis the dim of a free variable, "
+                    "or name it in public_data=[...] if everybody may know it."
+                )
+
+
+def _kind(rv: Variable) -> str:
+    """Name the distribution of a random variable as PyMC does."""
+    op = rv.owner.op  # type: ignore[union-attr]
+    name = getattr(op, "_print_name", ("",))[0]
+    return name if isinstance(name, str) and name else type(op).__name__.removesuffix("RV")
+
+
+def _joint_advice(kind: str) -> str:
+    """Say what to write in place of one draw from a joint distribution over all records."""
+    if kind in ("Multinomial", "DirichletMultinomial"):
+        return (
+            "Such counts (a histogram, a table of bins) are sums over records, in which nobody's share is "
+            "seen. Give one entry per person: pm.Categorical(p=..., observed=the bin of each), or one row of "
+            "counts per person."
+        )
+    if kind in ("MvNormal", "MvStudentT", "MatrixNormal", "KroneckerNormal"):
+        return (
+            "Use a likelihood with independent records given the parameters: for a Gaussian process over a "
+            "predictor, pm.gp.HSGP with gp._X_center and gp.L set to pm.Data that are declared public (else "
+            "PyMC takes them from the records); for several numbers per record, observed of shape "
+            "(number of records, numbers per record)."
+        )
+    if kind == "Dirichlet":
+        return "Give it one row of shares per record, observed of shape (number of records, shares)."
+    return (
+        "Use a likelihood with independent records given the parameters; for several time series, one "
+        "record a series, with observed of shape (number of series, steps)."
+    )
+
+
+def is_written_spline(model: pm.Model, op: Any) -> bool:
+    """Whether an operation of a prior is the spline of one of the model's ``pm.Interpolated``, and no other.
+
+    Proof that it holds no number of a record: PyMC fits the spline of ``pm.Interpolated`` to `x_points` and
+    `pdf_points`, which are constants behind the prior. As all such constants they are numbers that the user
+    wrote: the report lists them, and none of them may be as long as the records (`unprotected`). The spline
+    is fitted to them once more here, and it counts only if knots, coefficients, degree and what it does
+    beyond its ends are the same; these four are all that it computes with. Its derivative, which the gradient
+    uses, is made of them.
+    """
+    if type(op) is not SplineWrapper or type(op.spline) is not InterpolatedUnivariateSpline:
+        return False
+    for rv in model.free_RVs:
+        points = rv.owner.op.dist_params(rv.owner)[:2] if type(rv.owner.op) is InterpolatedRV else ()
+        if not points or not all(isinstance(p, Constant) for p in points):
+            continue
+        again = InterpolatedUnivariateSpline(*(p.data for p in points), k=1, ext="zeros")
+        same = zip(op.spline._eval_args, again._eval_args, strict=True)
+        if op.spline.ext == again.ext and all(np.array_equal(a, b) for a, b in same):
+            return True
+    return False
+
+
+def array_name(model: pm.Model, var: Variable) -> str:
+    """Name an array for an error, by its own name or by the likelihood that it is in."""
+    if var.name:
+        return f"The array '{var.name}'"
+    for term in [*model.observed_RVs, *model.potentials, *model.free_RVs]:
+        if var in set(walk([term])):
+            return f"An unnamed array behind '{term.name}'"
+    return "An unnamed array"

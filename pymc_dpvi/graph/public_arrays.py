@@ -1,0 +1,96 @@
+"""What a release takes as public: arrays beside the records, and labels of dims, for the report to list.
+
+Whatever the release depends on beside the records and single numbers is listed, with its shape as it is:
+arrays that were declared public, constants that the user wrote into a prior, an initial value or a
+transform, grids in the likelihood, and the labels of released dims. What PyMC itself puts into graphs is
+not listed where it says no more than a shape (`structural`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pymc as pm
+from pytensor.graph.basic import Constant, Variable
+
+from pymc_dpvi.graph.rebuild import array_value, is_array, walk
+from pymc_dpvi.graph.single_numbers import MOST_NUMBERS, holds_table, written_shapes
+from pymc_dpvi.graph.structural import is_structural
+
+__all__ = ["describe_public"]
+
+
+def describe_public(
+    model: pm.Model,
+    arrays: Sequence[Variable],
+    evaluated: Sequence[Variable],
+    prior: Sequence[Variable],
+    dims: Collection[str],
+) -> list[str]:
+    """Name what the release depends on beside the records.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    arrays : sequence of Variable
+        The record arrays.
+    evaluated : sequence of Variable
+        All graphs that a fit and a release evaluate, but for `prior`.
+    prior : sequence of Variable
+        The log prior and the initial points.
+    dims : collection of str
+        Dims whose labels are released.
+
+    Returns
+    -------
+    list of str
+        Such as ``"region (7,)"`` for an array with a name, ``"constant of beta (3,)"`` for one without,
+        ``"labels of county (7,)"``, and one sentence if prior or start hold very many single numbers.
+    """
+    values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
+    roots = [*model.free_RVs, *model.observed_RVs, *model.potentials, *values]
+    # The likelihood as it was remade, for one record: what fell out of it then, as a check does, is not
+    # listed, and no list turns on how many records there are.
+    found = walk([*model.free_RVs, *prior, *evaluated], columns_of=arrays)
+    plain = written_shapes(found) | set(arrays)
+    own = set(walk(roots))
+    places = _places(model, prior)
+    initial = {rv.name: v for rv, v in model.rvs_to_initial_values.items() if isinstance(v, np.ndarray)}
+    names = Counter(f"initial value of {name} {v.shape}" for name, v in initial.items() if v.ndim)
+    seen: set[tuple[str, bytes]] = set()
+    for var in found:
+        if not is_array(var) or var in plain or (array_value(var).ndim == 0 and var not in model.data_vars):
+            continue
+        value = array_value(var)
+        # PyMC names the constants that it makes of initial values by their types.
+        name = None if var.name == var.type.dtype else var.name
+        if not name and isinstance(var, Constant):
+            if is_structural(value) or (
+                var not in own and any(np.array_equal(value, v) for v in initial.values())
+            ):
+                continue
+        entry = f"{name or 'constant' + places.get(var, '')} {value.shape}"
+        if (entry, value.tobytes()) not in seen:
+            seen.add((entry, value.tobytes()))
+            names[entry] += 1
+    for dim in dims:
+        if (labels := model.coords.get(dim)) is not None and list(labels) != list(range(len(labels))):
+            names[f"labels of {dim} ({len(labels)},)"] += 1
+    if holds_table(walk([*model.free_RVs, *prior], columns_of=arrays)):
+        names[f"more than {MOST_NUMBERS} single numbers in the prior or the start"] += 1
+    return sorted(name if times == 1 else f"{name}, {times} of them" for name, times in names.items())
+
+
+def _places(model: pm.Model, prior: Sequence[Variable]) -> dict[Variable, str]:
+    """Say of each variable of a graph which variable of the model it stands directly behind."""
+    named = [*model.free_RVs, *model.observed_RVs, *model.potentials, *model.deterministics]
+    initial = [(rv, v) for rv, v in model.rvs_to_initial_values.items() if isinstance(v, Variable)]
+    places: dict[Variable, str] = {}
+    for one, graph in [*((v, v) for v in named), *initial]:
+        for var in walk([graph], stop=[v for v in named if v is not graph]):
+            places.setdefault(var, f" of {one.name}")
+    for var in walk(prior, into_size=True):
+        places.setdefault(var, " of the prior")
+    return places

@@ -1,0 +1,512 @@
+"""Remake a PyTensor graph for another number of records.
+
+``pytensor.graph.replace`` swaps variables but keeps the nodes, with all that was decided when the
+model was built on N records: static shapes, ``SpecifyShape``, ``Alloc(x, N)``, the ``size`` of a
+random variable. :func:`resize_records` makes every node anew, in topological order, so that the shapes
+follow from the replaced arrays:
+
+* a random variable is resized with PyMC's own ``change_dist_size``;
+* an ``OpFromGraph`` is inlined;
+* a parameter check becomes ``switch(ok, x, -inf)`` and an assertion is dropped. Vectorised, either
+  would ask whether *all* records of a batch are valid, and one record could then silence the others;
+* a constant N that stands for the leading length in ``Alloc``, ``Reshape`` or ``SpecifyShape`` becomes
+  the new number of rows;
+* every other node is ``op.make_node`` on the new inputs.
+
+Whatever this gets wrong cannot leak a record, because all record arrays are replaced (the caller
+asserts it on the result); it can only give a wrong log-density, which `separability` then refuses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.distributions.shape_utils import change_dist_size
+from pymc.logprob.abstract import MeasurableOp
+from pymc.logprob.utils import CheckParameterValue
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import io_toposort
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import Alloc, MakeVector, ScalarFromTensor
+from pytensor.tensor.math import All
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.type_other import NoneTypeT
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.errors import NotSeparableError
+from pymc_dpvi.graph.leading_indices import with_leading_indices
+from pymc_dpvi.graph.marginalised import is_marginal, remake_marginal
+
+__all__ = [
+    "array_shape",
+    "array_value",
+    "fold_shapes",
+    "hint_of_loops",
+    "inner_constants",
+    "is_array",
+    "is_static_shape",
+    "resize_records",
+    "substituted",
+    "walk",
+]
+
+
+def walk(
+    outputs: Iterable[Variable],
+    stop: Iterable[Variable] = (),
+    *,
+    into_size: bool = False,
+    columns_of: Collection[Variable] | None = (),
+) -> list[Variable]:
+    """List the ancestors of `outputs`, inputs before outputs, not looking behind `stop`.
+
+    Parameters
+    ----------
+    outputs : iterable of Variable
+        Where the walk starts; they are part of the result.
+    stop : iterable of Variable
+        Variables whose owners are not visited (they are part of the result themselves).
+    into_size : bool
+        Whether to follow the ``size`` and generator inputs of random variables too.
+    columns_of : collection of Variable, optional
+        Record arrays: their number of columns is part of the schema, so what is asked for that alone is not
+        followed. None stands for any array.
+
+    Returns
+    -------
+    list of Variable
+        In topological order, each once; with the arrays that are captured in inner graphs.
+    """
+    stopped = set(stop)
+    order: list[Variable] = []
+    done: set[Variable] = set()
+    stack: list[tuple[Variable, bool]] = [(v, False) for v in reversed(list(outputs))]
+    while stack:
+        var, expanded = stack.pop()
+        if var in done:
+            continue
+        if expanded or var.owner is None or var in stopped:
+            done.add(var)
+            order.append(var)
+            continue
+        stack.append((var, True))
+        inputs = var.owner.inputs
+        if columns_of != () and _reads_columns(var, columns_of):
+            inputs = []
+        elif isinstance(var.owner.op, RandomVariable) and not into_size:
+            inputs = var.owner.op.dist_params(var.owner)
+        stack.extend((i, False) for i in reversed([*inner_constants(var.owner.op), *inputs]) if i not in done)
+    return order
+
+
+def inner_constants(op: Any) -> list[Variable]:
+    """Return the constants that are captured in the inner graph of an op, such as that of a `Scan`."""
+    found: list[Variable] = []
+    for inner in (op, getattr(op, "core_op", None)):
+        graph = getattr(inner, "fgraph", None)
+        for node in getattr(graph, "apply_nodes", ()):
+            random = isinstance(node.op, RandomVariable)  # of which the lengths are left out, as in `walk`
+            inputs = node.op.dist_params(node) if random else node.inputs
+            found += [i for i in inputs if isinstance(i, Constant)]
+            found += inner_constants(node.op)
+    return found
+
+
+def _reads_columns(var: Variable, arrays: Collection[Variable] | None) -> bool:
+    """Whether `var` is the length of a trailing axis of one of these arrays as it was given: ``X.shape[1]``.
+
+    Such lengths are part of the schema. The leading one is the number of records, and so may be any length of
+    an array that is not indexed by records (of ``X.T``); and the shape of something computed,
+    ``pt.nonzero(x)[0].shape``, may depend on any value.
+    """
+    node = var.owner
+    if node is None:
+        return False
+    if isinstance(node.op, Shape_i):
+        base, axis = node.inputs[0], node.op.i
+    elif isinstance(node.op, Subtensor) and len(node.inputs) in (1, 2):
+        shape = node.inputs[0].owner
+        entries = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+        if shape is None or not isinstance(shape.op, Shape) or len(entries) != 1:
+            return False
+        base, axis = shape.inputs[0], getattr(entries[0], "data", entries[0])
+        if not isinstance(axis, int | np.integer | np.ndarray):
+            return False
+    else:
+        return False
+    known = arrays is None or base in arrays or not is_array(base)
+    trailing = int(axis) > 0 or -base.type.ndim < int(axis) < 0
+    return known and base.owner is None and trailing
+
+
+def is_array(var: Variable) -> bool:
+    """Whether `var` is a constant or shared array of numbers."""
+    return isinstance(var, Constant | SharedVariable) and isinstance(var.type, TensorType)
+
+
+def array_value(var: Variable) -> np.ndarray:
+    """Return the numbers of a constant or shared array, without a copy where that is possible."""
+    value = var.get_value(borrow=True) if isinstance(var, SharedVariable) else var.data  # type: ignore[attr-defined]
+    return np.asarray(value)
+
+
+def array_shape(var: Variable) -> tuple[int, ...]:
+    """Return the shape of a constant or shared array, dense or sparse."""
+    value = var.get_value(borrow=True) if isinstance(var, SharedVariable) else var.data  # type: ignore[attr-defined]
+    return tuple(value.shape)
+
+
+def resize_records(
+    outputs: Sequence[Variable],
+    replacements: Mapping[Variable, Variable],
+    *,
+    num_records: int,
+    rows: int,
+    resize: Iterable[Variable] = (),
+    everything: bool = False,
+    inline: bool = True,
+    describe: Callable[[Variable], str] = str,
+) -> tuple[list[Variable], dict[Variable, Variable]]:
+    """Remake `outputs` with `rows` records in place of `num_records`.
+
+    Parameters
+    ----------
+    outputs : sequence of Variable
+        What to remake.
+    replacements : mapping of Variable to Variable
+        Every record array and its stand-in with `rows` rows; and variables to swap as they are.
+    num_records : int
+        N, the leading length in the original graph.
+    rows : int
+        The leading length in the new graph.
+    resize : iterable of Variable
+        Random variables (the observed ones) whose leading batch axis is known to be the record axis.
+    everything : bool
+        Remake every node, also those that no replacement reaches.
+    inline : bool
+        Whether to inline an ``OpFromGraph``.
+    describe : callable
+        Names a variable in an error.
+
+    Returns
+    -------
+    new_outputs : list of Variable
+    memo : dict of Variable to Variable
+        Original variable to new variable, for every variable that changed.
+
+    Raises
+    ------
+    NotSeparableError
+        If a node cannot be made for another number of records; the message names it.
+    """
+    memo: dict[Variable, Variable] = dict(replacements)
+    observed = set(resize)
+    for var in walk(outputs, stop=replacements, into_size=False):
+        node = var.owner
+        if var in memo or node is None:
+            continue
+        changed = any(i in memo for i in node.inputs) or is_marginal(node.op)
+        random = isinstance(node.op, MeasurableOp) and isinstance(node.op, RandomVariable | OpFromGraph)
+        static: tuple[int | None, ...] = getattr(var.type, "shape", ())
+        leading = bool(static) and static[0] == num_records
+        made = leading and (random or isinstance(node.op, Alloc))
+        if isinstance(node.op, Shape | Shape_i) and (shape := _static_shape(node, memo)) is not None:
+            memo[var] = shape
+            continue
+        check = isinstance(node.op, CheckAndRaise)
+        if not (changed or made or check or everything or var in observed):
+            continue
+        failure = ""
+        olds: Sequence[Variable]
+        try:
+            if is_marginal(node.op):
+                inputs = [memo.get(i, i) for i in node.inputs]
+                new = _resize_marginal(node, inputs, memo, num_records, rows)
+                olds = node.outputs
+            elif random:
+                new = [_resize_random(var, memo, num_records, rows, leading or var in observed)]
+                olds = [var]
+            else:
+                inputs = [memo.get(i, i) for i in node.inputs]
+                new = _remake(node, inputs, num_records, rows, inline)
+                olds = node.outputs
+        except NotSeparableError:
+            raise
+        except Exception as error:  # raised below, so that nothing of this one is chained to it
+            failure = type(error).__name__
+        if failure:
+            raise NotSeparableError(
+                f"{describe(var)} cannot be written for one record at a time: the operation "
+                f"{type(node.op).__name__} does not work on fewer records than it was built with "
+                f"({failure}). It probably mixes records, or uses an array whose leading "
+                "length equals the number of records by chance; if so, put that array into "
+                "pm.Data(name, ..., dims=...) with its own dim, or name it in public_data=[...]."
+            )
+        for old, fresh in zip(olds, new, strict=True):
+            if fresh.name is None:
+                fresh.name = old.name
+            memo[old] = fresh
+    return [memo.get(v, v) for v in outputs], memo
+
+
+def hint_of_loops(outputs: Sequence[Variable], names: Iterable[str]) -> str:
+    """Return a sentence for an error if a loop stands behind `outputs`, the terms of `names`."""
+    for var in walk(outputs):
+        op = var.owner.op if var.owner is not None else None
+        if "Scan" in (type(op).__name__, type(getattr(op, "core_op", None)).__name__):
+            return (
+                f" The likelihood of {', '.join(map(repr, names))} holds a loop (a Scan, as of a "
+                "differential equation), whose steps cannot be told apart by records: write its result in "
+                "closed form, with each record's own time, or as a fixed number of steps written out."
+            )
+    return ""
+
+
+def substituted(outputs: Sequence[Variable], swap: Mapping[Variable, Variable]) -> list[Variable]:
+    """Put other variables in place of some; what stands behind a replaced one is not looked at.
+
+    ``pytensor.graph.replace.graph_replace`` raises "not a part of graph" in PyTensor 2 where one of the
+    replaced variables is needed for another one alone.
+    """
+    memo = dict(swap)
+    for node in io_toposort(list(swap), list(outputs)):
+        inputs = [memo.get(i, i) for i in node.inputs]
+        if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+            for old, new in zip(node.outputs, node.clone_with_new_inputs(inputs).outputs, strict=True):
+                memo.setdefault(old, new)
+    return [memo.get(out, out) for out in outputs]
+
+
+def fold_shapes(outputs: Sequence[Variable]) -> list[Variable]:
+    """Replace shapes that the types know by constants, and remake what follows from them.
+
+    PyTensor works out a symbolic shape again for every node that is made on it, which takes minutes for
+    a mixture of multivariate normals.
+    """
+    return resize_records(outputs, {}, num_records=-1, rows=-1, inline=False)[0]
+
+
+def _static_shape(node: Apply, memo: Mapping[Variable, Variable]) -> Variable | None:
+    static = memo.get(node.inputs[0], node.inputs[0]).type.shape
+    if isinstance(node.op, Shape_i):
+        length = static[node.op.i]
+        return None if length is None else pt.constant(length, dtype="int64")
+    if any(length is None for length in static):
+        return None
+    lengths = pt.constant(np.array(static, dtype="int64"))
+    lengths.tag.static_shape = True
+    return lengths
+
+
+def is_static_shape(var: Variable) -> bool:
+    """Whether a constant was put in place of the shape of an array whose type knows it."""
+    return bool(getattr(var.tag, "static_shape", False))
+
+
+def _rows_for(dim: Variable, num_records: int, rows: int) -> Variable:
+    """Replace a scalar shape constant N by the number of rows."""
+    if isinstance(dim, Constant) and np.ndim(dim.data) == 0 and int(dim.data) == num_records:
+        return pt.constant(rows, dtype=dim.type.dtype)
+    return dim
+
+
+def _rows_for_vector(shape: Variable, num_records: int, rows: int) -> Variable:
+    """Replace a leading constant N of a shape vector by the number of rows."""
+    if isinstance(shape, Constant) and np.ndim(shape.data) == 1 and len(shape.data):
+        if int(shape.data[0]) == num_records:
+            return pt.constant(np.array([rows, *shape.data[1:]], dtype=shape.data.dtype))
+    elif shape.owner is not None and type(shape.owner.op).__name__ == "MakeVector":
+        first, *rest = shape.owner.inputs
+        return shape.owner.op(_rows_for(first, num_records, rows), *rest)
+    return shape
+
+
+def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, inline: bool) -> list[Variable]:
+    op = node.op
+    leading = getattr(node.outputs[0].type, "shape", (None,))[:1] == (num_records,)
+    if (entries := _one_table(node, inputs)) is not None:
+        return [entries]
+    if inline and isinstance(op, OpFromGraph):
+        inner = dict(zip(op.fgraph.inputs, inputs, strict=True))
+        outputs, _ = resize_records(
+            op.fgraph.outputs, inner, num_records=num_records, rows=rows, everything=True
+        )
+        return outputs
+    if isinstance(op, CheckAndRaise):
+        value, conditions = inputs[0], inputs[1:]
+        if not isinstance(op, CheckParameterValue):
+            return [value]
+        checks = [_row_by_row(c, value) for c in conditions]
+        valid = functools.reduce(pt.and_, checks)
+        return [pt.switch(valid, value, -np.inf)]
+    if isinstance(op, AdvancedSubtensor) and any(
+        new is not old for new, old in zip(inputs[1:], node.inputs[1:], strict=True)
+    ):
+        in_front = with_leading_indices(inputs)
+        if in_front is not None:
+            return [in_front]
+    if isinstance(op, SpecifyShape) and leading:
+        value, first, *rest = inputs
+        inputs = [value, _rows_for(first, num_records, rows), *rest]
+    elif isinstance(op, Alloc) and leading:
+        value, first, *rest = inputs
+        inputs = [value, _rows_for(first, num_records, rows), *rest]
+    elif isinstance(op, Reshape) and leading:
+        value, shape = inputs
+        inputs = [value, _rows_for_vector(shape, num_records, rows)]
+    return list(op.make_node(*inputs).outputs)
+
+
+def _one_table(node: Apply, inputs: Sequence[Variable]) -> Variable | None:
+    """Write ``Blockwise(AdvancedSubtensor)`` on one table as an ordinary index, which can be guarded.
+
+    That is what becomes of ``table[z]`` where z is enumerated. With T the table without its batch axes, which
+    all have length one, an entry at batch position b is ``T[z[b]]``: the entry at b of ``T[z]``.
+    """
+    core = getattr(node.op, "core_op", None)
+    if type(core).__name__ not in ("AdvancedSubtensor", "AdvancedSubtensor1"):
+        return None
+    table, *indices = inputs
+    signature: tuple[tuple[str, ...], ...] = getattr(node.op, "inputs_sig", ())
+    batch_ndim = table.type.ndim - len(signature[0])
+    plain = getattr(core, "idx_list", None) in (None, tuple(range(len(indices))))
+    if not plain or any(length != 1 for length in table.type.shape[:batch_ndim]):
+        return None
+    for index, axes in zip(indices, signature[1:], strict=True):
+        tensor = isinstance(index.type, TensorType) and index.type.dtype[:3] in ("int", "uin")
+        if not tensor or index.type.ndim != batch_ndim + len(axes) or len(axes) != len(signature[1]):
+            return None
+    return table[(0,) * batch_ndim][tuple(indices)]
+
+
+def _row_by_row(condition: Variable, value: Variable) -> TensorVariable:
+    """Let PyMC's check of parameters hold for each row.
+
+    PyMC takes ``all`` over everything, so that one record with an invalid parameter would make the terms
+    of all records minus infinity. For one record the check is that record's own.
+    """
+    if condition.owner is not None and isinstance(condition.owner.op, ScalarFromTensor):
+        condition = condition.owner.inputs[0]
+    if condition.owner is not None and isinstance(condition.owner.op, All) and condition.type.ndim == 0:  # type: ignore[attr-defined]
+        inner = condition.owner.inputs[0]
+        if inner.owner is not None and isinstance(inner.owner.op, MakeVector):
+            parts = [_row_by_row(part, value) for part in inner.owner.inputs]
+            return functools.reduce(pt.and_, parts)
+        first, *others = getattr(value.type, "shape", ()) or (1,)
+        if first not in (1, None) and inner.type.ndim > len(others) and inner.type.shape[0] == first:
+            by_row = pt.all(inner, axis=tuple(range(1, inner.type.ndim))) if inner.type.ndim > 1 else inner
+            return pt.expand_dims(by_row, tuple(range(1, 1 + len(others))))
+    return pt.as_tensor(condition)
+
+
+def _resize_random(
+    var: Variable, memo: Mapping[Variable, Variable], num_records: int, rows: int, leading: bool
+) -> Variable:
+    """Remake a random variable with PyMC's `change_dist_size`.
+
+    The node that is handed to it carries the new parameters under the old op: `change_dist_size` reads
+    the parameters and builds everything else afresh, so that node is never evaluated.
+    """
+    node = var.owner
+    assert node is not None
+    op = node.op
+    index = node.outputs.index(var)
+    batch_ndim = var.type.ndim - op.ndim_supp
+    new_inputs = set(memo.values())
+    inputs = [memo.get(i, i) for i in node.inputs]
+    # The size alone: a parameter whose first entry is N is a number of the model, not a length.
+    if (at := _place_of_size(op)) is not None and inputs[at] not in new_inputs:
+        inputs[at] = _rows_for_vector(inputs[at], num_records, rows)
+    if not leading and var.type.shape[:1] == (None,):
+        # No static length: it follows the records if a parameter of the same rank does.
+        leading = any(
+            i in new_inputs and getattr(i.type, "ndim", 0) >= batch_ndim and i.type.shape[:1] == (rows,)
+            for i in inputs
+        )
+    size = _new_size(var, inputs, batch_ndim, rows, leading) if batch_ndim else None
+    if size is None:
+        new = op.make_node(*inputs).outputs[index]
+    else:
+        stand_in = Apply(op, inputs, [out.clone() for out in node.outputs]).outputs[index]
+        new = change_dist_size(stand_in, size)
+    # Some implementations close over the parameters of the original variable (CustomDist in PyMC 6),
+    # and OpFromGraph wraps an input in SpecifyShape if its own input had another static length.
+    assert new.owner is not None
+    final = [_settle(i, memo) for i in new.owner.inputs]
+    if any(a is not b for a, b in zip(final, new.owner.inputs, strict=True)):
+        new = new.owner.op.make_node(*final).outputs[new.owner.outputs.index(new)]
+    return new
+
+
+def _place_of_size(op: Any) -> int | None:
+    """Return which input of a random variable is its size, if one is."""
+    if isinstance(op, RandomVariable):
+        return 1
+    if (base := getattr(op, "base_rv_op", None)) is not None:  # the inputs of a truncated one are the base's
+        return _place_of_size(base)
+    if getattr(op, "extended_signature", None) is None:
+        return None
+    (_, at, _), _ = op.get_input_output_type_idxs(op.extended_signature)
+    return None if at is None else int(at)
+
+
+def _resize_marginal(
+    node: Apply, inputs: Sequence[Variable], memo: Mapping[Variable, Variable], num_records: int, rows: int
+) -> list[Variable]:
+    """Remake an operation of `pymc_extras.marginalize`, with all random variables in it resized."""
+
+    def remake(outputs: Sequence[Variable], inner: Mapping[Variable, Variable]) -> list[Variable]:
+        arrays = [v for v in outputs if isinstance(v.type, TensorType)]
+        random = [v for v in arrays if v.owner is not None and isinstance(v.owner.op, MeasurableOp)]
+        remade, _ = resize_records(
+            arrays,
+            inner,
+            num_records=num_records,
+            rows=rows,
+            resize=[v for v in random if v.type.ndim > v.owner.op.ndim_supp],  # checked by `per_record`
+            everything=True,
+        )
+        new = {**inner, **dict(zip(arrays, remade, strict=True))}
+        made = {old.owner: new[old].owner for old in random}
+        # What is left are the next states of the generators, each beside the variable that it was drawn for.
+        return [new[v] if v in new else made[v.owner].outputs[v.owner.outputs.index(v)] for v in outputs]
+
+    return remake_marginal(node, inputs, memo, remake)
+
+
+def _settle(var: Variable, memo: Mapping[Variable, Variable]) -> Variable:
+    """Look through SpecifyShape for the remade variable."""
+    inner = var
+    while inner not in memo and inner.owner is not None and isinstance(inner.owner.op, SpecifyShape):
+        inner = inner.owner.inputs[0]
+    if inner in memo:
+        return memo[inner]
+    return inner if inner in set(memo.values()) else var
+
+
+def _new_size(
+    var: Variable, inputs: Sequence[Variable], batch_ndim: int, rows: int, leading: bool
+) -> list[Any] | None:
+    """Batch shape of the resized random variable, or None where its parameters imply it."""
+    op = var.owner.op  # type: ignore[union-attr]
+    static = var.type.shape[:batch_ndim]
+    if leading and all(s is not None for s in static[1:]):
+        return [rows, *static[1:]]
+    if isinstance(op, RandomVariable):
+        size = inputs[1]
+        if isinstance(size.type, NoneTypeT):
+            return [rows, *[var.shape[k] for k in range(1, batch_ndim)]] if leading else None
+        entries = [size[k] for k in range(batch_ndim)]
+        return [rows, *entries[1:]] if leading else entries
+    if leading:
+        return [rows, *[var.shape[k] for k in range(1, batch_ndim)]]
+    return None

@@ -1,0 +1,277 @@
+"""Where the records are: the record axis, the arrays that run along it, and what was declared public."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pymc as pm
+import pytensor.tensor as pt
+from pymc.pytensorf import compile as pm_compile
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.raise_op import CheckAndRaise
+
+from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graph.model_checks import global_dims, hint_of_orientation
+from pymc_dpvi.graph.opaque import opaque_part
+from pymc_dpvi.graph.rebuild import array_shape, array_value, is_array, substituted, walk
+from pymc_dpvi.graph.selections import function_of_lengths
+from pymc_dpvi.graph.structural import is_structural
+
+__all__ = ["describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
+
+_SPARSE_GP = (
+    " A sparse Gaussian process with its marginal likelihood is one draw for all records: write f as a basis "
+    "at inducing points that are public (cov(X, Xu) @ weights), or with pm.gp.HSGP and a public centre."
+)
+
+
+def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, frozenset[str]]:
+    """Return the number of records, and the names of the dims that run over them."""
+    lengths: dict[str, int] = {}
+    leading_dims: set[str] = set()
+    for rv in model.observed_RVs:
+        value = model.rvs_to_values[rv]
+        roots = [v for v in walk([value]) if is_array(v) and len(array_shape(v))]
+        if value.type.ndim == 0 or not roots:
+            raise UnsupportedModelError(
+                f"The observed variable '{rv.name}' is a single number (a scalar), so there are no "
+                "records along a leading axis. Observe an array with one row per record."
+            )
+        length = value.type.shape[0]
+        lengths[rv.name] = _length(value, rv.name) if length is None else length
+        if all(array_shape(v)[0] != lengths[rv.name] for v in roots):
+            raise UnsupportedModelError(
+                f"The observed values of '{rv.name}' are only a part of the array that holds them, or "
+                "computed "
+                "from it (a slice of pm.Data, for example, or counts), so it is not clear which rows are the "
+                "records. Give the model the rows to be fitted and no others, one for each person."
+            )
+        dims = model.named_vars_to_dims.get(rv.name)
+        if dims and dims[0] is not None:
+            leading_dims.add(dims[0])
+    for pot in model.potentials if not model.observed_RVs else ():
+        # A likelihood written as a Potential alone: the arrays behind it say how long the record axis is.
+        behind = {array_shape(v)[:1] for v in walk([pot], stop=model.free_RVs) if is_array(v)} - {()}
+        if (
+            pot.type.ndim > 0
+            and (length := _length(pot, pot.name, model.free_RVs)) > 1
+            and (length,) in behind
+        ):
+            lengths[pot.name] = length
+        dims = model.named_vars_to_dims.get(pot.name)
+        if dims and dims[0] is not None:
+            leading_dims.add(dims[0])
+        if pot.type.ndim == 0 and behind:
+            raise NotSeparableError(
+                f"The Potential '{pot.name}' is one number for all data, so it cannot be seen that one "
+                "record does not enter another record's term. Write it with one entry per record, each "
+                "from that record's row and the parameters only."
+                + _SPARSE_GP
+                * pot.name.startswith("marginalapprox_loglik_")
+            )
+    if not lengths:
+        _refuse_black_boxes(model)
+    if not lengths and record_dim is None:
+        raise UnsupportedModelError(
+            "The model has no observed variable (and no Potential with one entry per record), so there "
+            "are no records to protect. Give one variable observed=..., with one entry per record along "
+            "its first axis; for a likelihood that is all Potentials on pm.Data, name record_dim=."
+        )
+    if record_dim is not None:
+        if not isinstance(record_dim, str) or record_dim not in model.dim_lengths:
+            raise ArgumentError(
+                f"record_dim={_shown(record_dim)} is not a dim of the model; its dims are "
+                f"{sorted(model.dim_lengths)}."
+            )
+        if record_dim in global_dims(model):
+            raise ArgumentError(
+                f"record_dim={record_dim!r} is a dim of a free variable; records run along the first dim of "
+                f"the observed variables, here {sorted(leading_dims) or 'unnamed'}."
+            )
+        strange = leading_dims - {record_dim}
+        if strange:
+            raise UnsupportedModelError(
+                f"record_dim={record_dim!r}, but an observed variable has {sorted(strange)} as its first "
+                "dim. Transpose the data so that records run along the first axis of every observed "
+                "variable."
+            )
+        leading_dims.add(record_dim)
+        if not lengths:
+            lengths[record_dim] = int(pm_compile([], model.dim_lengths[record_dim], mode="FAST_COMPILE")())
+    if len(set(lengths.values())) > 1:
+        raise UnsupportedModelError(
+            f"The observed variables {sorted(lengths)} have different lengths, so one row is not one "
+            "record. Bring them to one row per person (for example one matrix with a column each), or "
+            "fit them separately and add up the privacy costs. Rows that are censored belong to the others: "
+            f"pm.Censored takes both in one variable.{hint_of_orientation(model)}"
+        )
+    num_records = next(iter(lengths.values()))
+    if num_records < 2:
+        raise UnsupportedModelError(
+            f"The observed variable '{next(iter(lengths))}' has fewer than two records. There is nothing "
+            f"to learn privately from one.{hint_of_orientation(model)}"
+        )
+    return num_records, frozenset(leading_dims)
+
+
+def _refuse_black_boxes(model: pm.Model) -> None:
+    """Raise if a Potential, in a model without records, is computed by what no graph shows."""
+    for pot in model.potentials:
+        for var in walk([pot], stop=model.free_RVs):
+            if var.owner is not None and (name := opaque_part(var.owner.op)) is not None:
+                raise UnsupportedModelError(
+                    f"The Potential '{pot.name}' is computed by the operation {name}, which is not one of "
+                    "PyTensor's or PyMC's that computes from its inputs alone: the records in it are not "
+                    "seen, so nothing can protect them. Write it with PyTensor's operations on pm.Data that "
+                    "have one row per record, with one entry per record."
+                )
+
+
+def _length(var: Variable, name: str, free: Sequence[Variable] = ()) -> int:
+    """Return the length of the first axis, without looking at a value of the data or drawing from a prior.
+
+    Raises
+    ------
+    NotSeparableError
+        If the length depends on values, as that of ``x[keep]`` does: what comes of the model would then
+        turn on single records.
+    """
+    if is_array(var):
+        return array_shape(var)[0]
+    arrays = [v for v in walk([var]) if is_array(v) and v.type.ndim]
+    stand_ins = [a.type() for a in arrays]
+    # An improper prior (pm.HalfFlat) has no draws.
+    instead = {rv: pt.ones(rv.shape, dtype=rv.type.dtype) for rv in free}  # type: ignore[attr-defined]
+    (length,) = graph_replace(
+        [substituted([var], instead)[0].shape[0]], dict(zip(arrays, stand_ins, strict=True)), strict=False
+    )
+    fn, reads_entries = function_of_lengths(stand_ins, [length])
+    if reads_entries:
+        raise NotSeparableError(
+            f"The length of '{name}' depends on values of the data (a mask, for example), so which entry "
+            "is whose turns on another record's values. Select the records before the model, each by its "
+            "own values, and give it those and no others."
+        )
+    return int(fn(*(array_value(a) for a in arrays))[0])
+
+
+def find_record_arrays(
+    model: pm.Model, num_records: int, dims: frozenset[str], public: set[Variable]
+) -> tuple[list[Variable], frozenset[str]]:
+    """Every array of leading length N behind the likelihood, and the dims of those leading axes.
+
+    The only exceptions are arrays declared public, and arrays whose leading dim is also the dim of a
+    free variable (as many groups as records, by chance).
+
+    Raises
+    ------
+    UnsupportedModelError
+        If nothing but their length says that the arrays of a Potential are records.
+    """
+    roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
+    found: list[Variable] = []
+    leading = set(dims)
+    # Priors and initial values are searched too: what is found there is refused, as they must not see it.
+    initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, Variable)]
+    # What the likelihood's checks (``Assert``) look at is no part of what is made of it for one record.
+    unread = _conditions([*roots, *model.potentials])
+    unread -= {*walk([*model.free_RVs, *initial], columns_of=None)}
+    for var in walk([*roots, *model.potentials, *model.free_RVs, *initial], unread, columns_of=None):
+        if var in unread or not is_array(var) or var in public or array_shape(var)[:1] != (num_records,):
+            continue
+        names = model.named_vars_to_dims.get(var.name) if var.name else None
+        dim = names[0] if names else None
+        if dim is not None and dim not in dims and dim in global_dims(model):
+            continue
+        found.append(var)
+        if dim is not None:
+            leading.add(dim)
+    if model.observed_RVs:
+        _refuse_lengths_alone(model, found, dims, {*walk(roots, stop=model.free_RVs)})
+    return found, frozenset(leading)
+
+
+def _conditions(outputs: Iterable[Variable]) -> set[Variable]:
+    """Return the conditions of the checks behind `outputs` that are read in no other way."""
+    reached: set[Variable] = set()
+    conditions: set[Variable] = set()
+    stack = list(outputs)
+    while stack:
+        var = stack.pop()
+        if var in reached:
+            continue
+        reached.add(var)
+        if var.owner is not None and isinstance(var.owner.op, CheckAndRaise):
+            stack.append(var.owner.inputs[0])
+            conditions.update(var.owner.inputs[1:])
+        elif var.owner is not None:
+            stack += var.owner.inputs
+    return conditions - reached
+
+
+def _refuse_lengths_alone(
+    model: pm.Model, found: Sequence[Variable], dims: frozenset[str], observed: set[Variable]
+) -> None:
+    """Raise if a Potential would be a record's term or a prior's as its arrays happen to be long.
+
+    A penalty on neighbouring coefficients has a matrix with one row for each of them. For as many records
+    it would be taken apart, clipped and noised, for any other number it would not: two neighbouring data
+    sets would be fitted by two models. Arrays that are not structural need no such rule: those of another
+    length are refused.
+    """
+
+    def dim(var: Variable) -> str | None:
+        names = model.named_vars_to_dims.get(var.name) if var.name else None
+        return names[0] if names else None
+
+    for potential in model.potentials:
+        own = set(found) & set(walk([potential], stop=model.free_RVs))
+        if not own or not all(isinstance(v, Constant) and is_structural(array_value(v)) for v in own):
+            continue
+        if not own & observed and not {dim(potential), *map(dim, own)} & dims:
+            raise UnsupportedModelError(
+                f"The Potential '{potential.name}' has arrays with as many rows as there are records, as "
+                "regular as a grid or a penalty is, and nothing else says whether they are of the records. "
+                "If they are, give it or its pm.Data the records' dim (dims=...). If they are not, put them "
+                "into pm.Data and declare it: public_data=[...]."
+            )
+
+
+def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> set[Variable]:
+    """Return the model's arrays that were declared public.
+
+    Raises
+    ------
+    ArgumentError
+        If an item is no ``pm.Data`` of the model.
+    """
+    if isinstance(public_data, str | Variable):
+        public_data = [public_data]
+    if not isinstance(public_data, list | tuple | set | frozenset):
+        # Not any iterable: a column of strings would be taken for names, and the first one quoted.
+        raise ArgumentError(f"public_data must be a list of names; found {_shown(public_data)}.")
+    public: set[Variable] = set()
+    names = sorted(repr(d.name) for d in model.data_vars)
+    for item in public_data:
+        var = model.named_vars.get(item) if isinstance(item, str) else item
+        if not isinstance(var, Variable) or not is_array(var):
+            raise ArgumentError(
+                f"public_data must name pm.Data of the model; found {_shown(item)}. The model "
+                f"{'has ' + ', '.join(names) if names else 'has no pm.Data'}."
+            )
+        public.add(var)
+    return public
+
+
+def _shown(value: object) -> str:
+    """Show what the user typed if it is a name; else only its type, since it may be data."""
+    return repr(value) if type(value) is str else f"a {type(value).__name__}"
+
+
+def describe_unit(model: pm.Model, dims: frozenset[str]) -> str:
+    """Say what one record is."""
+    terms = model.observed_RVs or model.potentials
+    observed = ", ".join(f"'{v.name}'" for v in terms)
+    dim = f" (dim {', '.join(repr(d) for d in sorted(dims))})" if dims else ""
+    return f"one row along the leading axis of {observed}{dim}"

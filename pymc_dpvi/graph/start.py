@@ -1,0 +1,196 @@
+"""Starting values of a fit: ``start`` and ``start_sigma``, checked and named as PyMC wants them.
+
+A starting value is public: it must not be computed from the records, and an expression that can be seen to
+depend on them is refused. Numbers cannot be traced back; the report says that the starting point is not
+covered where results on these records guided it.
+
+By default the standard deviations start at 0.1, not at PyMC's 0.69: a posterior of some hundred records is
+narrower than that, steps are too dear to get there, and latent draws from a wide distribution bring large
+gradients, which clipping then turns into a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+
+from pymc_dpvi.compat import quiet_pytensor
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.gradients import Latents, in_draws, put
+from pymc_dpvi.graph.model_checks import depends_on
+from pymc_dpvi.graph.rebuild import array_shape, is_array, walk
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.synthetic_records import python_function
+
+__all__ = ["START_SIGMA", "check_finite_start", "check_starting_values", "narrow_full_rank"]
+
+#: Standard deviation of every unconstrained value at the start.
+START_SIGMA = 0.1
+
+#: Draws around the start that are tried if the prior has no density at the start itself.
+_TRIES = 8
+
+#: Beyond it, the square of the prior's gradient at the start may overflow, after the charge.
+_LARGEST = 1e100
+#: What PyMC takes in place of numbers.
+_STRATEGIES = ("support_point", "prior")
+
+
+def check_starting_values(
+    record: RecordModel,
+    start: Mapping[str, Any] | None,
+    start_sigma: Mapping[str, Any] | None,
+    *,
+    mean_field: bool,
+) -> dict[str, Any]:
+    """Check `start` and `start_sigma`; return them as keyword arguments of PyMC's approximation.
+
+    Parameters
+    ----------
+    record : RecordModel
+        The model.
+    start : mapping, optional
+        Initial means by name of a free variable (or of its value variable), in the variable's own space.
+    start_sigma : mapping, optional
+        Initial standard deviations, in the unconstrained space.
+    mean_field : bool
+        Whether the family has standard deviations to start from.
+
+    Returns
+    -------
+    dict
+        ``start`` if it is given, and ``start_sigma``, for all variables of a mean-field family.
+
+    Raises
+    ------
+    ArgumentError
+        A name or a value that does not fit the model.
+    UnsupportedModelError
+        A value that depends on the records.
+    """
+    model = record.model
+    by_name = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
+    own_name = {name: name for name in by_name} | {value: name for name, value in by_name.items()}
+    shapes = model.eval_rv_shapes()
+    held = [*record.arrays, *model.observed_RVs]
+    for argument, given in (("start", start), ("start_sigma", start_sigma)):
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise ArgumentError(f"{argument} must be a dict of variable name to value.")
+        strange = sorted({type(key).__name__ for key in given if not isinstance(key, str)})
+        if strange:
+            raise ArgumentError(f"{argument} must have names of variables as keys; found {strange}.")
+        unknown = sorted(key for key in given if key not in own_name)
+        if unknown:
+            raise ArgumentError(
+                f"{argument} names {unknown}, which are no free variables of the model; they are "
+                f"{sorted(by_name)}."
+            )
+        for key, value in given.items():
+            if isinstance(value, Variable) and (depends_on([value], held) or _has_record_axis(record, value)):
+                raise UnsupportedModelError(
+                    f"{argument}[{key!r}] depends on the records, and nobody accounts for that. Use "
+                    "fixed numbers."
+                )
+            if isinstance(value, str) and (argument != "start" or value not in _STRATEGIES):
+                raise ArgumentError(
+                    f"{argument}[{key!r}] must be numbers; found a str that names no way to start."
+                )
+            if not isinstance(value, str | Variable):
+                _check_value(f"{argument}[{key!r}]", value, shapes[own_name[key]], argument == "start_sigma")
+    options: dict[str, Any] = {}
+    if start is not None:
+        options["start"] = dict(start)
+    if start_sigma is not None:
+        if not mean_field:
+            raise ArgumentError("start_sigma is only there for DPADVI (mean-field), as in PyMC.")
+    if mean_field:
+        given = {by_name.get(key, key): value for key, value in (start_sigma or {}).items()}
+        options["start_sigma"] = {name: START_SIGMA for name in by_name.values()} | given
+    return options
+
+
+@quiet_pytensor()
+def check_finite_start(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
+    """Raise if a variable does not start at a finite number, or where the prior has no density.
+
+    A fit would end with non-finite parameters at its first step, after the charge.
+
+    Parameters
+    ----------
+    record : RecordModel
+    latents : Latents
+    start : ndarray, shape (D,)
+        Unconstrained means.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Naming the variable. No record is looked at: the start and the prior depend on none.
+    """
+    names = {record.model.rvs_to_values[rv]: rv.name for rv in record.model.free_RVs}
+    for var, at in zip(latents.value_vars, latents.slices, strict=True):
+        if not np.isfinite(start[at]).all():
+            raise UnsupportedModelError(
+                f"The variable '{names[var]}' starts at a number that is not finite in the unconstrained "
+                "space "
+                "(NaN, or outside of its support or at the end of it; an ordered variable must not start "
+                f"with equal entries). Give it a start within: pm...('{names[var]}', ..., initval=...), or "
+                f"start={{'{names[var]}': ...}}."
+            )
+    z = pt.vector("z", shape=(latents.size,), dtype=pytensor.config.floatX)
+    (prior,), draw = in_draws([record.prior_logp], latents)
+    density = python_function([z], put([prior], draw, latents.split(z)))
+    rng = np.random.default_rng(0)
+    tried = [start, *(start + START_SIGMA * rng.normal(size=(_TRIES, latents.size)))]
+    if any(np.isfinite(density(point.astype(z.dtype))[0]) for point in tried):
+        return
+    terms = record.model.logp(vars=record.model.free_RVs, sum=False, jacobian=False)
+    parts, draw = in_draws([t.sum() for t in terms], latents)
+    each = python_function([z], put(parts, draw, latents.split(z)))(start.astype(z.dtype))
+    guilty = [
+        rv.name for rv, value in zip(record.model.free_RVs, each, strict=True) if not np.isfinite(value)
+    ]
+    where = f"of {guilty} " if guilty else ""
+    raise UnsupportedModelError(
+        f"The prior {where}has no finite log-density where the fit starts, so the first step would end it. "
+        f"Give the variables a start at which the prior has one, by initval=... or start={...}; if a "
+        "parameter of "
+        "the prior is another variable, such as a scale, see that this one starts (and stays) in its range."
+    )
+
+
+def narrow_full_rank(parameters: Mapping[str, Any]) -> None:
+    """Start a full-rank family, by its shared parameters, with independent entries of `START_SIGMA`."""
+    tril = parameters["L_tril"]
+    value = np.zeros_like(tril.get_value())
+    # The diagonal is the softplus of its parameters; entry (k, k) is the last one of row k.
+    last = np.cumsum(np.arange(1, parameters["mu"].get_value().size + 1)) - 1
+    value[last] = np.log(np.expm1(START_SIGMA))
+    tril.set_value(value)
+
+
+def _has_record_axis(record: RecordModel, value: Variable) -> bool:
+    """Whether an array as long as the records stands behind an expression: ``pt.as_tensor(y).mean()``."""
+    behind = walk([value], into_size=True, columns_of=record.arrays)
+    return any(record.num_records in array_shape(v) for v in behind if is_array(v) and v not in record.public)
+
+
+def _check_value(name: str, value: Any, shape: tuple[int, ...], positive: bool) -> None:
+    """Raise unless `value` is finite (and positive) and broadcasts to the variable's shape."""
+    array = np.asarray(np.nan)
+    with suppress(Exception):  # whatever was given is asked for its numbers, and may raise anything
+        found = np.asarray(value)
+        if found.dtype.kind in "biuf":
+            np.broadcast_to(found, shape)
+            array = found.astype(float)
+    if not (np.abs(array) < _LARGEST).all() or (positive and not (array > 0).all()):
+        wanted = "positive" if positive else "finite"
+        raise ArgumentError(f"{name} must be {wanted} numbers below {_LARGEST:g} of shape {shape}.")

@@ -1,0 +1,287 @@
+"""What would enter a fit beside one record's row: arrays, and operations that may hold data.
+
+Every record array is replaced by one row before gradients are taken. So whatever else is an array of numbers
+in a graph that is evaluated enters the fit whole, without a clip and without noise. These are the graphs:
+
+==========  ==================================================================================================
+likelihood  the observed variables and Potentials for one record, and what PyMC, or a function of the user's
+            (``pm.CustomDist(logp=...)``), made of them: their log-densities
+prior       log-densities of the free variables, Jacobians of their transforms, data-free Potentials
+start       initial points, and transforms of them
+released    Deterministics and other expressions (`records.RecordModel.may_be_released`)
+==========  ==================================================================================================
+
+:func:`refuse_unprotected` goes through the first three:
+
+* an array with an axis as long as the records may be records, whatever it holds;
+* a shared array (``pm.Data``) has to be declared public, and so has a constant array in the likelihood or
+  in a data-free Potential, unless it says next to nothing (`structural`);
+* very many single numbers are an array (`single_numbers`), and so is what a loop over records leaves in the
+  structure of a graph (`written_loops`);
+* an operation or a constant may hold data where no graph shows them (`opaque`: a black-box likelihood,
+  ``pytensor.wrap_py``, a fitted spline).
+
+What PyMC itself puts into a log-density are single numbers, index tables and counts 0, 1, 2, ..., all of
+which pass (`tests/zoo.py` is the proof by trial). So an array that is in the log-density, and not in what
+it was derived from, is the user's: from the closure of a ``logp=`` or ``dist=`` function. There is one
+exception: PyMC evaluates what it can of constants. So where such an array is found, `records` derives the
+log-density once more with the model's constants as variables, of which nothing can be evaluated.
+
+Constants in a prior or an initial value are numbers that the user wrote there. They count as public, and
+the report lists them (`describe_public`). In a prior by a function of the user's that holds for what it is
+given as arguments; what it brings along in its closure nobody sees who reads the model, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import pymc as pm
+from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.op import Op
+from pytensor.tensor.random.op import RandomVariable
+
+from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graph.model_checks import array_name, global_dims, is_written_spline
+from pymc_dpvi.graph.opaque import is_opaque_value, opaque_part
+from pymc_dpvi.graph.rebuild import array_shape, array_value, is_array, walk
+from pymc_dpvi.graph.single_numbers import holds_table, shape_vectors
+from pymc_dpvi.graph.structural import is_grid, is_structural
+from pymc_dpvi.graph.written_loops import MOST_NUMBERS, spells_data
+
+__all__ = ["refuse_unprotected", "says_nothing"]
+
+_AXIS_ADVICE = (
+    "If that axis holds records, transpose the array so that they run along the first axis only; if the "
+    "length is the same by chance, put the array into pm.Data(name, ..., dims=...) and give that axis "
+    "the dim of a free variable, or name it in public_data=[...] if everybody may know it."
+)
+
+
+_MANY = (
+    f"There are more than {MOST_NUMBERS} different single numbers in the {{}}, or one expression stands "
+    "there that often with other numbers, positions or operands in it, as a loop over an array writes it. So "
+    "much is an array of data, and nothing protects it. If everybody may know it, put it into one "
+    "pm.Data('name', array), say public_data=['name'], and write the formula with that array "
+    "(b[group], pt.switch(answers, b, c)); if it is the records', give the whole array to a variable as "
+    "observed=..."
+)
+
+
+def refuse_unprotected(
+    model: pm.Model,
+    num_records: int,
+    *,
+    held: Collection[Variable],
+    public: Collection[Variable],
+    generative: Sequence[Variable],
+    derived: Sequence[Variable],
+    factors: Mapping[str, Variable],
+    prior: Variable,
+    data_free: Sequence[Variable],
+    start: Sequence[Variable],
+) -> None:
+    """Raise if an array or an operation is left that may hold private data.
+
+    Only lengths of trailing axes of record arrays may be read (a matrix's number of columns, say). Arrays
+    in inner graphs count.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    num_records : int
+    held : collection of Variable
+        The record arrays and the lengths of their dims.
+    public : collection of Variable
+        What was declared public.
+    generative : sequence of Variable
+        The observed variables for one record, before their log-densities were derived. PyMC computes what
+        it can of constants on the way, and the mean of a constant matrix is a number without an axis.
+    derived : sequence of Variable
+        The log-densities that were derived of them, in terms of the free variables.
+    factors : mapping of str to Variable
+        One record's log-densities, in terms of the unconstrained values, by observed variable or Potential.
+    prior : Variable
+        The log prior.
+    data_free : sequence of Variable
+        Potentials in it.
+    start : sequence of Variable
+        Initial points.
+
+    Raises
+    ------
+    UnsupportedModelError, NotSeparableError
+        Naming the array or the operation.
+    """
+    own = {rv for rv in model.free_RVs}
+    initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, np.ndarray)]
+    entrywise = {np.shape(v) for v in initial} | {tuple(rv.type.shape) for rv in own}
+    for pot in data_free:
+        for var in walk([pot], stop=model.free_RVs, into_size=True, columns_of=held):
+            if is_array(var) and var not in public and not says_nothing(var):
+                raise UnsupportedModelError(
+                    f"The Potential '{pot.name}' has an array of numbers in it but no axis over records, so "
+                    "nothing protects the array. If it holds records of people, such as the censored ones, "
+                    "put all records into one variable: pm.Censored('y', dist, lower=..., upper=..., "
+                    "observed=y) takes the censored and the others; public_data= would publish them. "
+                    "Only if everybody may know the array, put it into pm.Data('name', ...) and say "
+                    "public_data=['name']. A Potential on records needs one entry per record."
+                )
+    for graphs, where, into_size in (
+        ([*generative, *derived], "likelihood", False),
+        (derived, "likelihood", True),
+        (list(factors.values()), "likelihood", True),
+        ([prior, *own, *data_free], "prior", True),
+        (start, "start", True),
+    ):
+        found = walk(graphs, into_size=into_size, columns_of=held)
+        lengths = shape_vectors(found)
+        strict = not into_size
+        for var in found:
+            _refuse_opaque(model, var, where, factors)
+            if var in held and where == "likelihood":
+                raise NotSeparableError(
+                    f"{array_name(model, var)} enters the likelihood in a way that does not follow the "
+                    "records. Write the likelihood with one row of it per observation."
+                )
+            if var in held and where == "start":
+                raise UnsupportedModelError(
+                    f"The initial value of a free variable depends on {array_name(model, var)}, which holds "
+                    "the records (or on their number), and nobody accounts for that. Use a fixed initval."
+                )
+            if var in held:
+                raise UnsupportedModelError(
+                    f"The prior depends on {array_name(model, var)}, which holds the records (or on their "
+                    "number). A prior must not look at private data: use a fixed number."
+                )
+            if not is_array(var) or var in public or var in lengths:
+                continue
+            if where == "start" and array_shape(var) in entrywise:
+                continue  # a number for each entry of a free variable, which has no axis over records
+            if not _may_stay(model, num_records, var):
+                raise NotSeparableError(
+                    f"{_named(model, var, where, factors)} has an axis as long as the number of records, "
+                    "and it does not follow them as a leading axis of the likelihood would (in the "
+                    f"{where}). " + _AXIS_ADVICE
+                )
+            if says_nothing(var):
+                continue
+            if isinstance(var, SharedVariable) and var.name:
+                raise UnsupportedModelError(
+                    f"The pm.Data '{var.name}' enters the {where} but is not indexed by records, so nothing "
+                    f"protects it. If everybody may know it, say public_data=['{var.name}']; if it holds "
+                    "personal data, expand it to one row per record."
+                )
+            if isinstance(var, SharedVariable) or (strict and not is_grid(array_value(var))):
+                raise UnsupportedModelError(
+                    f"{_named(model, var, where, factors)} holds numbers in the {where} and is not indexed "
+                    "by records, so nothing protects it. If everybody may know it, put it into "
+                    "pm.Data('name', array) and say public_data=['name']; if it holds personal data, expand "
+                    "it to one row per record. Arrays in a logp= or dist= function count: hand them over as "
+                    "arguments of pm.CustomDist."
+                )
+    for rv in model.free_RVs:
+        if isinstance(rv.owner.op, CustomDistRV | CustomSymbolicDistRV):
+            _refuse_closure(rv, public, held)
+    # What is derived of a graph repeats its numbers, not always as often.
+    if any(holds_table(walk(graphs, columns_of=held)) for graphs in (generative, derived)):
+        raise UnsupportedModelError(_MANY.format("likelihood of " + _names(model.observed_RVs)))
+    if holds_table(walk(data_free, stop=model.free_RVs, columns_of=held), [data_free]):
+        raise UnsupportedModelError(_MANY.format("data-free Potential " + _names(data_free)))
+    if spells_data(walk([prior, *own, *start], into_size=True, columns_of=held), [model.free_RVs]):
+        raise UnsupportedModelError(_MANY.format("prior"))
+
+
+def _refuse_closure(rv: Variable, public: Collection[Variable], held: Collection[Variable]) -> None:
+    """Raise if a prior by a function of the user's has an array that is not among its arguments."""
+    given = set(walk(rv.owner.inputs, into_size=True))
+    try:
+        density = [pm.logp(rv, rv.type())]
+    except NotImplementedError:  # it is not needed, or `records` says so
+        density = []
+    found = walk([rv, *density], into_size=True, columns_of=held)
+    brought = [v for v in found if v not in given and v not in public and is_array(v)]
+    if holds_table([v for v in found if v not in given]) or any(
+        not says_nothing(v) and (isinstance(v, SharedVariable) or not is_grid(array_value(v)))
+        for v in brought
+    ):
+        raise UnsupportedModelError(
+            f"The prior of '{rv.name}' has an array that its logp= or dist= function brings along, and "
+            "nothing protects it. If everybody may know it, hand it over as an argument of pm.CustomDist, or "
+            "put it into pm.Data('name', array) and say public_data=['name']. A prior must not look at "
+            "private data."
+        )
+
+
+def _named(model: pm.Model, var: Variable, where: str, factors: Mapping[str, Variable]) -> str:
+    """Name an array; one of a ``logp=`` function, which is behind no variable, by its log-density."""
+    said = array_name(model, var)
+    if where != "likelihood" or said != "An unnamed array":
+        return said
+
+    def same(other: Variable) -> bool:  # by its type: the words may not turn on an entry
+        if not is_array(other) or array_shape(other) != array_shape(var):
+            return False
+        return bool(other.type.dtype == var.type.dtype)
+
+    behind = [name for name, factor in factors.items() if any(map(same, walk([factor], into_size=True)))]
+    return f"An unnamed array behind {_first(behind or list(factors))}"
+
+
+def _names(variables: Sequence[Variable]) -> str:
+    """Name variables, of many the first."""
+    return _first([v.name for v in variables])
+
+
+def _first(of: Sequence[str | None]) -> str:
+    """Write out names, of many the first."""
+    names = [repr(name) for name in of]
+    return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+
+
+def says_nothing(var: Variable) -> bool:
+    """Whether an array is no data: a single number, or a constant that tells no more than its shape.
+
+    A shared array that looks like it today may be given other values by ``pm.set_data``.
+    """
+    value = array_value(var)
+    return value.ndim == 0 or (isinstance(var, Constant) and is_structural(value))
+
+
+def _may_stay(model: pm.Model, num_records: int, var: Variable) -> bool:
+    """Whether no axis of a remaining array runs over records.
+
+    An axis may have that length by chance: it then has a name that a free variable has too.
+    """
+    dims = model.named_vars_to_dims.get(var.name) if var.name else None
+    axes = [k for k, n in enumerate(array_shape(var)) if n == num_records]
+    return all(dims is not None and dims[k] in global_dims(model) for k in axes)
+
+
+def _refuse_opaque(model: pm.Model, var: Variable, where: str, factors: Mapping[str, Variable]) -> None:
+    """Raise if numbers may be hidden in a constant, or in the operation that makes `var`."""
+    if is_opaque_value(var):
+        raise UnsupportedModelError(
+            f"The {where} holds a {type(var.type).__name__}, which is no dense array: what is in it would "
+            "enter unprotected. Use dense arrays."
+        )
+    # The density of a random variable is a graph of its own.
+    if var.owner is None or isinstance(var.owner.op, RandomVariable):
+        return
+    if where == "prior" and is_written_spline(model, var.owner.op):
+        return  # of a pm.Interpolated, whose points are constants behind the prior
+    if (name := opaque_part(var.owner.op)) is not None:
+        own = [repr(n) for n, f in factors.items() if var.owner.op in _operations(f)]
+        whose = " of " + ", ".join(own) if own else ""
+        raise UnsupportedModelError(
+            f"The operation {name} in the {where}{whose} is not one of PyTensor's or PyMC's that computes "
+            "from its inputs alone, so it cannot be seen which numbers it holds: data inside it would enter "
+            "unprotected. Write it with PyTensor's operations."
+        )
+
+
+def _operations(graph: Variable) -> list[Op]:
+    return [v.owner.op for v in walk([graph]) if v.owner is not None]

@@ -1,0 +1,190 @@
+r"""The mechanism: sampler × clipping × noise × DpEvent, in one frozen object.
+
+One step releases
+
+.. math:: \tilde s = \sum_{i\in B} \operatorname{clip}_C(g_i) + \mathcal N(0, \sigma^2 C^2 I)
+
+for a random batch B, rounded to a lattice (`randomness.lattice_noise`). With an adaptive clip norm it
+releases two noisy counts more, as two columns of the same sum (`adaptive_clipping`): one record then adds a
+vector of norm at most :math:`C\sqrt{1+\kappa^2}`, and the noise is that much larger. What is run and what is
+accounted for come from the same fields here, so that they cannot drift apart: :meth:`Mechanism.draw` makes
+the batches and the noise, :meth:`Mechanism.epsilon` says what they cost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pymc_dpvi import accounting
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
+from pymc_dpvi.mechanism.limits import LARGEST_SUM, MAX_PARAMS, MAX_RECORDS, TALLY_COLUMNS
+from pymc_dpvi.randomness.keystream import KeyStream
+from pymc_dpvi.randomness.lattice_noise import LatticeNoise
+from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS
+from pymc_dpvi.sampling import Sampler
+
+__all__ = ["Draws", "Mechanism", "Streams"]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The two independent key streams of a fit: one draws batches, the other noise."""
+
+    sampling: KeyStream
+    noise: KeyStream
+
+    @classmethod
+    def make(cls, insecure_seed: int | None) -> Streams:
+        """From the operating system, or from a seed that must never protect real data."""
+        if insecure_seed is None:
+            return cls(KeyStream.from_os(), KeyStream.from_os())
+        return cls(
+            KeyStream.from_insecure_seed(insecure_seed, "sampling"),
+            KeyStream.from_insecure_seed(insecure_seed, "noise"),
+        )
+
+    @property
+    def secure(self) -> bool:
+        """Whether nobody can know the noise."""
+        return self.sampling.secure and self.noise.secure
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Batches and noise for several steps.
+
+    Attributes
+    ----------
+    indices : ndarray of int64
+        All batches end to end; batch t is ``indices[offsets[t]:offsets[t + 1]]``.
+    offsets : ndarray of int64, shape (n_steps + 1,)
+    noise : ndarray of int64, shape (n_steps, num_noise)
+        In units of the lattice, `LatticeNoise.unit`.
+    """
+
+    indices: np.ndarray
+    offsets: np.ndarray
+    noise: np.ndarray
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Subsampled Gaussian mechanism on clipped per-record gradients.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        How a batch is drawn.
+    l2_clip_norm : float
+        C, in the units of the gradient: nats per unit of the unconstrained latent values. If it is adaptive,
+        its start value: later gradients are scaled to it before they are clipped.
+    noise_multiplier : float
+        Noise standard deviation per coordinate, divided by `record_norm`.
+    neighboring_relation : {"add_or_remove_one", "replace_one"}
+        It decides the sensitivity: C or 2C. The noise is the same; the accounting differs.
+    gradient : {"aligned", "vanilla"}
+        What is clipped.
+    adaptive : AdaptiveClip, optional
+        How the clip norm follows the records.
+    """
+
+    sampler: Sampler
+    l2_clip_norm: float
+    noise_multiplier: float
+    neighboring_relation: Literal["add_or_remove_one", "replace_one"]
+    gradient: Literal["aligned", "vanilla"]
+    adaptive: AdaptiveClip | None = None
+
+    def __post_init__(self) -> None:
+        if self.adaptive is not None and self.adaptive.start != self.l2_clip_norm:
+            raise ArgumentError("l2_clip_norm of an adaptive mechanism is its start value.")
+
+    @property
+    def tally_weight(self) -> float:
+        """κ: norm of what a record adds to the counts, in clip norms; 0 if nothing is counted."""
+        return 0.0 if self.adaptive is None else self.adaptive.tally_weight
+
+    @property
+    def num_counts(self) -> int:
+        """How many numbers a step releases besides the sum of gradients."""
+        return 0 if self.adaptive is None else TALLY_COLUMNS
+
+    @property
+    def record_norm(self) -> float:
+        """Largest Euclidean norm of all that one record adds to a step: C, or C√(1 + κ²)."""
+        return self.l2_clip_norm * math.sqrt(1.0 + self.tally_weight**2)
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest Euclidean distance by which one record can move the unnoised sum."""
+        return self.record_norm * (2.0 if self.neighboring_relation == "replace_one" else 1.0)
+
+    @property
+    def noise(self) -> LatticeNoise:
+        """The noise of one coordinate."""
+        return LatticeNoise(self.noise_multiplier * self.record_norm)
+
+    def check_lattice(self, num_records: int, num_noise: int) -> None:
+        """Raise unless the proof of the noise covers a run, and its sums fit into 64 bits.
+
+        Parameters
+        ----------
+        num_records : int
+        num_noise : int
+            Length of the vector that is released in a step.
+
+        Raises
+        ------
+        ArgumentError
+            If the noise multiplier is too large or too small for the lattice.
+        UnsupportedModelError
+            If there are more records or more numbers in a gradient than the bounds of rounding errors cover.
+
+        Notes
+        -----
+        Privacy: where the number of records is private, this betrays only whether it is above 2^24; no
+        guarantee is given across that line. Whether a sum is too large for 64 bits is not checked
+        there: the kernel holds it inside, at no cost in privacy.
+        """
+        if num_noise > MAX_PARAMS or num_records > MAX_RECORDS:
+            raise UnsupportedModelError(
+                f"At most {MAX_RECORDS:,} records and {MAX_PARAMS:,} gradient entries (latent values times "
+                "obj_n_mc) can be summed with a proven bound of the rounding errors. Fit a random subset of "
+                "the records, or a smaller model."
+            )
+        if self.noise.stddev / self.l2_clip_norm * math.sqrt(num_noise) > 2.0**30:
+            raise ArgumentError(
+                f"noise_multiplier={self.noise_multiplier:g} is too large for {num_noise} gradient entries: "
+                "rounding to 2^-40 noise standard deviations would be coarse beside the clip norm. The noise "
+                "drowns the gradient long before; use a larger epsilon or a smaller noise_multiplier."
+            )
+        room = LARGEST_SUM * 2.0**-LATTICE_BITS * self.noise_multiplier
+        public = self.neighboring_relation == "replace_one"
+        batch = self.sampler.sampling_prob * num_records if public else 1.0
+        if room < batch:
+            raise ArgumentError(
+                f"noise_multiplier={self.noise_multiplier:g} is too small: a sum over {room:.3g} records "
+                "would leave the 64-bit integers in which the noise is added. Use a smaller epsilon, a "
+                "larger noise_multiplier or a smaller batch."
+            )
+
+    def draw(self, streams: Streams, num_records: int, n_steps: int, num_noise: int) -> Draws:
+        """Draw the batches and the noise of `n_steps` steps."""
+        indices, offsets = self.sampler.draw(streams.sampling, num_records, n_steps)
+        return Draws(indices, offsets, self.noise.draw(streams.noise, (n_steps, num_noise)))
+
+    def epsilon(self, n_steps: int, delta: float, accountant: Any) -> float:
+        """ε that `n_steps` steps cost at `delta`, by the accountant."""
+        return accounting.epsilon(
+            delta=delta,
+            noise_multiplier=self.noise_multiplier,
+            n_steps=n_steps,
+            sampler=self.sampler,
+            neighboring_relation=self.neighboring_relation,
+            accountant=accountant,
+        )

@@ -1,0 +1,8 @@
+"""The released posterior.
+
+In: variational parameters and noisy gradients, which are private already, and the prior. Out: draws
+(`approximation`), with the uncertainty that the noise leaves (`noise_aware`), and measurements of the fit
+(`diagnostics`).
+
+What it may never do: read a record. It costs nothing.
+"""

@@ -1,0 +1,593 @@
+r"""The variational family, and what is released of it.
+
+:meth:`DPApproximation.sample` returns draws of the global variables and of those deterministics that no
+record stands behind, with the privacy report in the attributes. Nothing else that depends on records
+leaves: no ``observed_data``, no ``constant_data``, no log-likelihood, no coordinates of the record axis.
+The draws are a function of the noisy sums alone, which the variational parameters and the moments of the
+gradients (`gradient_moments`) are functions of; so the release is post-processing and costs nothing more.
+
+What PyMC's class has besides falls into three kinds:
+
+* functions of the variational parameters (``mean``, ``std``, ``cov``, ``mean_data``, ``std_data``,
+  ``params``, ``logq``, ``varlogp``, ``sample_dict_fn``, ...): as private as `sample`;
+* the density of the records (`_ON_RECORDS`), and any expression with records behind it (`sample_node`
+  and the functions beneath it): refused;
+* ``model``, ``groups`` and what hangs on them: the user's own model with the data in it. They are for
+  the process in which the data are anyway, and no release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+from pymc.variational.approximations import FullRankGroup, MeanFieldGroup, SingleGroupApproximation
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.arguments import check_flag, check_integer
+from pymc_dpvi.compat import PosteriorData, posterior_data, versions
+from pymc_dpvi.engine.gradient_moments import GROUP, MOST_LATENTS, GradientTrace
+from pymc_dpvi.engine.running_clip import RunningClip
+from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
+from pymc_dpvi.graph.gradients import Latents
+from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.written_loops import is_long
+from pymc_dpvi.pages import SCALE_PREDICTORS
+from pymc_dpvi.posterior.curvature_posterior import CurvatureScale
+from pymc_dpvi.posterior.diagnostics import FitDiagnostics, diagnose
+from pymc_dpvi.posterior.noise_aware import NoiseAwarePosterior
+from pymc_dpvi.posterior.prior_density import Prior
+from pymc_dpvi.posterior.released_draws import evaluator, finite_draws
+from pymc_dpvi.redaction import sealed
+from pymc_dpvi.release.report import PrivacyReport
+
+__all__ = ["DPApproximation", "DPFullRank", "DPMeanField"]
+
+#: What PyMC computes on the records, or on the records among others.
+_ON_RECORDS = frozenset(
+    {
+        "_single_symbolic_varlogp_and_datalogp",
+        "_sized_symbolic_varlogp_and_datalogp",
+        "datalogp",
+        "datalogp_norm",
+        "logp",
+        "logp_norm",
+        "single_symbolic_datalogp",
+        "single_symbolic_logp",
+        "sized_symbolic_datalogp",
+        "sized_symbolic_logp",
+    }
+)
+_TOO_FEW = (
+    "The fit made too few steps to tell the noise from the gradients: at least ten more than there are "
+    "latent values (64 at the most) are needed. Fit with more steps, or use sample(noise_aware=False)."
+)
+_TOO_LARGE = (
+    f"The noise-aware posterior and the diagnostics are there for models of up to {MOST_LATENTS:,} latent "
+    "values: for more, what they are inferred from would be many times the model. Use sample() or "
+    "sample(noise_aware=False)."
+)
+_NOT_FINITE = (
+    "The posterior lies where its variables are no finite numbers: the noise has left it wide open. "
+    f"{SCALE_PREDICTORS} A larger epsilon or more records help too."
+)
+#: Numbers that one call of `sample` makes at most: 16 GiB.
+_MOST_NUMBERS = 2**31
+
+
+class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
+    """A variational approximation that was fitted privately.
+
+    It is PyMC's approximation of the same family (``mean``, ``std``, ``cov``, ``params``, callbacks and
+    trackers work as usual), apart from what it releases: see :meth:`sample`.
+
+    Parameters
+    ----------
+    record : RecordModel
+        The model, split by records.
+    **kwargs
+        For PyMC's group: ``start``, ``start_sigma``, ``random_seed``.
+
+    Attributes
+    ----------
+    privacy : PrivacyReport
+        What was spent, and on which assumptions.
+    withheld : tuple of str
+        Deterministics that `sample` leaves out because they depend on records, or on an array that nobody
+        declared public.
+    hist : ndarray
+        Norms of the noisy gradients, one for each step; not the loss.
+    """
+
+    def __init__(self, record: RecordModel, **kwargs: Any) -> None:
+        super().__init__(model=record.model, **kwargs)
+        self._record = record
+        self._report: PrivacyReport | None = None
+        self._trace: GradientTrace | None = None
+        self._running_clip: RunningClip | None = None
+        self._inferred: tuple[GradientTrace, int, NoiseAwarePosterior] | None = None
+        self._densities: set[Variable] = set()
+        self._rng = np.random.default_rng(kwargs.get("random_seed"))
+
+    @property
+    def hist(self) -> np.ndarray:
+        """Norm of the noisy gradient about each step of the last `fit` and what refined it.
+
+        In PyMC it is the loss, which no private fit computes. What ``plt.plot(approx.hist)`` was for, to see
+        that a fit has arrived, `plots.plot_gradients` and `plots.plot_iterates` show better: beside the level
+        that noise alone has, to which the norm falls and no further.
+
+        Returns
+        -------
+        ndarray, shape (n_steps,)
+            Of the gradient of log-likelihood and log-prior with respect to the latent values, averaged over a
+            64th of the run. Empty before `fit`, and beyond `gradient_moments.MOST_LATENTS` latent values.
+
+        Notes
+        -----
+        Privacy: post-processing of the released sums; costs nothing.
+        """
+        return np.asarray(()) if self._trace is None else self._trace.gradient_norms
+
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """Deterministics of today's model that `sample` leaves out (`RecordModel.released`)."""
+        record = self._record
+        released = {d.name for d in record.released}
+        return tuple(d.name for d in record.model.deterministics if d.name not in released)
+
+    @property
+    def latents(self) -> Latents:
+        """Where each free variable sits in the flat latent vector."""
+        by_name = {v.name: v for v in self._record.value_vars}
+        ordering = list(self.groups[0].ordering.values())
+        return Latents(
+            tuple(by_name[name] for name, *_ in ordering),
+            tuple(slice_ for _, slice_, _, _ in ordering),
+            tuple(tuple(shape) for _, _, shape, _ in ordering),
+        )
+
+    @property
+    def start(self) -> np.ndarray:
+        """Unconstrained mean, shape ``(D,)``."""
+        return self._values("mu")[0]
+
+    def _values(self, *names: str) -> list[np.ndarray]:
+        shared = self.groups[0].params_dict
+        return [shared[name].get_value() for name in names]
+
+    @property
+    def privacy(self) -> PrivacyReport:
+        """What was spent so far, and on which assumptions."""
+        if self._report is None:
+            raise PrivacyError("Nothing was spent yet: call fit first.")
+        return self._report
+
+    def draw_latents(self, draws: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw unconstrained latent vectors, shape ``(draws, D)``."""
+        raise NotImplementedError
+
+    @sealed
+    def sample(
+        self,
+        draws: int = 500,
+        *,
+        noise_aware: bool | None = None,
+        random_seed: Any = None,
+        return_inferencedata: bool = True,
+        include_transformed: bool | None = None,
+        **kwargs: Any,
+    ) -> PosteriorData:
+        """Draw from the private posterior; the result is safe to publish.
+
+        Parameters
+        ----------
+        draws : int
+            Number of draws.
+        noise_aware : bool, optional
+            Whether the posterior is to know of the privacy noise: the optimum and the uncertainty that the
+            noise leaves about it are inferred from the noisy gradients (`posterior.noise_aware`), which takes
+            ten more steps than there are latent values (64 at the most). False gives the plain variational
+            posterior, with the intervals of a fit without noise. By default it is aware if the steps suffice
+            and there are at most 64 latent values, so that all correlations of the noise can be inferred.
+        random_seed : int or numpy.random.Generator, optional
+            For these draws only (public randomness).
+        return_inferencedata : bool
+            Must be True. PyMC's other format holds the model, and with it the data.
+        include_transformed : bool, optional
+            Add the unconstrained values as a group ``unconstrained_posterior``. By default as
+            `fit` was told.
+
+        Returns
+        -------
+        arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
+            ``posterior`` with dims ``chain`` (1), ``draw`` and the variables' own. Its attributes hold
+            the privacy report as ``privacy_report`` (JSON), ``privacy_epsilon`` and ``privacy_delta``,
+            and ``noise_aware``, 0 or 1. Where it is 1, ``bounded_by_prior`` says whether some value is as
+            wide as its prior, 0 or 1 (`diagnostics` names them).
+
+        Raises
+        ------
+        PrivacyError
+            Before `fit`; with ``noise_aware=True`` also after too few steps, or with more than
+            `gradient_moments.MOST_LATENTS` latent values; if there are no finite draws.
+        ArgumentError
+            For a bad number of draws, or anything that would put data into the result.
+
+        Notes
+        -----
+        Privacy: post-processing of what `fit` released; it costs nothing, however often it is called.
+        Deterministics that depend on records, on arrays that were not declared public, or on more than 64
+        constants, are left out and listed in `withheld`. Dims have their labels where a free variable or a
+        public array has them.
+
+        Every draw is finite, of the free variables, and of a Deterministic if half of its values are. Where
+        the noise leaves a latent value open, the noise-aware posterior is as wide there as the prior, and no
+        wider: `diagnostics` names it.
+
+        What clipping does to the posterior neither form repairs. ``mean``, ``std`` and ``cov`` are those of
+        the plain posterior.
+        """
+        report = self.privacy
+        self._record.check_unchanged()
+        draws = self.check_draws(draws)
+        if noise_aware is not None:
+            noise_aware = check_flag("noise_aware", noise_aware)
+        if not return_inferencedata:
+            raise ArgumentError(
+                "return_inferencedata=False is refused: PyMC's MultiTrace holds the model and with it "
+                "the data. Use the default and read .posterior."
+            )
+        if kwargs:
+            raise ArgumentError(
+                f"sample() does not take {sorted(kwargs)}: its draws are independent, in one chain, with "
+                "no log-likelihood and no prediction of the records."
+            )
+        if include_transformed is None:
+            include_transformed = bool(getattr(self.groups[0], "include_transformed", False))
+        model, latents = self._record.model, self.latents
+        rng = self._rng if random_seed is None else _generator(random_seed)
+        wanted = latents.size <= GROUP if noise_aware is None else noise_aware
+        known = self._noise_aware() if wanted else None
+        if known is None and noise_aware:
+            raise PrivacyError(self._too_few)
+        withheld = self.withheld
+        released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in withheld)]
+        num_free = len(model.free_RVs)
+        drawn = None
+        if known is not None:
+            aware, evaluate = known, evaluator(model, latents, released, np.dtype(float))
+            drawn = finite_draws(lambda n: aware.draw(n, rng), evaluate, draws, num_free)
+            if drawn is None and noise_aware:
+                raise PrivacyError(_NOT_FINITE + " sample(noise_aware=False) may have them.")
+        if drawn is None:
+            known = None
+            evaluate = evaluator(model, latents, released, self.start.dtype)
+            drawn = finite_draws(lambda n: self.draw_latents(n, rng), evaluate, draws, num_free)
+        if drawn is None:
+            raise PrivacyError(_NOT_FINITE)
+        flat, values = drawn
+        posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
+        dims = {
+            v.name: [d or f"{v.name}_dim_{k}" for k, d in enumerate(model.named_vars_to_dims[v.name])]
+            for v in released
+            if v.name in model.named_vars_to_dims
+        }
+        used = {d for names in dims.values() for d in names}
+        used &= self._record.released_dims
+        coords = {d: list(c) for d, c in model.coords.items() if d in used and c is not None}
+        transformed = None
+        if include_transformed:
+            transformed = {
+                v.name: flat[:, s].reshape((1, draws, *shape))
+                for v, s, shape in zip(latents.value_vars, latents.slices, latents.shapes, strict=True)
+                if v.name not in posterior
+            }
+        attrs = {
+            "inference_library": "pymc_dpvi",
+            "inference_library_version": versions()["pymc-dpvi"],
+            "privacy_epsilon": float(report.epsilon),
+            "privacy_delta": float(report.delta),
+            "privacy_report": report.to_json(),
+            "noise_aware": int(known is not None),
+            **({} if known is None else self.diagnostics().attrs),
+        }
+        return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
+
+    @cached_property
+    def _prior(self) -> Prior:
+        return Prior(self._record, self.latents)
+
+    @property
+    def _widths(self) -> np.ndarray | None:
+        """Units of the optimiser's steps, ``(D,)``: the prior's widths, at most one; None if D is large."""
+        return np.minimum(self._prior.stddev, 1.0) if self.latents.size <= MOST_LATENTS else None
+
+    def _noise_aware(self) -> NoiseAwarePosterior | None:
+        """Return what is inferred from the trace, once for each state of it; None after too few steps."""
+        trace = self._trace
+        if trace is None:
+            return None
+        if self._inferred is None or self._inferred[:2] != (trace, trace.num_rows):
+            clip, report = self._running_clip, self.privacy
+            scale = None
+            if clip is not None:
+                scale = CurvatureScale.of_running_clip(clip, report.noise_multiplier, report.sampling_prob)
+            found = NoiseAwarePosterior(trace, np.random.default_rng(0), self._prior, scale)
+            self._inferred = trace, trace.num_rows, found
+        return self._inferred[2] if self._inferred[2].available else None
+
+    @sealed
+    def diagnostics(self) -> FitDiagnostics:
+        """Measure, by what is private already, what limits the fit.
+
+        Returns
+        -------
+        FitDiagnostics
+            Printed, it says in words what it found; ``.plot()`` shows the iterates.
+
+        Raises
+        ------
+        PrivacyError
+            Before `fit`, after too few steps to say anything, or with too many latent values.
+
+        Notes
+        -----
+        Privacy: post-processing of what `fit` released; it costs nothing.
+        """
+        report = self.privacy
+        known = self._noise_aware()
+        if known is None:
+            raise PrivacyError(self._too_few)
+        assert self._trace is not None
+        names = [
+            f"{v.name}[{', '.join(map(str, at))}]" if shape else str(v.name)
+            for v, shape in zip(self.latents.value_vars, self.latents.shapes, strict=True)
+            for at in np.ndindex(*shape)
+        ]
+        return diagnose(
+            known,
+            self._trace,
+            names=names,
+            average=self._values("mu")[0],
+            epsilon=float(report.epsilon),
+            prior_stddev=self._prior.stddev,
+            running_clip=self._running_clip,
+            noise_multiplier=report.noise_multiplier,
+        )
+
+    @property
+    def _too_few(self) -> str:
+        """Why nothing can be inferred from the trace."""
+        return _TOO_FEW if self.latents.size <= MOST_LATENTS else _TOO_LARGE
+
+    def check_draws(self, draws: Any) -> int:
+        """Return the number of draws, or raise if it is none or there is no room for them.
+
+        Parameters
+        ----------
+        draws : int
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        ArgumentError
+        """
+        most = _MOST_NUMBERS // max(1, self.latents.size)
+        return check_integer("draws", draws, high=max(1, most))
+
+    @sealed
+    def sample_node(
+        self,
+        node: Any,
+        size: Any = None,
+        deterministic: Any = False,
+        more_replacements: Mapping[Variable, Variable] | None = None,
+    ) -> Any:
+        """As in PyMC, for expressions of the free variables; refused if a record stands behind it.
+
+        Parameters
+        ----------
+        node : TensorVariable or list of TensorVariable
+        size, deterministic
+            As in PyMC.
+        more_replacements : mapping of Variable to Variable, optional
+            Made first, so that the check sees them.
+
+        Returns
+        -------
+        TensorVariable or list of TensorVariable
+
+        Raises
+        ------
+        UnsupportedModelError
+            If `node` depends on record data.
+        ArgumentError
+            If `node` is no expression.
+        """
+        if more_replacements:
+            node = graph_replace(node, dict(more_replacements), strict=False)
+        for var in _variables(node):
+            if not self._record.may_be_released(var):
+                raise UnsupportedModelError(_depends(var))
+        return super().sample_node(node, size=size, deterministic=deterministic)
+
+    def to_flat_input(self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None) -> Any:
+        """As in PyMC; refused if a record stands behind `node`.
+
+        All that PyMC offers to evaluate an expression under the approximation comes through here:
+        ``symbolic_single_sample``, ``symbolic_sample_over_posterior``, ``sample_node``.
+
+        Raises
+        ------
+        UnsupportedModelError
+        """
+        if more_replacements:
+            node = graph_replace(node, dict(more_replacements), strict=False)
+        self._refuse_records(node)
+        flat = super().to_flat_input(node)
+        return self._keep(flat)
+
+    def symbolic_sample_over_posterior(
+        self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None
+    ) -> Any:
+        """As in PyMC; refused if a record stands behind `node`.
+
+        Raises
+        ------
+        UnsupportedModelError
+        """
+        return self._keep(super().symbolic_sample_over_posterior(node, more_replacements))
+
+    def symbolic_single_sample(
+        self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None
+    ) -> Any:
+        """As in PyMC; refused if a record stands behind `node`.
+
+        Raises
+        ------
+        UnsupportedModelError
+        """
+        return self._keep(super().symbolic_single_sample(node, more_replacements))
+
+    def _keep(self, checked: Any) -> Any:
+        """Remember what was checked: that, and no constant in it, which somebody may use in another place."""
+        self._densities.update(v for v in _variables(checked) if v.owner is not None)
+        return checked
+
+    def set_size_and_deterministic(
+        self, node: Any, s: Any, d: Any, more_replacements: Mapping[Variable, Variable] | None = None
+    ) -> Any:
+        """As in PyMC; refused if a record stands behind `node` or the replacements.
+
+        Raises
+        ------
+        UnsupportedModelError
+        """
+        self._refuse_records(node)
+        self._refuse_records(list((more_replacements or {}).values()))
+        return super().set_size_and_deterministic(node, s, d, more_replacements)
+
+    def get_optimization_replacements(self, s: Any, d: Any) -> dict[Variable, Variable]:
+        """Return nothing: in PyMC, these would replace the density of the records, which is not there."""
+        return {}
+
+    def _refuse_records(self, node: Any) -> None:
+        # The prior has been checked; the numbers in it are the model's.
+        record = self._record
+        own = {*self.params, *record.public, *walk([record.prior_logp]), *self._densities}
+        for var in _variables(node):
+            behind = walk([var], stop=self._densities, into_size=True, columns_of=record.arrays)
+            plain = own | record.plain(behind)
+            more = [v for v in behind if v not in own]
+            if any(record.is_private(v) for v in behind if v not in plain) or is_long(more):
+                raise UnsupportedModelError(_depends(var))
+
+    @property
+    def sized_symbolic_varlogp(self) -> TensorVariable:
+        """Log prior of draws, shape ``(draws,)``; PyMC computes it together with that of the records."""
+        return self.symbolic_sample_over_posterior(self._log_prior())
+
+    @property
+    def single_symbolic_varlogp(self) -> TensorVariable:
+        """Log prior of one draw, a scalar."""
+        return self.symbolic_single_sample(self._log_prior())
+
+    def _log_prior(self) -> TensorVariable:
+        """Return PyMC's graph of it, which has been checked with the prior."""
+        density = self.model.varlogp
+        self._keep(density)
+        return density
+
+    def __getattribute__(self, name: str) -> Any:
+        """Refuse the attributes of PyMC's class that are a function of the records."""
+        if name in _ON_RECORDS:
+            raise PrivacyError(
+                f"{name} is refused: it is a function of the records, and nobody accounts for it. "
+                "logq and varlogp are there; the loss of a private fit is not."
+            )
+        return super().__getattribute__(name)
+
+    def __dir__(self) -> list[str]:
+        """List what is there, without what is refused: tools ask for every name that they find here."""
+        return sorted(set(super().__dir__()) - _ON_RECORDS)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled or copied."""
+        raise TypeError(
+            "A private approximation cannot be pickled or copied: it holds the model and with it the "
+            "data. Save approx.sample(draws).to_netcdf('posterior.nc') instead."
+        )
+
+    def __repr__(self) -> str:
+        """Family and size; no numbers from the data."""
+        return f"{type(self).__name__}({self.groups[0].ddim} latent values)"
+
+    __str__ = __repr__
+
+
+class DPMeanField(DPApproximation):
+    """Independent normals in the unconstrained space, fitted privately (PyMC's ``MeanField``)."""
+
+    _group_class = MeanFieldGroup
+
+    def draw_latents(self, draws: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw unconstrained latent vectors, shape ``(draws, D)``."""
+        mu, rho = self._values("mu", "rho")
+        return mu + np.logaddexp(0, rho) * rng.standard_normal((draws, mu.size)).astype(mu.dtype)
+
+
+class DPFullRank(DPApproximation):
+    """One multivariate normal in the unconstrained space, fitted privately (PyMC's ``FullRank``)."""
+
+    _group_class = FullRankGroup
+
+    def draw_latents(self, draws: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw unconstrained latent vectors, shape ``(draws, D)``."""
+        (mu,) = self._values("mu")
+        return mu + rng.standard_normal((draws, mu.size)).astype(mu.dtype) @ self._cholesky().T
+
+    def _cholesky(self) -> np.ndarray:
+        mu, tril = self._values("mu", "L_tril")
+        chol = np.zeros((mu.size, mu.size), dtype=mu.dtype)
+        chol[np.tril_indices(mu.size)] = tril
+        diagonal = np.diag_indices(mu.size)
+        chol[diagonal] = np.logaddexp(0, chol[diagonal])
+        return chol
+
+
+def _generator(random_seed: Any) -> np.random.Generator:
+    failure = ""
+    try:
+        return np.random.default_rng(random_seed)
+    except (TypeError, ValueError) as error:  # raised below: its text holds what was given
+        failure = type(error).__name__
+    raise ArgumentError(
+        f"random_seed must be a seed of numpy.random.default_rng, such as 1, or a generator ({failure})."
+    )
+
+
+def _variables(node: Any) -> list[Variable]:
+    found = list(node) if isinstance(node, list | tuple) else [node]
+    for var in found:
+        if not isinstance(var, Variable):
+            raise ArgumentError(
+                f"node must be an expression of the model's variables; found a {type(var).__name__}."
+            )
+    return found
+
+
+def _depends(var: Variable) -> str:
+    return (
+        f"'{var.name or 'The expression'}' depends on the records, or on an array that was not "
+        "declared public, so a sample of it may not be private. Use expressions of the free "
+        "variables, and name public pm.Data in public_data=[...]."
+    )

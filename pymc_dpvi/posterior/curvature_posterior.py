@@ -1,0 +1,213 @@
+r"""Draws of the curvature of the log-likelihood, given the noisy slopes of its gradient.
+
+The regression (`gradient_regression`) knows the entries of :math:`\Lambda` up to normal errors,
+:math:`\hat\Lambda_{jk} \sim N(\Lambda_{jk}, v_{jk})`. Where the privacy noise rules these are larger than
+:math:`\Lambda` itself, and what is known beforehand decides:
+
+* **It is positive semi-definite**: :math:`\Lambda = B B^{\top}`, with B of k rows and :math:`\nu = k + 2`
+  columns, normal with :math:`\operatorname{Var} B_{jm} = d_j / \nu`. That is a Wishart distribution whose
+  correlations may be anything.
+* **Its scale is known.** By the information identity the curvature of N records is about the sum of the
+  squares of their gradients, whose lengths the clip norm C follows: N and the quantile at which C stands are
+  released with an adaptive clip norm. If a share p of the records is beyond C, and the squares of the lengths
+  fall off exponentially, :math:`\operatorname{tr} \Lambda \approx N C^2 / \log(1/p)` (`CurvatureScale`).
+  So :math:`d_j` has its share of the trace as its mean, and :math:`\log d_j` the standard deviation
+  :math:`\tau = 1`, for predictors of other scales and rare groups; all of them move with a common
+  :math:`m \sim N(0, w^2)`, for what the identity leaves out.
+
+The posterior of (B, d, m) is drawn from by Hamiltonian Monte Carlo for B and Gibbs steps for d and m, in
+several chains at a time. Chains are short: they start at a shrunken estimate, and B need not explore its
+rotations, which leave :math:`\Lambda` as it is.
+
+Privacy: post-processing of the released sums; costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dpvi.engine.running_clip import RunningClip
+
+__all__ = ["CurvatureScale", "draw_curvature"]
+
+#: Standard deviation of the logarithm of one direction's curvature about its share of the trace.
+_DIRECTIONS = 1.0
+#: Standard deviation of the logarithm of the trace about what the clip norm says.
+_IDENTITY = 0.7
+#: The same where the clip norm says nothing.
+_UNKNOWN = 3.0
+_CHAINS = 16
+#: Steps until the first draw, steps from one to the next, and leapfrog steps in each.
+_WARM_UP, _THIN, _LEAPS = 80, 6, 12
+_ACCEPTANCE = 0.75
+_GRID = np.linspace(-4.0, 4.0, 81) * _DIRECTIONS
+
+
+@dataclass(frozen=True)
+class CurvatureScale:
+    """What is known of the trace of Λ before any slope is seen.
+
+    Attributes
+    ----------
+    trace : float
+        Its mean, but for the common factor.
+    log_stddev : float
+        Standard deviation of its logarithm.
+
+    Notes
+    -----
+    Privacy: of released counts.
+    """
+
+    trace: float
+    log_stddev: float
+
+    @classmethod
+    def of_clipping(
+        cls, num_records: float, stddev: float, l2_clip_norm: float, share_to_clip: float
+    ) -> CurvatureScale:
+        """Infer it from an adaptive clip norm.
+
+        Parameters
+        ----------
+        num_records, stddev : float
+            Noisy number of records, and the standard deviation of its noise.
+        l2_clip_norm : float
+        share_to_clip : float
+            Share of the records that is beyond it.
+        """
+        number = max(num_records, stddev)
+        trace = number * l2_clip_norm**2 / math.log(1.0 / share_to_clip)
+        return cls(trace, math.hypot(_IDENTITY, min(stddev / number, 1.0)))
+
+    @classmethod
+    def of_running_clip(
+        cls, clip: RunningClip, noise_multiplier: float, sampling_prob: float
+    ) -> CurvatureScale | None:
+        """Infer it from the clip norm and the counts of a run; None before its first step."""
+        seen = clip.records_and_noise(noise_multiplier, sampling_prob)
+        return None if seen is None else cls.of_clipping(*seen, clip.l2_clip_norm, clip.share_to_clip)
+
+
+@np.errstate(all="ignore")  # a trajectory that diverges is not taken
+def draw_curvature(
+    curvature: np.ndarray,
+    variance: np.ndarray,
+    root: np.ndarray,
+    scale: CurvatureScale | None,
+    draws: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Draw Λ from its posterior.
+
+    Parameters
+    ----------
+    curvature, variance : ndarray, shape (k, k)
+        Estimates of its entries, and their variances.
+    root : ndarray, shape (k, k)
+        From the coordinates in which they are to those of which `scale` speaks.
+    scale : CurvatureScale or None
+    draws : int
+        At least that many are returned.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    ndarray, shape (draws or more, k, k)
+    """
+    k = len(curvature)
+    if not k:
+        return np.zeros((draws, 0, 0))
+    noise = np.diag(variance)
+    share = np.einsum("ij,ij->j", root, root) / k
+    if scale is None:
+        seen = np.maximum(np.diag(curvature), np.sqrt(noise))
+        scale = CurvatureScale(float(np.exp(np.mean(np.log(seen / share)))), _UNKNOWN)
+    # The mean of a log-normal distribution is above its median.
+    prior = scale.trace * share * math.exp(-0.5 * _DIRECTIONS**2)
+    chain = _Chains(curvature, variance, prior, scale.log_stddev, rng)
+    for step in range(_WARM_UP):
+        chain.move(0.3 if step < _WARM_UP // 2 else 0.1)
+    found: list[np.ndarray] = []
+    while len(found) * _CHAINS < draws:
+        for _ in range(_THIN):
+            chain.move()
+        found.append(chain.b @ np.swapaxes(chain.b, 1, 2))
+    return np.concatenate(found)
+
+
+class _Chains:
+    """Several chains for (B, d, m), a step at a time."""
+
+    def __init__(
+        self,
+        curvature: np.ndarray,
+        variance: np.ndarray,
+        prior: np.ndarray,
+        log_stddev: float,
+        rng: np.random.Generator,
+    ) -> None:
+        k = len(curvature)
+        self._rng, self._curvature, self._log_stddev = rng, curvature, log_stddev
+        self._nu = k + 2
+        self._log_prior = np.log(prior)
+        # Each pair of entries is one number.
+        self._weight = np.where(np.eye(k) > 0, 1.0, 0.5) / variance
+        error = np.sqrt(np.diag(variance))
+        shrunk = np.sqrt(prior / (prior + error))
+        start = (curvature - np.diag(prior)) * np.outer(shrunk, shrunk) + np.diag(prior)
+        # What is known well starts where it is, however far from the prior.
+        size = np.sqrt(np.maximum(np.minimum(prior, error), np.diag(start)))
+        values, vectors = np.linalg.eigh(start / np.outer(size, size))
+        b = np.zeros((k, self._nu))
+        b[:, :k] = size[:, None] * vectors * np.sqrt(np.maximum(values, 0.05))
+        self.b = np.repeat(b[None], _CHAINS, axis=0)
+        length = np.einsum("ij,ij->i", b, b)
+        self._log_d = np.repeat(np.log(length)[None], _CHAINS, axis=0)
+        self._m = np.zeros(_CHAINS)
+        self._row = np.minimum(error / (2.0 * np.sqrt(length)), np.sqrt(length / self._nu))[:, None]
+        self._step = np.full(_CHAINS, 0.3)
+
+    def _energy(self, b: np.ndarray) -> np.ndarray:
+        apart = self._curvature - b @ np.swapaxes(b, 1, 2)
+        own = np.einsum("mjk,mj->m", b**2, np.exp(-self._log_d))
+        return np.asarray(0.5 * np.einsum("ij,mij->m", self._weight, apart**2) + 0.5 * self._nu * own)
+
+    def _slope(self, b: np.ndarray) -> np.ndarray:
+        apart = self._weight * (self._curvature - b @ np.swapaxes(b, 1, 2))
+        return np.asarray(-2.0 * apart @ b + self._nu * b * np.exp(-self._log_d)[:, :, None])
+
+    def move(self, adapt: float = 0.0) -> None:
+        """Move all chains, and their step sizes towards the acceptance that is wanted."""
+        rng, b = self._rng, self.b
+        step = self._step[:, None, None] * self._row * rng.uniform(0.8, 1.2, (_CHAINS, 1, 1))
+        p = rng.standard_normal(b.shape)
+        before = self._energy(b) + 0.5 * np.einsum("mij,mij->m", p, p)
+        p -= 0.5 * step * self._slope(b)
+        for leap in range(_LEAPS):
+            b = b + step * p
+            p -= (1.0 if leap < _LEAPS - 1 else 0.5) * step * self._slope(b)
+        after = self._energy(b) + 0.5 * np.einsum("mij,mij->m", p, p)
+        chance = np.where(np.isfinite(after), np.exp(np.minimum(0.0, before - after)), 0.0)
+        self.b = np.where((rng.random(_CHAINS) < chance)[:, None, None], b, self.b)
+        self._step *= np.exp(adapt * (chance - _ACCEPTANCE))
+        self._scales()
+
+    def _scales(self) -> None:
+        """Draw d on a grid of logarithms, and m."""
+        rng, k = self._rng, self.b.shape[1]
+        squares = self._nu * np.einsum("mjk,mjk->mj", self.b, self.b)
+        centre = self._m[:, None] + self._log_prior
+        at = centre[..., None] + _GRID
+        density = -0.5 * (_GRID / _DIRECTIONS) ** 2 - 0.5 * self._nu * at
+        density -= 0.5 * squares[..., None] * np.exp(-at)
+        below = np.cumsum(np.exp(density - density.max(axis=-1, keepdims=True)), axis=-1)
+        chosen = (rng.random((*below.shape[:2], 1)) * below[..., -1:] > below).sum(axis=-1)
+        jitter = (_GRID[1] - _GRID[0]) * (rng.random(chosen.shape) - 0.5)
+        self._log_d = centre + _GRID[np.minimum(chosen, len(_GRID) - 1)] + jitter
+        precision = k / _DIRECTIONS**2 + self._log_stddev**-2
+        mean = (self._log_d - self._log_prior).sum(axis=1) / (_DIRECTIONS**2 * precision)
+        self._m = mean + rng.standard_normal(_CHAINS) / math.sqrt(precision)

@@ -1,0 +1,163 @@
+"""The model's prior by itself: its density, and where and how wide it is, before any data.
+
+Centre and width are the median and half the central 68 % of draws from the prior, in the unconstrained
+space: mean and standard deviation where the prior is normal there, and finite where it has none (Cauchy).
+The *reach* is no less than the width, and more where the tails are heavier than a normal density's. They are
+not known, and NaN and infinite, where a prior cannot be drawn from (`pm.Flat`), or where drawing would call
+what may hold data: a function of the user's (``pm.CustomDist(random=...)``), an array that nobody declared
+public.
+
+Privacy: uses no records. The prior's graph is checked to hold none (`unprotected`), and what only its draws
+would need is left out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.pytensorf import compile as pm_compile
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.traversal import graph_inputs
+from pytensor.tensor.random.type import RandomType
+
+from pymc_dpvi.compat import quiet_pytensor
+from pymc_dpvi.engine.blas_threads import ONE_THREAD
+from pymc_dpvi.graph.gradients import Latents, prior_and_slope
+from pymc_dpvi.graph.opaque import is_opaque_value, opaque_part
+from pymc_dpvi.graph.rebuild import fold_shapes, walk
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.stacks import stacked, written_out
+from pymc_dpvi.graph.synthetic_records import python_function
+from pymc_dpvi.graph.unlooped import without_loops
+from pymc_dpvi.lowering import fast_compile
+
+__all__ = ["FARTHEST", "Prior"]
+
+_DRAWS = 400
+#: Widths of a normal density beyond which so many draws seldom lie.
+FARTHEST = 3.5
+#: Draws that must be within the support of the transform: of four ordered values one in 24 is.
+_LEAST = 10
+_CENTRAL = (0.1587, 0.5, 0.8413)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The prior of the unconstrained latent vector.
+
+    Parameters
+    ----------
+    record : RecordModel
+    latents : Latents
+
+    Notes
+    -----
+    The same for every data set.
+    """
+
+    record: RecordModel
+    latents: Latents
+
+    @property
+    def centre(self) -> np.ndarray:
+        """Medians, shape ``(D,)``; NaN where they are not known."""
+        return self._location[0]
+
+    @property
+    def stddev(self) -> np.ndarray:
+        """Widths, shape ``(D,)``; infinite where they are not known."""
+        return self._location[1]
+
+    @property
+    def reach(self) -> np.ndarray:
+        """Widths, or more where the tails are heavier than a normal density's, shape ``(D,)``.
+
+        The farthest of some hundred draws, at least, is within 3.5 of them. Effects of groups whose spread
+        has a prior too have such tails: most are small, and all are large where the spread is.
+        """
+        return self._location[2]
+
+    @cached_property
+    def _location(self) -> np.ndarray:
+        record, latents, model = self.record, self.latents, self.record.model
+        found = np.repeat([[np.nan], [np.inf], [np.inf]], latents.size, axis=1)
+        by_value = {model.rvs_to_values[rv].name: rv for rv in model.free_RVs}
+        with quiet_pytensor():
+            for var, at in zip(latents.value_vars, latents.slices, strict=True):
+                rv = by_value[var.name]
+                if all(_is_known(record, v) for v in walk([rv], into_size=True)):
+                    found[:, at] = _located(_unconstrained(model, rv), at.stop - at.start)
+        return found
+
+    @cached_property
+    def density(self) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Function of points, shape ``(n, D)``: the log density, ``(n,)``, and its gradient, ``(n, D)``.
+
+        The density is up to a constant; both are in the unconstrained space.
+        """
+        function, dtype = self.compiled, pytensor.config.floatX
+
+        def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            # Of small matrices BLAS makes tasks for threads, which then wait for each other for milliseconds.
+            with ONE_THREAD, np.errstate(all="ignore"):
+                with suppress(ArithmeticError, np.linalg.LinAlgError, ValueError):
+                    found, by_z = function(points.astype(dtype))
+                    return np.asarray(found, dtype=float), np.asarray(by_z, dtype=float)
+            return np.full(len(points), -np.inf), np.zeros(points.shape)  # a point where it has no value
+
+        return evaluate
+
+    @cached_property
+    def compiled(self) -> Callable[[np.ndarray], list[np.ndarray]]:
+        """PyTensor's function of it, which NumPy computes: without loops over points or entries."""
+        latents = self.latents
+        prior, slope, blocks = prior_and_slope(self.record, latents)
+        z = pt.matrix("z", dtype=pytensor.config.floatX, shape=(None, latents.size))
+        swap: dict[Variable, Variable] = dict(zip(blocks, latents.split(z), strict=True))
+        one = fold_shapes(written_out([prior, slope]))
+        value, slope = stacked(without_loops(vectorize_graph(one, swap)))
+        value = pt.broadcast_to(value, (z.shape[0],))
+        slope = pt.broadcast_to(slope, (z.shape[0], latents.size))
+        with quiet_pytensor():
+            return pm_compile([z], [value, slope], mode=fast_compile(), on_unused_input="ignore")
+
+
+def _is_known(record: RecordModel, var: Variable) -> bool:
+    if var.owner is not None:
+        return opaque_part(var.owner.op) is None
+    return not (is_opaque_value(var) or (isinstance(var, SharedVariable) and record.is_private(var)))
+
+
+def _unconstrained(model: Any, rv: Variable) -> Variable:
+    transform = model.rvs_to_transforms[rv]
+    return rv if transform is None else transform.forward(rv, *rv.owner.inputs)
+
+
+def _located(graph: Variable, size: int) -> np.ndarray:
+    """Median, width and reach of each entry of a random variable, shape ``(3, size)``."""
+    unknown = np.repeat([[np.nan], [np.inf], [np.inf]], size, axis=1)
+    try:
+        # Generators of its own: those of the model stay as they are.
+        theirs = [v for v in graph_inputs([graph]) if isinstance(v.type, RandomType)]
+        own = {v: pytensor.shared(np.random.default_rng(k)) for k, v in enumerate(theirs)}
+        draw = python_function([], clone_replace([graph], own))
+        with np.errstate(all="ignore"):
+            draws = np.array([np.ravel(draw()[0]) for _ in range(_DRAWS)], dtype=float)
+    except Exception:  # a prior without draws
+        return unknown
+    draws = draws[np.isfinite(draws).all(axis=1)]
+    if draws.shape[1:] != (size,) or len(draws) < _LEAST:
+        return unknown
+    low, middle, high = np.quantile(draws, _CENTRAL, axis=0)
+    width = (high - low) / 2.0
+    reach = np.maximum(width, np.abs(draws - middle).max(axis=0) / FARTHEST)
+    return np.where(width > 0.0, [middle, width, reach], unknown)

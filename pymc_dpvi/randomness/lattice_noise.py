@@ -1,0 +1,109 @@
+r"""Privacy noise on a lattice: the one small interface behind which the noise of the mechanism is drawn.
+
+The Gaussian mechanism (Dwork & Roth 2014, section 3.5.3 and appendix A) adds to a sum of sensitivity C the
+noise :math:`N(0, s^2 I)`, :math:`s = \sigma C`, and the accountants speak of exactly this. In floating
+point it does not exist: the results that a float64 sum plus float64 noise can reach depend on the last bits
+of the sum, and so betray it (Mironov 2012, "On significance of the least significant bits for differential
+privacy").
+
+**The lattice.** Let :math:`u = 2^{-40} s` be the unit. The sum is rounded to an integer multiple K of u
+(`engine.private_sum`); the noise X consists of independent :math:`\operatorname{round}(2^{40} Z)`,
+:math:`Z \sim N(0, 1)` (`rounded_normal`); what is released is :math:`K + X`, computed in 64-bit
+integers, times u. Because K is an integer vector,
+
+.. math:: K + \operatorname{round}(2^{40} Z) = \operatorname{round}(K + 2^{40} Z) ,
+
+which is a function of the output :math:`K + N(0, 2^{80} I)` of the ideal Gaussian mechanism:
+post-processing, so that the ordinary accountants apply as they are. One record moves K by at most
+:math:`2^{40} / \sigma`: the clip bound leaves room for all roundings. ``docs/noise.md`` has the proof.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_dpvi.arguments import check_integer, check_number
+from pymc_dpvi.randomness.keystream import KeyStream
+from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS, rounded_normals
+
+__all__ = ["LatticeNoise"]
+
+# Far inside the range of float64: no multiple of the unit overflows, and the unit is no subnormal.
+_SMALLEST_STDDEV = 1e-200
+_LARGEST_STDDEV = 1e200
+
+
+@dataclass(frozen=True)
+class LatticeNoise:
+    """Independent rounded Gaussian noise, in whole multiples of a unit.
+
+    Parameters
+    ----------
+    stddev : float
+        Standard deviation of the Gaussian before rounding, in the units of the sum it is added to:
+        ``noise_multiplier * l2_clip_norm``. Finite and positive (between 1e-200 and 1e200).
+
+    Raises
+    ------
+    ArgumentError
+        If `stddev` is not such a number.
+
+    Notes
+    -----
+    Privacy: this class knows neither the sensitivity nor the budget. One draw protects one release
+    of one sum, which must be a multiple of `unit` itself; a draw must never be used twice.
+
+    Examples
+    --------
+    >>> noise = LatticeNoise(stddev=2.0)
+    >>> noise.draw(KeyStream.from_os(), (3,)).dtype
+    dtype('int64')
+    >>> noise.unit == 2.0 * 2.0**-40
+    True
+    """
+
+    stddev: float
+
+    def __post_init__(self) -> None:
+        stddev = check_number(
+            "stddev",
+            self.stddev,
+            low=_SMALLEST_STDDEV,
+            high=_LARGEST_STDDEV,
+            closed_low=True,
+            closed_high=True,
+        )
+        object.__setattr__(self, "stddev", stddev)
+
+    @property
+    def unit(self) -> float:
+        """The lattice unit u, 2^-40 standard deviations (exact: the factor is a power of two)."""
+        return math.ldexp(self.stddev, -LATTICE_BITS)
+
+    def draw(self, stream: KeyStream, shape: int | tuple[int, ...]) -> NDArray[np.int64]:
+        """Draw fresh noise.
+
+        Parameters
+        ----------
+        stream : KeyStream
+            Where the randomness comes from.
+        shape : int or tuple of int
+            Shape of the result, such as ``(n_steps, num_params)``.
+
+        Returns
+        -------
+        ndarray of int64
+            Independent entries of that shape, in units of `unit`; none is beyond ``12 * 2^40``.
+
+        Raises
+        ------
+        ArgumentError
+            If `shape` has an entry that is not a non-negative integer.
+        """
+        axes = shape if isinstance(shape, (tuple, list)) else (shape,)
+        axes = tuple(check_integer("shape", axis, low=0) for axis in axes)
+        return rounded_normals(stream, math.prod(axes)).reshape(axes)

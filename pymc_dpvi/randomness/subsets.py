@@ -1,0 +1,241 @@
+"""Random subsets, exactly: the successes of a Bernoulli sequence, and uniform subsets of a fixed size.
+
+**Bernoulli sequences.** The number of failures before the next success is geometric, and with
+``l = -log(1 - q)``
+
+    P[gap >= k] = (1 - q)^k = P[U <= exp(-k l)],    so that    gap = floor(log(U) / (-l))
+
+by inversion (Devroye 1986, chapter X.2): the cost is that of the successes, not of the trials.
+
+**Why rounding changes nothing.** Gaps are cut into blocks of ``K = max(1, floor(8 / l))`` trials: a draw of
+``K`` or more stands for ``K`` failures, after which a new gap is drawn (the geometric law has no memory). So
+only thresholds ``exp(-k l)`` with ``k <= K``, not below ``exp(-max(8, l))``, are ever compared. U has
+infinitely many bits, of which a 64-bit word *w* is the first part: ``w 2^-64 <= U <= (w + 1) 2^-64``. Let *v*
+be ``log(U) / (-l)`` in float64, from the middle of this interval. It differs from the truth by
+
+    2^-48 / l   since U is known to 2^-65 and is at least exp(-11.1) where it matters, and then rounded;
+    2^-47 / l   for the logarithm, allowing it 4 units in the last place at 8 and beyond;
+    2^-46 / l   for ``l``, allowing ``log1p`` 4 units in the last place, with *v* at most ``11.1 / l``;
+    2^-49 / l   for the division,
+
+together less than ``2^-45 / l``. (Four units are what NumPy's functions for vector units keep to, by its pull
+request 19478; the C library's logarithm is within one.) Where no integer is that near, floor(v) is the gap
+for every U in the interval. Where one is, *k*, the question ``U <= (1 - q)^k`` is decided by decimal
+arithmetic of 80 digits, with further words of the stream as further bits of U for as long as it stays open.
+The sequence is that of exact coins. The argument needs ``2^-30 <= q <= 1 - 2^-16``; that "near" then
+is rare, ``2^-44 / l`` of the draws, only makes it fast.
+
+**Uniform subsets.** Of independent uniform integers, the first *B* distinct values, in order of appearance,
+are a uniform subset of size *B*, exactly. Beyond half of the population the complement is drawn instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from decimal import Decimal, localcontext
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
+
+__all__ = ["LARGEST_PROB", "SMALLEST_PROB", "bernoulli_successes", "cut_into_runs", "uniform_subsets"]
+
+SMALLEST_PROB = 2.0**-30
+LARGEST_PROB = 1.0 - 2.0**-16
+
+_BLOCK_LOG = 8.0
+#: Times ``l``: how near to an integer float64 does not decide.
+_UNDECIDED = 2.0**-45
+_DIGITS = 80
+# Draws are made in pieces that stay in the processor's cache.
+_PIECE = 1 << 13
+
+_kernel = numba.njit(cache=True, fastmath=False)
+
+
+def bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArray[np.int64]:
+    """Return the positions of the successes among `n_trials` Bernoulli trials, ascending.
+
+    Parameters
+    ----------
+    stream : KeyStream
+        Where the randomness comes from.
+    prob : float
+        Probability of a success, from `SMALLEST_PROB` to `LARGEST_PROB`.
+    n_trials : int
+        Number of trials, at most 2^61.
+
+    Returns
+    -------
+    ndarray of int64
+        The positions.
+    """
+    block = max(1, int(_BLOCK_LOG / -math.log1p(-prob)))
+    pieces = []
+    tested = 0  # trials whose outcome is known
+    while tested < n_trials:
+        expected = (n_trials - tested) * prob
+        n_draws = min(_PIECE, int(expected + 4.0 * math.sqrt(expected)) + 8)
+        positions = np.empty(n_draws + 1, dtype=np.int64)
+        count, tested = _add_up(_gaps(stream, prob, block, n_draws), block, tested, positions)
+        pieces.append(positions[:count])
+    if not pieces:
+        return np.empty(0, dtype=np.int64)
+    # What was drawn beyond the last trial is forgotten.
+    pieces[-1] = pieces[-1][: np.searchsorted(pieces[-1], n_trials)]
+    return np.concatenate(pieces)
+
+
+def cut_into_runs(positions: NDArray[np.int64], length: int, n_runs: int) -> NDArray[np.int64]:
+    """Turn ascending positions in ``range(n_runs * length)`` into those in runs of `length`, in place.
+
+    Returns
+    -------
+    ndarray of int64, shape (n_runs + 1,)
+        Where in `positions` each run starts and the last ends.
+    """
+    offsets = np.empty(n_runs + 1, dtype=np.int64)
+    _cut(positions, length, offsets)
+    return offsets
+
+
+@_kernel
+def _cut(positions: np.ndarray, length: int, offsets: np.ndarray) -> None:  # pragma: no cover
+    run, first = 0, 0
+    offsets[0] = 0
+    for i in range(positions.size):
+        while positions[i] >= first + length:
+            run, first = run + 1, first + length
+            offsets[run] = i
+        positions[i] -= first
+    offsets[run + 1 :] = positions.size
+
+
+def _gaps(stream: KeyStream, prob: float, block: int, n: int) -> NDArray[np.float64]:
+    """Return `n` numbers of failures before a success; what is `block` or more says no more than that."""
+    words = stream.words(n)
+    gaps, places = np.empty(n), np.empty(n + 1, dtype=np.int64)
+    log_fail = math.log1p(-prob)
+    logs = np.log(words_to_uniforms(words))
+    open_questions = _decide_gaps(logs, log_fail, _UNDECIDED, gaps, places)
+    for i in places[:open_questions]:
+        k = round(math.log(words_to_uniforms(words[i : i + 1])[0]) / log_fail)
+        if k <= block:
+            gaps[i] = k if _at_most_power(stream, int(words[i]), prob, k) else k - 1
+    return gaps
+
+
+@_kernel
+def _decide_gaps(
+    logs: np.ndarray, log_fail: float, undecided: float, gaps: np.ndarray, places: np.ndarray
+) -> int:  # pragma: no cover
+    """Fill `gaps` by float64; list where that does not decide, and count those places."""
+    count = 0
+    for i in range(logs.size):
+        v = logs[i] / log_fail
+        gaps[i] = np.floor(v)
+        places[count] = i
+        count += abs(v - np.rint(v)) * -log_fail < undecided
+    return count
+
+
+@_kernel
+def _add_up(
+    gaps: np.ndarray, block: int, tested: int, positions: np.ndarray
+) -> tuple[int, int]:  # pragma: no cover
+    """Fill `positions` of the successes after `tested` trials; count them and all trials then known."""
+    count = 0
+    for i in range(gaps.size):
+        # A draw settles the failures of its gap and, unless the block ended first, one success.
+        success = gaps[i] < block
+        tested += int(gaps[i]) + 1 if success else block
+        positions[count] = tested - 1
+        count += success
+    return count, tested
+
+
+def _at_most_power(stream: KeyStream, word: int, prob: float, k: int) -> bool:
+    """Return whether ``U <= (1 - prob)^k`` for the uniform U whose first 64 bits are `word`."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        threshold = (1 - Decimal(prob)) ** k
+        doubt = Decimal(10) ** (10 - _DIGITS)  # far more than the roundings here
+        known = 64  # bits of U, which is between `word` and `word + 1` in units of the last of them
+        while True:
+            scaled = threshold * Decimal(2) ** known
+            if word + 1 <= scaled * (1 - doubt):
+                return True
+            if word >= scaled * (1 + doubt):
+                return False
+            if k == 0:
+                return True  # U <= 1
+            word = (word << 64) + int(stream.words(1)[0])
+            known += 64
+
+
+def uniform_subsets(
+    stream: KeyStream, population: int, size: int, n_steps: int
+) -> Iterator[NDArray[np.int64]]:
+    """Yield independent uniform subsets of ``range(population)``, in no particular order.
+
+    Parameters
+    ----------
+    stream : KeyStream
+        Where the randomness comes from.
+    population, size : int
+        How many there are and how many are taken, fewer.
+    n_steps : int
+        How many subsets.
+
+    Yields
+    ------
+    ndarray of int64, shape (size,)
+        A subset.
+    """
+    if size <= population // 2:
+        yield from _Subsets(stream, population, size).iterate(n_steps)
+        return
+    for left_out in _Subsets(stream, population, population - size).iterate(n_steps):
+        kept = np.ones(population, dtype=np.bool_)
+        kept[left_out] = False
+        yield np.flatnonzero(kept)
+
+
+class _Subsets:
+    """Uniform subsets of ``size`` of ``range(population)``, for sizes up to half of it."""
+
+    def __init__(self, stream: KeyStream, population: int, size: int) -> None:
+        self.stream = stream
+        self.population = population
+        self.size = size
+        # Only entries that were just written are read, so that it never needs clearing; and pages
+        # that are never touched cost no memory.
+        self.last_place = np.empty(population, dtype=np.int64)
+
+    def iterate(self, n_steps: int) -> Iterator[NDArray[np.int64]]:
+        """Yield independent subsets for `n_steps` steps."""
+        # Expected number of repeated values before the last new one, and a margin: to draw too
+        # few is no error, only slower.
+        repeats = max(0.0, -self.population * math.log1p(-self.size / self.population) - self.size)
+        n_draws = self.size + int(repeats + 4.0 * math.sqrt(repeats)) + 2
+        rows = max(1, _PIECE // n_draws)
+        for start in range(0, n_steps, rows):
+            n_rows = min(rows, n_steps - start)
+            draws = self.stream.integers(self.population, n_rows * n_draws)
+            for row in draws.reshape(n_rows, n_draws):
+                yield self.first_distinct(row)
+
+    def first_distinct(self, draws: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first ``size`` distinct values of `draws`, prolonged where it is short."""
+        while True:
+            places = np.arange(len(draws))
+            # Backwards, because of several assignments to one entry the last one stays.
+            self.last_place[draws[::-1]] = places[::-1]
+            distinct = draws[self.last_place[draws] == places]
+            if len(distinct) >= self.size:
+                return distinct[: self.size]
+            more = self.stream.integers(self.population, self.size - len(distinct) + 8)
+            draws = np.concatenate([draws, more])

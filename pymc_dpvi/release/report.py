@@ -1,0 +1,471 @@
+r"""What a fit has spent, on which assumptions: a frozen record for people and machines.
+
+A report holds one :class:`PrivacyRun` for each call of `fit` or `refine`. Its totals are sums,
+
+.. math:: \varepsilon = \sum_r \varepsilon_r, \qquad \delta = \sum_r \delta_r,
+
+which is basic composition (Dwork and Roth 2014, Theorem 3.16). It is loose, and it stays valid when
+a later run, its size, or whether it happens at all was chosen after looking at the results of
+earlier ones, provided that the totals were limited in advance (Rogers, Roth, Ullman and Vadhan
+2016), as by a `PrivacyBudget`. Tighter composition theorems need more than that.
+
+The report is part of what is published. It holds nothing that depends on the records, and nothing that
+depends on their number where that is not public: only names, settings and versions. Numbers shown to
+people are rounded up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pymc_dpvi.accounting.curves.profiles import PlannedRun
+from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.pages import Page, Section, shown
+from pymc_dpvi.release import report_json
+from pymc_dpvi.release.meaning import Interpretation, interpret_runs
+from pymc_dpvi.release.privacy_run import PrivacyRun
+from pymc_dpvi.release.report_json import to_number
+
+__all__ = ["PrivacyReport", "PrivacyRun"]
+
+_NOISES = ("gaussian_float64", "lattice")
+_ADAPTIVE = (
+    " (adaptive from there, by noisy counts of norm {} times it, which the noise multiplier counts in)"
+)
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """What was spent, and what the guarantee rests on.
+
+    Parameters
+    ----------
+    neighboring_relation : str
+        ``"add_or_remove_one"`` or ``"replace_one"``.
+    unit : str
+        What one record is, such as "one row along the leading axis of 'income'".
+    sampler : str
+        ``"poisson"``, ``"fixed_size"`` or ``"full_batch"``.
+    gradient : str
+        ``"aligned"`` or ``"vanilla"``.
+    accountant : str
+        Name of the accountant.
+    guarantee : str
+        ``"proven"``, or what is known about the accountant's bound.
+    secure_randomness : bool
+        Whether noise and batches came from the operating system's cryptographic randomness.
+    num_records_public : bool
+        Whether the number of records is treated as public. If so, it may follow from a sampling
+        probability that was computed from it.
+    public_arrays : tuple of str
+        Names of arrays in the model that were declared public.
+    withheld : tuple of str
+        Names of variables that are left out of the release because they depend on records.
+    versions : tuple of (str, str)
+        Names and versions of the packages that ran.
+    runs : tuple of PrivacyRun
+        One for each `fit` or `refine`, in order.
+    noise : str
+        How the noise was drawn: ``"gaussian_float64"`` (in floating point, whose rounding is not
+        accounted for) or ``"lattice"`` (in whole multiples of a fixed unit, which the account covers).
+    budget : str, optional
+        Name of the `PrivacyBudget` that the runs were charged to, if there was one.
+
+    Raises
+    ------
+    ArgumentError
+        If a field does not have its type.
+
+    Notes
+    -----
+    Privacy: holds nothing that depends on the records; it may be published with the release.
+    """
+
+    neighboring_relation: str
+    unit: str
+    sampler: str
+    gradient: str
+    accountant: str
+    guarantee: str
+    secure_randomness: bool
+    num_records_public: bool
+    public_arrays: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    runs: tuple[PrivacyRun, ...] = ()
+    noise: str = "gaussian_float64"
+    budget: str | None = None
+
+    def __post_init__(self) -> None:
+        texts = (
+            "neighboring_relation",
+            "unit",
+            "sampler",
+            "gradient",
+            "accountant",
+            "guarantee",
+        )
+        for name in texts:
+            if not isinstance(getattr(self, name), str):
+                raise ArgumentError(f"PrivacyReport: {name} must be a string.")
+        if self.neighboring_relation not in ("add_or_remove_one", "replace_one"):
+            raise ArgumentError(
+                "PrivacyReport: neighboring_relation must be 'add_or_remove_one' or 'replace_one'."
+            )
+        if self.noise not in _NOISES:
+            raise ArgumentError(f"PrivacyReport: noise must be one of {list(_NOISES)}.")
+        if self.budget is not None and not isinstance(self.budget, str):
+            raise ArgumentError("PrivacyReport: budget must be a string or None.")
+        for name in ("secure_randomness", "num_records_public"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"PrivacyReport: {name} must be True or False.")
+        for name in ("public_arrays", "withheld"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+                raise ArgumentError(f"PrivacyReport: {name} must be a sequence of names.")
+            object.__setattr__(self, name, tuple(value))
+        pairs = self.versions.items() if isinstance(self.versions, Mapping) else self.versions
+        object.__setattr__(self, "versions", tuple((str(a), str(b)) for a, b in pairs))
+        object.__setattr__(self, "runs", tuple(self.runs))
+        if not all(isinstance(run, PrivacyRun) for run in self.runs):
+            raise ArgumentError("PrivacyReport: runs must be PrivacyRun objects.")
+
+    # ---------------------------------------------------------------------------- totals
+
+    @property
+    def epsilon(self) -> float:
+        """Total epsilon over all runs."""
+        return math.fsum(run.epsilon for run in self.runs)
+
+    @property
+    def delta(self) -> float:
+        """Total delta over all runs, at most 1."""
+        return min(1.0, math.fsum(run.delta for run in self.runs))
+
+    def _last(self) -> PrivacyRun:
+        if not self.runs:
+            raise AttributeError("nothing has been run yet")
+        return self.runs[-1]
+
+    @property
+    def n_steps(self) -> int:
+        """Planned steps of the last run."""
+        return self._last().n_steps
+
+    @property
+    def sampling_prob(self) -> float:
+        """Sampling probability of the last run."""
+        return self._last().sampling_prob
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise multiplier of the last run."""
+        return self._last().noise_multiplier
+
+    @property
+    def l2_clip_norm(self) -> float:
+        """Clip norm of the last run; if it is adaptive, its start value."""
+        return self._last().l2_clip_norm
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why the result must not be released as private, in sentences; empty if nothing is known."""
+        said = []
+        if not self.secure_randomness:
+            said.append("Noise and batches came from a seed. Whoever knows it can take the noise away.")
+        if self.noise == "gaussian_float64":
+            said.append(
+                "Noise was added in floating point, and the last bits of the results can give records away."
+            )
+        if self.guarantee != "proven":
+            said.append(
+                f"Epsilon is not a proven bound: the accountant {self.accountant!r} is "
+                f"{self.guarantee}. What was spent may be more."
+            )
+        return tuple(said)
+
+    @property
+    def releasable(self) -> bool:
+        """Whether the guarantee holds against somebody who knows the code: there are no `obstacles`."""
+        return not self.obstacles
+
+    # ---------------------------------------------------------------------------- changes
+
+    def with_run(self, run: PrivacyRun) -> PrivacyReport:
+        """Return a report that has `run` added.
+
+        Parameters
+        ----------
+        run : PrivacyRun
+            What was charged.
+
+        Returns
+        -------
+        PrivacyReport
+        """
+        return dataclasses.replace(self, runs=(*self.runs, run))
+
+    def with_steps_run(self, steps_run: int) -> PrivacyReport:
+        """Return a report that says how many steps of the last run were run.
+
+        Parameters
+        ----------
+        steps_run : int
+            Number of steps; the planned cost stays.
+
+        Returns
+        -------
+        PrivacyReport
+        """
+        last = dataclasses.replace(self._last(), steps_run=steps_run)
+        return dataclasses.replace(self, runs=(*self.runs[:-1], last))
+
+    # ---------------------------------------------------------------------------- words
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the guarantee rests on, in sentences."""
+        if len(self.runs) < 2 or self.budget is not None:
+            return self._assumptions_of_a_run()
+        return (
+            *self._assumptions_of_a_run(),
+            "The runs' costs add up to a guarantee if their total was limited in advance. There was no "
+            "PrivacyBudget to see to that.",
+        )
+
+    def _assumptions_of_a_run(self) -> tuple[str, ...]:
+        said = [
+            f"The model treats each record by itself; this {'was' if self.runs else 'is'} checked before the "
+            "fit.",
+            "One person contributes one record. For somebody with k records multiply epsilon by k "
+            "(delta grows too).",
+        ]
+        if self.noise == "gaussian_float64":
+            said.append("Noise is added in floating point; its rounding is not accounted for.")
+        else:
+            said.append(
+                "Noise is added in whole multiples of a fixed unit (a lattice); rounding to that unit is "
+                "accounted for."
+            )
+        if self.num_records_public:
+            said.append(
+                "The number of records is public, and so is what was computed from it (the sampling "
+                "probability from a batch size, the prior's share in vanilla gradients): it is the same with "
+                "and without a record."
+            )
+        if self.public_arrays:
+            names = ", ".join(self.public_arrays)
+            said.append(f"Taken as public, and not protected: {names}.")
+        return tuple(said)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the guarantee says nothing about, in sentences."""
+        said = [
+            "Preparation of the data (scaling, selection, encoding) done with the records.",
+            "Choice of the model, its priors, the starting point and other settings, where results "
+            "on these records guided it.",
+            "Other analyses of the same records, and other fits; their costs add up.",
+            "What can be learned about a person from the population as a whole.",
+        ]
+        if self.num_records_public:
+            said.insert(2, "The number of records.")
+        return tuple(said)
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """Return the settings as (label, text)."""
+        bound = "upper bound" if self.guarantee == "proven" else "NOT a proven bound"
+        if len(self.runs) > 1 and self.budget is None:
+            bound += ", if the total was limited in advance"
+        relation = {
+            "add_or_remove_one": "adding or removing one record",
+            "replace_one": "replacing one record",
+        }[self.neighboring_relation]
+        lines = [
+            (
+                "epsilon",
+                f"{shown(self.epsilon, up=True)} ({bound})",
+            ),
+            ("delta", shown(self.delta, up=True)),
+            ("releasable", "yes: no obstacle is known" if self.releasable else "NO"),
+            ("protects against", relation),
+            ("record", self.unit),
+            ("accountant", f"{self.accountant} (guarantee: {self.guarantee})"),
+            ("gradients", self.gradient),
+            ("sampler", self.sampler),
+            (
+                "randomness",
+                "cryptographic, from the operating system"
+                if self.secure_randomness
+                else "INSECURE (from a seed)",
+            ),
+            ("number of records", "public" if self.num_records_public else "not public"),
+        ]
+        if self.budget is not None:
+            lines.append(("budget", self.budget))
+        lines.append(("public arrays", ", ".join(self.public_arrays) or "none"))
+        if self.withheld:
+            lines.append(("withheld", ", ".join(self.withheld)))
+        for number, run in enumerate(self.runs, start=1):
+            stopped = f" ({run.steps_run} run)" if run.steps_run != run.n_steps else ""
+            chosen = " (chosen: a larger one would hardly reduce the noise)" if run.default_sampling else ""
+            adaptive = _ADAPTIVE.format(shown(run.tally_weight)) if run.tally_weight else ""
+            named = f", id {run.run_id}" if run.run_id else ""
+            named += f", backend {run.backend}" if run.backend else ""
+            lines.append(
+                (
+                    f"run {number}",
+                    f"epsilon {shown(run.epsilon, up=True)}, delta {shown(run.delta, up=True)}, "
+                    f"{run.n_steps} steps planned{stopped}, sampling_prob "
+                    f"{shown(run.sampling_prob)}{chosen}, noise_multiplier "
+                    f"{shown(run.noise_multiplier)}, l2_clip_norm {shown(run.l2_clip_norm)}{adaptive}{named}",
+                )
+            )
+        if self.versions:
+            lines.append(("versions", ", ".join(f"{a} {b}" for a, b in self.versions)))
+        return lines
+
+    def _page(self) -> Page:
+        warning = f"NOT FOR RELEASE: {' '.join(self.obstacles)}" if self.obstacles else None
+        sections = (Section("Rests on", self.assumptions), Section("Does not cover", self.not_covered))
+        return Page("Differential privacy report", self._lines(), sections, warning)
+
+    def __str__(self) -> str:
+        return self._page().text()
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook; every text is escaped."""
+        return self._page().html()
+
+    def interpret(
+        self, *, runs_fixed_in_advance: bool = False, group_sizes: Iterable[int] = (2, 5)
+    ) -> Interpretation:
+        """Return what was spent means for one person.
+
+        Parameters
+        ----------
+        runs_fixed_in_advance : bool
+            Whether the settings of all runs were fixed, or limited to what they are, before the first one.
+        group_sizes : iterable of int
+            Numbers of records that one person may have contributed.
+
+        Returns
+        -------
+        Interpretation
+            Trade-off curve, membership bounds, odds, groups, other accountants.
+
+        Raises
+        ------
+        ArgumentError
+            If nothing has been run.
+
+        Notes
+        -----
+        Privacy: uses no data. Speaks of the mechanism that the report describes; its figures are proven, also
+        where the accountant's are not.
+        """
+        planned = [
+            PlannedRun.from_names(
+                sampler=self.sampler,
+                sampling_prob=run.sampling_prob,
+                noise_multiplier=run.noise_multiplier,
+                n_steps=run.n_steps,
+            )
+            for run in self.runs
+        ]
+        return interpret_runs(
+            planned,
+            deltas=[run.delta for run in self.runs],
+            stated_epsilons=[run.epsilon for run in self.runs],
+            guarantee=self.guarantee,
+            neighboring_relation=self.neighboring_relation,
+            unit=self.unit,
+            assumptions=self._assumptions_of_a_run(),  # the interpretation says itself what a sum rests on
+            not_covered=self.not_covered,
+            obstacles=self.obstacles,
+            runs_fixed_in_advance=runs_fixed_in_advance,
+            group_sizes=group_sizes,
+        )
+
+    # ---------------------------------------------------------------------------- machines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain dicts, lists, strings and numbers.
+
+        Returns
+        -------
+        dict
+        """
+        return {
+            **report_json.header(),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "neighboring_relation": self.neighboring_relation,
+            "unit": self.unit,
+            "sampler": self.sampler,
+            "gradient": self.gradient,
+            "accountant": self.accountant,
+            "guarantee": self.guarantee,
+            "secure_randomness": self.secure_randomness,
+            "num_records_public": self.num_records_public,
+            "public_arrays": list(self.public_arrays),
+            "withheld": list(self.withheld),
+            "noise": self.noise,
+            "budget": self.budget,
+            "runs": [dataclasses.asdict(run) for run in self.runs],
+            "releasable": self.releasable,
+            "obstacles": list(self.obstacles),
+            "assumptions": list(self.assumptions),
+            "not_covered": list(self.not_covered),
+            "versions": dict(self.versions),
+        }
+
+    def to_json(self) -> str:
+        """Return the report as JSON. An infinite epsilon is written as ``"inf"``.
+
+        Returns
+        -------
+        str
+        """
+        return report_json.write(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> PrivacyReport:
+        """Return the report that `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str
+            JSON.
+
+        Returns
+        -------
+        PrivacyReport
+
+        Raises
+        ------
+        ArgumentError
+            If `text` is not such a report, or its totals do not follow from its runs.
+        """
+        found = report_json.read(text)
+        computed = ("runs", "versions")
+        names = [f.name for f in dataclasses.fields(cls) if f.name not in computed]
+        try:
+            runs = tuple(
+                PrivacyRun(**{key: to_number(value) for key, value in run.items()}) for run in found["runs"]
+            )
+            report = cls(
+                **{name: found[name] for name in names},
+                runs=runs,
+                versions=tuple(found["versions"].items()),
+            )
+            totals = (to_number(found["epsilon"]), to_number(found["delta"]))
+        except (KeyError, TypeError, AttributeError):
+            raise ArgumentError("text is a privacy report with missing or wrong fields.") from None
+        if totals != (report.epsilon, report.delta):
+            raise ArgumentError("the report's totals do not follow from its runs.")
+        return report

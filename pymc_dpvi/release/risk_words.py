@@ -1,0 +1,160 @@
+"""Bounds on attacks in words that need no definition of ε.
+
+Whoever decides about a release reads these sentences. So each figure is rounded up, says what it is
+compared with, and names its condition. That ε fails with probability δ is false, and is not said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from pymc_dpvi.accounting.curves.comparison import AccountantFigure
+from pymc_dpvi.accounting.curves.tradeoff import PrivacyProfile
+from pymc_dpvi.pages import Table, percent, shown
+
+__all__ = [
+    "FALSE_POSITIVE_RATES",
+    "RELATIONS",
+    "SHARES",
+    "accountant_table",
+    "attack_lines",
+    "group_table",
+    "odds_lines",
+]
+
+FALSE_POSITIVE_RATES = (1e-3, 1e-2)
+"""Where true positive rates are given."""
+
+SHARES = (1e-2, 1e-3)
+"""Shares of releases in which a bound on odds may fail."""
+
+RELATIONS = {
+    "add_or_remove_one": "adding or removing one record",
+    "replace_one": "replacing one record",
+}
+
+_QUESTIONS = {
+    "add_or_remove_one": ("whether one given record was among the data", "says yes"),
+    "replace_one": ("which of two given records was among the data", "names the first"),
+}
+_PRIOR = 0.1
+
+
+def _accuracy(profile: PrivacyProfile) -> str:
+    return percent(0.5 + 0.5 * profile.advantage)
+
+
+def attack_lines(
+    profile: PrivacyProfile, from_epsilon_alone: PrivacyProfile, neighboring_relation: str
+) -> tuple[str, ...]:
+    """Say how well an attack can do.
+
+    Parameters
+    ----------
+    profile, from_epsilon_alone : PrivacyProfile
+        The mechanism's, and what would follow from one pair (epsilon, delta).
+    neighboring_relation : {"add_or_remove_one", "replace_one"}
+        What the attacker has to find out.
+
+    Returns
+    -------
+    tuple of str
+    """
+    question, yes = _QUESTIONS[neighboring_relation]
+    lines = [
+        "The attacker knows all other records, the model and this program, sees every step of the fit, "
+        f"and wants to find out {question}. A real attacker knows less.",
+        f"It guesses right at most {_accuracy(profile)} of the time, where tossing a coin gives "
+        f"50 % (advantage {shown(profile.advantage, up=True)}).",
+    ]
+    for rate in FALSE_POSITIVE_RATES:
+        found = percent(profile.true_positive_rate(rate))
+        lines.append(
+            f"If it {yes} wrongly in at most {percent(rate)} of cases, it {yes} rightly in at most "
+            f"{found}; without the release, in {percent(rate)}."
+        )
+    instead = percent(from_epsilon_alone.true_positive_rate(FALSE_POSITIVE_RATES[0]))
+    lines.append(
+        "These figures come from the mechanism's whole curve. From epsilon and delta alone one could "
+        f"only say: right at most {_accuracy(from_epsilon_alone)} of the time, and {instead} in place of the "
+        "first of the two rates."
+    )
+    return tuple(lines)
+
+
+def odds_lines(profile: PrivacyProfile) -> tuple[str, ...]:
+    """Say how far a release moves a belief.
+
+    Parameters
+    ----------
+    profile : PrivacyProfile
+        The mechanism's.
+
+    Returns
+    -------
+    tuple of str
+    """
+    lines = [
+        "Whatever somebody knew or believed about one record before, the release moves the odds for the "
+        "truth, against its being otherwise, only so far. The program's own random draws decide how far."
+    ]
+    for share in SHARES:
+        factor = profile.odds_factor(share)
+        if not math.isfinite(factor):
+            lines.append(f"In {percent(share)} of releases there is no limit that could be shown.")
+            continue
+        after = profile.posterior(_PRIOR, share)
+        lines.append(
+            f"In all but {percent(share)} of releases they grow at most {shown(factor, up=True)}-fold: "
+            f"who held the truth {percent(_PRIOR)} likely then holds it at most {percent(after)} likely."
+        )
+    lines.append("Delta is not the share of releases in which e to the epsilon fails to be such a limit.")
+    return tuple(lines)
+
+
+def group_table(groups: Iterable[tuple[int, float, float, PrivacyProfile]]) -> Table:
+    """Return what is left for people with several records.
+
+    Parameters
+    ----------
+    groups : iterable of (int, float, float, PrivacyProfile)
+        Number of records, epsilon, delta, and the profile for so many.
+
+    Returns
+    -------
+    Table
+    """
+    rate = FALSE_POSITIVE_RATES[0]
+    rows = [
+        (
+            str(records),
+            shown(epsilon, up=True),
+            shown(delta, up=True),
+            _accuracy(profile),
+            percent(profile.true_positive_rate(rate)),
+        )
+        for records, epsilon, delta, profile in groups
+    ]
+    found = f"found, {percent(rate)} false alarms"
+    return Table(("records", "epsilon", "delta", "right guesses", found), rows)
+
+
+def accountant_table(figures: Sequence[AccountantFigure]) -> Table:
+    """Return epsilon by accountant.
+
+    Parameters
+    ----------
+    figures : sequence of AccountantFigure
+        One for each.
+
+    Returns
+    -------
+    Table
+    """
+    rows = []
+    for figure in figures:
+        found = "not supported" if figure.epsilon is None else shown(figure.epsilon, up=True)
+        proven = figure.guarantee == "proven"
+        rows.append((figure.name, found, figure.guarantee if proven else f"{figure.guarantee}, NOT a bound"))
+    return Table(("accountant", "epsilon", "guarantee"), rows)

@@ -1,0 +1,153 @@
+"""Equal graphs have equal keys in every process, and graphs that differ in anything have different ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.tensor.type import TensorType
+
+from pymc_dpvi.engine.graph_keys import graph_key
+
+
+def make(**other: Any) -> str | None:
+    """The key of one graph, or of one that differs from it in the things named."""
+    how: dict[str, Any] = {
+        "dtype": "float64",
+        "shape": (None, 3),
+        "constant": np.arange(3.0),
+        "number": 2.0,
+        "op": pt.exp,
+        "axis": 1,
+        "index": slice(0, 2),
+        "flip_inputs": False,
+        "flip_outputs": False,
+        "inner": 1.0,
+        "cast": "float32",
+        "names": "xy",
+    } | other
+    x = TensorType(how["dtype"], how["shape"])(how["names"][0])
+    y = pt.vector(how["names"][1])
+    z = pt.scalar("z")
+    inner = OpFromGraph([z], [z * how["inner"]])
+    first = how["op"](x + how["constant"]).sum(axis=how["axis"]) * how["number"]
+    second = inner(y[how["index"]].sum()) + pt.cast(y, how["cast"]).sum()
+    inputs, outputs = [x, y], [first, second]
+    if how["flip_inputs"]:
+        inputs.reverse()
+    if how["flip_outputs"]:
+        outputs.reverse()
+    return graph_key(inputs, outputs)
+
+
+DIFFERENT = {
+    "dtype": "float32",
+    "shape": (None, None),
+    "constant": np.nextafter(np.arange(3.0), 9),
+    "number": 2.5,
+    "op": pt.log,
+    "axis": 0,
+    "index": slice(0, 3),
+    "flip_inputs": True,
+    "flip_outputs": True,
+    "inner": 1.5,
+    "cast": "int64",
+}
+
+
+def test_equal_graphs_have_equal_keys() -> None:
+    assert make() is not None
+    assert make() == make()
+    assert make(names="ab") == make()
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_whatever_differs_is_in_the_key(what: str) -> None:
+    assert make(**{what: DIFFERENT[what]}) not in (None, make())
+
+
+def test_sharing_is_not_structure() -> None:
+    """What is computed once or twice is the same, and so is its key; x + y is not y + x."""
+    x, y = pt.dvector("x"), pt.dvector("y")
+    once = pt.exp(x)
+    assert graph_key([x], [once * once]) == graph_key([x], [pt.exp(x) * pt.exp(x)])
+    assert graph_key([x, y], [x - y]) != graph_key([x, y], [y - x])
+
+
+class Undeclared(Op):
+    """An operation that does not say what it depends on."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def make_node(self, x: Variable) -> Apply:
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        output_storage[0][0] = inputs[0] * self.by
+
+
+class Derived(OpFromGraph):
+    """One with an inner graph, which may have more than that."""
+
+
+def test_what_is_not_known_has_no_key() -> None:
+    x, y = pt.dvector("x"), pt.dvector("y")
+    assert graph_key([x], [Undeclared(2.0)(x)]) is None
+    assert graph_key([x], [x + y]) is None  # y is no input
+    assert graph_key([x], [Derived([x], [x * 2.0])(x)]) is None
+
+
+STEP = """
+import warnings
+warnings.simplefilter("ignore")
+import numpy as np, pymc as pm
+from pymc_dpvi import DPADVI
+from pymc_dpvi.engine import multistep as chunk
+from pymc_dpvi.engine import microbatch as pieces
+import python_mode
+found = []
+def kept(make):
+    def key(*args):
+        found.append(make(*args))
+        return found[-1]
+    return key
+chunk.graph_key, pieces.graph_key = kept(chunk.graph_key), kept(pieces.graph_key)
+rng = np.random.default_rng(0)
+x, group = rng.normal(size=(50, 3)), rng.integers(4, size=50)
+with pm.Model():
+    level = pm.Normal("level", 0, 1, shape=4)
+    beta = pm.Normal("beta", 0, 1, shape=3)
+    sigma = pm.HalfNormal("sigma", 1)
+    pm.Normal("y", level[group] + x @ beta, sigma, observed=x[:, 0])
+    method = DPADVI(noise_multiplier=2.0, delta=1e-5, sampling_prob=0.5, accountant="rdp")
+    method.fit(1, progressbar=False, compile_kwargs={"mode": "PYTHON"})
+print(*found)
+"""
+
+
+@pytest.mark.slow
+def test_a_step_has_the_same_keys_in_every_process() -> None:
+    def keys(seed: str) -> list[str]:
+        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{STEP}"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    first, second = keys("1"), keys("2")
+    assert first == second and len(set(first)) == 2 and "None" not in first
