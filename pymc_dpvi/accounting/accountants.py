@@ -3,8 +3,7 @@
 ========================  ==============  =====================================================
 name                      guarantee       takes (add-or-remove-one, AR; replace-one, RO)
 ========================  ==============  =====================================================
-``pld``                   proven          full batch, Poisson, truncated Poisson AR and RO;
-                                          fixed size RO
+``pld``                   proven          full batch, Poisson AR and RO; fixed size RO
 ``rdp``                   proven          full batch AR and RO; Poisson AR; fixed size RO
 ``moments``               proven          full batch AR and RO; Poisson AR
 ``advanced_composition``  proven          full batch, Poisson AR and RO; fixed size RO

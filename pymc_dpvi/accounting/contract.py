@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 Guarantee = Literal["proven", "heuristic", "bayesian"]
-Scheme = Literal["full_batch", "poisson", "fixed_size", "truncated_poisson"]
+Scheme = Literal["full_batch", "poisson", "fixed_size"]
 Schemes = Mapping[Scheme, frozenset[NeighboringRelation]]
 
 ADD_OR_REMOVE = frozenset({NeighboringRelation.ADD_OR_REMOVE_ONE})
@@ -65,7 +65,7 @@ class GaussianStep:
 
     Attributes
     ----------
-    scheme : {"full_batch", "poisson", "fixed_size", "truncated_poisson"}
+    scheme : {"full_batch", "poisson", "fixed_size"}
         How the batch was drawn.
     sampling_prob : float
         Probability with which one record was drawn.
@@ -92,8 +92,6 @@ def gaussian_step(event: dp_accounting.DpEvent) -> GaussianStep | None:
     """
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return GaussianStep("full_batch", 1.0, event.noise_multiplier)
-    if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        return GaussianStep("truncated_poisson", event.sampling_probability, event.noise_multiplier)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         scheme: Scheme = "poisson"
         prob = event.sampling_probability

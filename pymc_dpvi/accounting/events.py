@@ -12,8 +12,6 @@ full batch                             both               Gaussian(z)           
 Poisson                                both               Poisson(q, Gaussian(z))        tight
 fixed size B of N                      replace one        WithoutReplacement(N, B,       10 % above a
                                                           Gaussian(z))                   lower bound
-Poisson of N, cut at m                 replace one        Truncated(N, q, m, z)          proven
-Poisson of N, cut at m                 add or remove one  Truncated(N + 1, q, m, z)      proven
 =====================================  =================  =============================  ===============
 
 The accountants of this package all take :math:`z` so and know the relation
@@ -31,11 +29,6 @@ are neighbours, under replace-one, of a Poisson-sampled mechanism whose records 
 :math:`2C` (replace :math:`2C` by zero), which is what Poisson(q, Gaussian(z/2)) stands for; PLD then
 doubles once more. That is proven and about 2x loose. Gaussian(z) in its place is *not* a bound: at q=0.01,
 z=8, T=1e4, delta=1e-5 it gives 0.926, below the 0.947 of the pair above.
-
-**Truncated Poisson** is another mechanism than Poisson: whether a record is cut depends on how many others
-were drawn, so that the cost depends on the number of records N, a public constant here. Adding a record
-makes them N + 1, and truncation likelier: that is the dataset size of the event under
-add-or-remove-one. Under replace-one it stays N.
 
 **The papers' noise.** Jälkö et al. (2017) add :math:`N(0, 4 C^2 \sigma^2)`: their :math:`\sigma` is a
 ``noise_multiplier`` of :math:`2\sigma` here, under either relation.
@@ -182,13 +175,6 @@ def step_event(
         mapped = noise
     elif step.scheme == "poisson":
         mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, noise)
-    elif step.scheme == "truncated_poisson":
-        mapped = dp_accounting.TruncatedSubsampledGaussianDpEvent(
-            event.dataset_size if replace_one else event.dataset_size + 1,
-            event.sampling_probability,
-            event.truncated_batch_size,
-            noise.noise_multiplier,
-        )
     elif isinstance(accountant, PLDAccountant) and not isinstance(accountant, GuardedPLDAccountant):
         half = dp_accounting.GaussianDpEvent(noise.noise_multiplier / 2.0)  # see the module docstring
         mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, half)

@@ -70,15 +70,10 @@ def fixed(size: int, population: int, noise: float) -> dp_accounting.DpEvent:
     return dp_accounting.SampledWithoutReplacementDpEvent(population, size, gaussian(noise))
 
 
-def truncated(population: int, prob: float, cap: int, noise: float) -> dp_accounting.DpEvent:
-    return dp_accounting.TruncatedSubsampledGaussianDpEvent(population, prob, cap, noise)
-
-
 EVENTS = {
     "full_batch": gaussian(20.0),
     "poisson": poisson(0.05, 3.0),
     "fixed_size": fixed(5, 100, 6.0),
-    "truncated_poisson": truncated(100, 0.05, 20, 3.0),
 }
 
 # Worst-case distances: the Bayesian accountant then says what a worst-case one of its kind would.
@@ -221,7 +216,6 @@ def louder(scheme: str, noise: float, prob: float) -> dp_accounting.DpEvent:
         "full_batch": gaussian(noise),
         "poisson": poisson(prob, noise),
         "fixed_size": fixed(size, 1000, noise),
-        "truncated_poisson": truncated(1000, prob, size + round(6.0 * math.sqrt(size)) + 1, noise),
     }[scheme]
 
 

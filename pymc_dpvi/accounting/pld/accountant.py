@@ -30,9 +30,6 @@ for *all* real :math:`\varepsilon` (the first is the larger one for :math:`\vare
 below). A curve that dominates a step may be composed, so that connecting its dots and composing the
 result with itself gives an upper bound of the run. At N=1e4, B=100, z=8, T=1e4, delta=1e-5 it is 1.039;
 the pair alone gives 0.947, dp-accounting's replace-one relation 1.993 and its Rényi bound 2.221.
-
-**Truncated Poisson batches** (a batch above the cap is cut down to a random subset) have no such pair;
-dp-accounting bounds them by a mixture of two replace-one curves (Ganesh 2025, arXiv 2508.15089).
 """
 
 from __future__ import annotations
@@ -112,7 +109,6 @@ class GuardedPLDAccountant(PLDAccountant):
     schemes: ClassVar[Schemes] = {
         "full_batch": BOTH,
         "poisson": BOTH,
-        "truncated_poisson": BOTH,
         "fixed_size": REPLACE,
     }
 

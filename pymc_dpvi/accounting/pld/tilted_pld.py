@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_dpvi.accounting.contract import gaussian_step
 from pymc_dpvi.accounting.gaussian import gaussian_epsilon, log_gaussian_delta
 from pymc_dpvi.accounting.pld.accountant import DEFAULT_DISCRETIZATION, GuardedPLDAccountant
-from pymc_dpvi.accounting.pld.batch_pairs import FixedSizePair, TruncatedPair
+from pymc_dpvi.accounting.pld.batch_pairs import FixedSizePair
 from pymc_dpvi.accounting.pld.dominating_pairs import GaussianPair
 from pymc_dpvi.accounting.pld.gaussian_steps import (
     LossPair,
@@ -96,18 +96,12 @@ class TiltedPLDAccountant(GuardedPLDAccountant):
         prob, noise = step.sampling_prob, step.noise_multiplier
         if prob == 0.0:
             return
-        if step.scheme == "truncated_poisson":
-            if 0 in (event.truncated_batch_size, event.dataset_size):
-                return
-            pair: LossPair = TruncatedPair.make(
-                event.dataset_size, prob, event.truncated_batch_size, noise, replace_one
-            )
-        elif prob == 1.0:
+        if prob == 1.0:
             noise /= 2.0 if replace_one else 1.0
             self._full[noise] = self._full.get(noise, 0) + count
             return
         elif step.scheme == "fixed_size":
-            pair = FixedSizePair(prob, noise)
+            pair: LossPair = FixedSizePair(prob, noise)
         else:
             pair = GaussianPair(prob, noise, replace_one)
         self._pairs[pair] = self._pairs.get(pair, 0) + count
