@@ -24,9 +24,9 @@ The accountants of this package all take :math:`z` so and know the relation
 * an accountant that we do not know gets :math:`z/2`, which can only over-report.
 
 **Fixed size under a user's PLD accountant.** It has no event for sampling without replacement. The worst
-pair (:mod:`pymc_dpvi.accounting.pld.accountant`) is :math:`(1-q) N(0) + q N(2C)` against :math:`N(0)`. Both
-are neighbours, under replace-one, of a Poisson-sampled mechanism whose records contribute up to
-:math:`2C` (replace :math:`2C` by zero), which is what Poisson(q, Gaussian(z/2)) stands for; PLD then
+pair (:mod:`pymc_dpvi.accounting.pld.dominating_pairs`) is :math:`(1-q) N(0) + q N(2C)` against
+:math:`N(0)`. Both are neighbours, under replace-one, of a Poisson-sampled mechanism whose records contribute
+up to :math:`2C` (replace :math:`2C` by zero), which is what Poisson(q, Gaussian(z/2)) stands for; PLD then
 doubles once more. That is proven and about 2x loose. Gaussian(z) in its place is *not* a bound: at q=0.01,
 z=8, T=1e4, delta=1e-5 it gives 0.926, below the 0.947 of the pair above.
 
@@ -57,12 +57,11 @@ from pymc_dpvi.accounting.contract import (
     refuse_unsupported,
 )
 from pymc_dpvi.accounting.papers.rdp import GuardedRdpAccountant
-from pymc_dpvi.accounting.pld.accountant import GuardedPLDAccountant
 from pymc_dpvi.errors import PrivacyError
 
 __all__ = ["EventSampler", "UnsupportedEventError", "replace_one_scale", "step_event"]
 
-_OURS = (CountingAccountant, GuardedPLDAccountant, GuardedRdpAccountant)
+_OURS = (CountingAccountant, GuardedRdpAccountant)
 
 
 class EventSampler(Protocol):
@@ -175,7 +174,7 @@ def step_event(
         mapped = noise
     elif step.scheme == "poisson":
         mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, noise)
-    elif isinstance(accountant, PLDAccountant) and not isinstance(accountant, GuardedPLDAccountant):
+    elif isinstance(accountant, PLDAccountant):  # a user's own
         half = dp_accounting.GaussianDpEvent(noise.noise_multiplier / 2.0)  # see the module docstring
         mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, half)
     else:
