@@ -17,6 +17,7 @@ from dp_accounting.pld import PLDAccountant
 
 from pymc_dpvi.accounting.accountants import AccountantInfo
 from pymc_dpvi.accounting.events import EventSampler, step_event
+from pymc_dpvi.accounting.relations import sensitivity_factor
 from pymc_dpvi.arguments import check_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 from pymc_dpvi.sampling import FullBatchSampler, PoissonSampler
@@ -102,7 +103,7 @@ class Run:
     @property
     def sensitivity(self) -> float:
         """How far one record moves the sum, in units of its bound."""
-        return 2.0 if self.relation is NeighboringRelation.REPLACE_ONE else 1.0
+        return sensitivity_factor(self.relation)
 
     def epsilon(self, *, noise_multiplier: float, n_steps: int, delta: float) -> float:
         """Return epsilon at `delta`; may be infinite.

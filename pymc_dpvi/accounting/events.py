@@ -57,6 +57,7 @@ from pymc_dpvi.accounting.contract import (
     refuse_unsupported,
 )
 from pymc_dpvi.accounting.papers.rdp import GuardedRdpAccountant
+from pymc_dpvi.accounting.relations import sensitivity_factor
 from pymc_dpvi.errors import PrivacyError
 
 __all__ = ["EventSampler", "UnsupportedEventError", "replace_one_scale", "step_event"]
@@ -92,7 +93,7 @@ def replace_one_scale(accountant: PrivacyAccountant, *, without_replacement: boo
     Returns
     -------
     float
-        1.0 if the accountant doubles the sensitivity itself, 0.5 if we must.
+        1.0 if the accountant knows the relation's sensitivity, else one over its factor.
 
     Raises
     ------
@@ -110,9 +111,9 @@ def replace_one_scale(accountant: PrivacyAccountant, *, without_replacement: boo
     if isinstance(accountant, _OURS):
         return 1.0
     if isinstance(accountant, RdpAccountant):
-        doubled = doubles_sensitivity(RdpAccountant, without_replacement=without_replacement)
-        return 1.0 if doubled else 0.5
-    return 0.5
+        if doubles_sensitivity(RdpAccountant, without_replacement=without_replacement):
+            return 1.0
+    return 1.0 / sensitivity_factor(NeighboringRelation.REPLACE_ONE)
 
 
 def step_event(
@@ -175,8 +176,11 @@ def step_event(
     elif step.scheme == "poisson":
         mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, noise)
     elif isinstance(accountant, PLDAccountant):  # a user's own
-        half = dp_accounting.GaussianDpEvent(noise.noise_multiplier / 2.0)  # see the module docstring
-        mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, half)
+        # see the module docstring: contributions of up to 2C
+        less = dp_accounting.GaussianDpEvent(
+            noise.noise_multiplier / sensitivity_factor(neighboring_relation)
+        )
+        mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, less)
     else:
         mapped = dp_accounting.SampledWithoutReplacementDpEvent(
             event.source_dataset_size, event.sample_size, noise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import dp_accounting
@@ -10,6 +12,7 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+import pymc_dpvi
 from pymc_dpvi.accounting import (
     UnsupportedEventError,
     accountant_info,
@@ -20,6 +23,7 @@ from pymc_dpvi.accounting import (
 from pymc_dpvi.accounting.events import replace_one_scale
 from pymc_dpvi.accounting.papers.rdp import GuardedRdpAccountant
 from pymc_dpvi.accounting.pld.accountant import TiltedPLDAccountant
+from pymc_dpvi.accounting.relations import sensitivity_factor
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler
 
@@ -301,3 +305,15 @@ def test_two_releases_on_one_batch_are_one_event() -> None:
     for noise in (z, z_count):
         as_two.compose(PoissonSampler(q).dp_event(dp_accounting.GaussianDpEvent(noise)))
     assert as_two.get_epsilon(1e-5) < 0.9 * as_one.get_epsilon(1e-5)
+
+
+def test_the_factor_of_the_relation_is_written_once() -> None:
+    """Every other module asks `relations`: a second place could say something else."""
+    assert (sensitivity_factor(AR), sensitivity_factor("replace_one")) == (1.0, 2.0)
+    package = Path(pymc_dpvi.__file__).parent
+    written = [
+        str(path.relative_to(package))
+        for path in sorted(package.rglob("*.py"))
+        if re.search(r"\b2(\.0)? if .*(replace|REPLACE)", path.read_text("utf-8"))
+    ]
+    assert written == ["accounting/relations.py"]

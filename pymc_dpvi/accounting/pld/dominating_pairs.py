@@ -48,6 +48,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from pymc_dpvi.accounting.relations import sensitivity_factor
+
 __all__ = ["MASS_ERROR", "FixedSizePair", "GaussianPair", "LossLaw"]
 
 Array = NDArray[np.float64]
@@ -151,6 +153,11 @@ class GaussianPair:
     replace_one: bool = False
 
     @property
+    def _distance(self) -> float:
+        """How far apart P's and Q's outermost components lie: the sensitivity."""
+        return sensitivity_factor("replace_one" if self.replace_one else "add_or_remove_one")
+
+    @property
     def directions(self) -> tuple[bool, ...]:
         """Whether the pair is to be reversed: both ways unless it is symmetric."""
         return (False,) if self.replace_one or self.sampling_prob == 1.0 else (False, True)
@@ -159,7 +166,7 @@ class GaussianPair:
         r"""Return about the standard deviation of the loss, :math:`q\sqrt{e^{1/\sigma^2}-1}`."""
         # min: the second moment of a badly covered exponential tail is no guide to the bulk
         wide = self.sampling_prob * math.sqrt(math.expm1(min(self.noise_multiplier**-2, 4.0)))
-        return 2.0 * wide if self.replace_one else wide
+        return self._distance * wide
 
     def _edges(self, tail: float) -> tuple[float, float]:
         """Return x beyond which every component has less than `tail`."""
@@ -318,9 +325,9 @@ class GaussianPair:
         q, scale = self.sampling_prob, self.noise_multiplier**-2
         own = np.abs(grid)
         if q == 1.0:
-            slope: Array | float = (1.0 + self.replace_one) * scale
+            slope: Array | float = self._distance * scale
         elif self.replace_one:  # the log of a sinh, which is exact in relative terms near zero
-            slope = 2.0 * scale
+            slope = self._distance * scale
             own = own + (own + 0.5 * scale - math.log(q)) * np.minimum(scale * x + own, 1.0)
         else:  # exp(L) - (1 - q) cancels near the least loss
             own = own * np.maximum(1.0, np.exp(-grid))
@@ -352,7 +359,7 @@ class FixedSizePair:
 
     @property
     def _pair(self) -> GaussianPair:
-        return GaussianPair(self.sampling_prob, 0.5 * self.noise_multiplier)
+        return GaussianPair(self.sampling_prob, self.noise_multiplier / sensitivity_factor("replace_one"))
 
     @property
     def directions(self) -> tuple[bool, ...]:
