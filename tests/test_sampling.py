@@ -14,7 +14,7 @@ from scipy import stats
 
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.randomness import subsets as random_subsets
-from pymc_dpvi.randomness.keystream import KeyStream
+from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
 from pymc_dpvi.sampling import (
     SAMPLER_NAMES,
     FixedSizeSampler,
@@ -103,10 +103,10 @@ def planted_sampler(bug: str) -> Callable[[KeyStream, float, int, int], np.ndarr
         n = num_records * n_steps
         if bug == "fixed size":
             size = round(prob * num_records)
-            order = np.argsort(source.uniforms(n).reshape(n_steps, num_records), axis=1)
+            order = np.argsort(words_to_uniforms(source.words(n)).reshape(n_steps, num_records), axis=1)
             return (order < size).astype(np.int64)
         log_fail = -prob if bug == "log(1 - q) taken as -q" else math.log1p(-prob)
-        gap = np.log(source.uniforms(int(1.5 * n * prob) + 100)) / log_fail
+        gap = np.log(words_to_uniforms(source.words(int(1.5 * n * prob) + 100))) / log_fail
         gap = np.round(gap) if bug == "rounded" else np.floor(gap)
         gap = gap.astype(np.int64) + (2 if bug == "never neighbours" else 1)
         at = np.cumsum(gap) - 1
