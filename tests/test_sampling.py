@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
 from decimal import Decimal, localcontext
@@ -15,14 +14,13 @@ from scipy import stats
 
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.randomness import subsets as random_subsets
-from pymc_dpvi.randomness.keystream import KeyStream
+from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
 from pymc_dpvi.sampling import (
     SAMPLER_NAMES,
     FixedSizeSampler,
     FullBatchSampler,
     PoissonSampler,
     Sampler,
-    TruncatedPoissonSampler,
     make_sampler,
 )
 
@@ -105,10 +103,10 @@ def planted_sampler(bug: str) -> Callable[[KeyStream, float, int, int], np.ndarr
         n = num_records * n_steps
         if bug == "fixed size":
             size = round(prob * num_records)
-            order = np.argsort(source.uniforms(n).reshape(n_steps, num_records), axis=1)
+            order = np.argsort(words_to_uniforms(source.words(n)).reshape(n_steps, num_records), axis=1)
             return (order < size).astype(np.int64)
         log_fail = -prob if bug == "log(1 - q) taken as -q" else math.log1p(-prob)
-        gap = np.log(source.uniforms(int(1.5 * n * prob) + 100)) / log_fail
+        gap = np.log(words_to_uniforms(source.words(int(1.5 * n * prob) + 100))) / log_fail
         gap = np.round(gap) if bug == "rounded" else np.floor(gap)
         gap = gap.astype(np.int64) + (2 if bug == "never neighbours" else 1)
         at = np.cumsum(gap) - 1
@@ -457,72 +455,6 @@ def test_fixed_size_refuses_other_data() -> None:
     assert "7919" not in str(caught.value)
 
 
-# ---------------------------------------------------------------- truncated Poisson
-
-
-def truncated_law(prob: float, cap: int, cells: int) -> np.ndarray:
-    """Law of a batch's code: a Poisson batch, and a uniform subset of it where it is too large."""
-    law = np.zeros(2**cells)
-    for code, weight in enumerate(table_law(prob, cells)):
-        members = [k for k in range(cells) if code >> k & 1]
-        subsets = list(itertools.combinations(members, min(cap, len(members))))
-        for subset in subsets:
-            law[sum(1 << k for k in subset)] += weight / len(subsets)
-    return law
-
-
-@pytest.mark.parametrize(("prob", "cap"), [(0.3, 1), (0.5, 2), (0.7, 3), (0.9, 4), (0.4, 5)])
-def test_truncated_batches_have_their_law(prob: float, cap: int) -> None:
-    n = 20_000
-    drawn = TruncatedPoissonSampler(prob, cap, 5).draw(stream(f"cap {cap}"), 5, n)
-    check_layout(drawn, 5, n)
-    assert np.diff(drawn[1]).max() == cap
-    counts = np.bincount(subset_codes(drawn, 5), minlength=32)
-    law = truncated_law(prob, cap, 5)
-    assert law.sum() == pytest.approx(1.0) and not counts[law == 0].any()
-    assert p_chi2(counts[law > 0], n * law[law > 0]) > P_GOOD
-
-
-@pytest.mark.parametrize("bug", ["keeps the first", "drops the batch"])
-def test_truncation_test_has_power(bug: str) -> None:
-    n, prob, cap = 20_000, 0.5, 2
-    table = coins(PoissonSampler(prob).draw(stream(bug), 5, n), 5)
-    if bug == "keeps the first":
-        table *= np.cumsum(table, axis=1) <= cap
-    else:
-        table[table.sum(axis=1) > cap] = 0
-    counts = np.bincount(table @ (1 << np.arange(5)), minlength=32)
-    law = truncated_law(prob, cap, 5)
-    assert p_chi2(counts[law > 0], n * law[law > 0]) < P_BAD
-
-
-@given(num_records=st.integers(1, 300), n_steps=st.integers(0, 20), data=st.data())
-def test_truncated_layout(num_records: int, n_steps: int, data: st.DataObject) -> None:
-    prob, cap = data.draw(st.floats(1e-3, 0.99)), data.draw(st.integers(1, 300))
-    batches = TruncatedPoissonSampler(prob, cap, num_records).draw(stream("layout"), num_records, n_steps)
-    check_layout(batches, num_records, n_steps)
-    assert np.diff(batches[1]).max(initial=0) <= cap
-
-
-def test_truncated_is_poisson_where_the_cap_is_not_reached() -> None:
-    plain = PoissonSampler(0.1).draw(stream("same"), 1000, 50)
-    capped = TruncatedPoissonSampler(0.1, 160, 1000).draw(stream("same"), 1000, 50)
-    np.testing.assert_array_equal(plain[0], capped[0])
-    np.testing.assert_array_equal(plain[1], capped[1])
-
-
-def test_truncated_event_and_refusals() -> None:
-    sampler = TruncatedPoissonSampler(0.125, 20, 100)
-    event = sampler.dp_event(NOISE)
-    assert event == dp_accounting.TruncatedSubsampledGaussianDpEvent(100, 0.125, 20, NOISE.noise_multiplier)
-    assert isinstance(sampler, Sampler) and sampler.name == "truncated_poisson"
-    with pytest.raises(ArgumentError, match="Gaussian"):
-        sampler.dp_event(dp_accounting.LaplaceDpEvent(1.0))
-    with pytest.raises(ArgumentError, match="num_records differs") as caught:
-        sampler.draw(stream(), 7919, 2)
-    assert "7919" not in str(caught.value)
-
-
 # ---------------------------------------------------------------- full batch, events, protocol
 
 
@@ -638,11 +570,6 @@ def test_make_sampler_refuses(name: str, arguments: dict, message: str) -> None:
         lambda: PoissonSampler(0.0),
         lambda: PoissonSampler(NAN),
         lambda: PoissonSampler(True),
-        lambda: TruncatedPoissonSampler(1.0, 5, 9),
-        lambda: TruncatedPoissonSampler(0.0, 5, 9),
-        lambda: TruncatedPoissonSampler(0.5, 0, 9),
-        lambda: TruncatedPoissonSampler(0.5, 5, 0),
-        lambda: TruncatedPoissonSampler(0.5, 5.0, 9),  # type: ignore[arg-type]
         lambda: FixedSizeSampler(10, 9),
         lambda: FixedSizeSampler(0, 9),
         lambda: FixedSizeSampler(2.0, 9),  # type: ignore[arg-type]
@@ -653,9 +580,7 @@ def test_classes_check_their_fields_themselves(make: Callable[[], Sampler]) -> N
         make()
 
 
-@pytest.mark.parametrize(
-    "sampler", [PoissonSampler(0.5), FixedSizeSampler(2, 9), TruncatedPoissonSampler(0.5, 2, 9)]
-)
+@pytest.mark.parametrize("sampler", [PoissonSampler(0.5), FixedSizeSampler(2, 9)])
 @pytest.mark.parametrize(
     ("num_records", "n_steps"), [(0, 1), (9, -1), (9.0, 1), (9, True), (9, 2**60), (None, 1)]
 )
