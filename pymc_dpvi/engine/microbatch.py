@@ -76,7 +76,7 @@ from pymc_dpvi.engine.private_sum import (
 )
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.blocks import Form
-from pymc_dpvi.graph.rebuild import substituted
+from pymc_dpvi.graph.traversal import substituted
 from pymc_dpvi.graph.unlooped import without_loops
 
 __all__ = ["PiecewiseSum", "in_pieces"]

@@ -49,7 +49,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.graph.blocks import MOST_PRODUCTS, Form
-from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.graph.traversal import walk
 
 __all__ = ["Use", "find_uses", "lift_uses"]
 

@@ -41,8 +41,10 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph.blocks import Block, PullBack, as_matrix
 from pymc_dpvi.graph.factoring import find_uses, lift_uses
-from pymc_dpvi.graph.rebuild import fold_shapes, hint_of_loops, walk
+from pymc_dpvi.graph.model_checks import hint_of_loops
+from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.traversal import walk
 
 __all__ = [
     "Latents",

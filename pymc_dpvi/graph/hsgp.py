@@ -25,7 +25,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Reshape
 
 from pymc_dpvi.errors import UnsupportedModelError
-from pymc_dpvi.graph.rebuild import array_value, is_array, walk
+from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
 __all__ = ["refuse_hsgp"]
 

@@ -24,7 +24,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.random.basic import CategoricalRV, MultinomialRV
 
 from pymc_dpvi.errors import UnsupportedModelError
-from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.graph.traversal import walk
 
 __all__ = ["refuse_inspected"]
 

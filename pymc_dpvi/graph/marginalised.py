@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pymc as pm
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 
-__all__ = ["is_marginal", "marginalised_name", "per_record", "remake_marginal"]
+__all__ = ["how_to_marginalise", "is_marginal", "marginalised_name", "per_record", "remake_marginal"]
 
 #: What `pymc_extras` keeps of a marginalised variable beside its graph, in the versions for PyMC 5 and 6.
 _KEPT = ("dims_connections", "dims", "marginalized_name", "marginalized_dims", "n_dependent_rvs")
@@ -101,3 +103,39 @@ def remake_marginal(
     kept = {name: getattr(op, name) for name in _KEPT if hasattr(op, name)}
     new = type(op)(inputs=[k for k, _ in given], outputs=outputs, **kept)
     return list(new.make_node(*(i for _, i in given)).outputs)
+
+
+#: Distributions whose mixture over a parameter's prior has a closed form: the prior, the outcome, what to
+#: write.
+_CONJUGATE = {
+    ("Beta", "Binomial"): "pm.BetaBinomial",
+    ("Beta", "Bernoulli"): "pm.BetaBinomial with n=1",
+    ("Gamma", "Poisson"): "pm.NegativeBinomial",
+    ("Dirichlet", "Multinomial"): "pm.DirichletMultinomial",
+    ("Normal", "Normal"): "pm.Normal with the sum of both variances",
+}
+
+
+def how_to_marginalise(model: pm.Model, latent: Variable) -> str:
+    """Say how a latent value per record is taken out of the likelihood."""
+    for rv in model.observed_RVs:
+        op = rv.owner.op
+        closed = _CONJUGATE.get((_kind(latent), _kind(rv)))
+        if closed is not None and isinstance(op, RandomVariable) and latent in op.dist_params(rv.owner):
+            return (
+                f"Marginalise it out of the likelihood, by a distribution that has it integrated out: give "
+                f"'{rv.name}' {closed}, with the hyperparameters of '{latent.name}', in place of "
+                f"pm.{_kind(rv)}."
+            )
+    return (
+        "Marginalise it out of the likelihood, by a distribution that has it integrated out: "
+        "pm.BetaBinomial, "
+        "pm.NegativeBinomial, pm.StudentT, pm.MvNormal with its variance in the covariance, pm.Mixture."
+    )
+
+
+def _kind(rv: Variable) -> str:
+    """Name the distribution of a random variable as PyMC does."""
+    op = rv.owner.op  # type: ignore[union-attr]
+    name = getattr(op, "_print_name", ("",))[0]
+    return name if isinstance(name, str) and name else type(op).__name__.removesuffix("RV")

@@ -20,10 +20,12 @@ from pytensor.tensor.type import TensorType
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
-from pymc_dpvi.graph.model_checks import array_name, depends_on, hint_of_orientation, how_to_marginalise
-from pymc_dpvi.graph.rebuild import array_shape, is_array, resize_records, walk
+from pymc_dpvi.graph.marginalised import how_to_marginalise
+from pymc_dpvi.graph.model_checks import array_name, hint_of_orientation
+from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.records import RecordModel, build_record_model
 from pymc_dpvi.graph.separability import check_separable
+from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
 from pymc_dpvi.redaction import shielded
 
 __all__ = ["explained", "take_apart"]

@@ -15,9 +15,9 @@ import numpy as np
 import pymc as pm
 from pytensor.graph.basic import Constant, Variable
 
-from pymc_dpvi.graph.rebuild import array_value, is_array, walk
 from pymc_dpvi.graph.single_numbers import MOST_NUMBERS, holds_table, written_shapes
 from pymc_dpvi.graph.structural import is_structural
+from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
 __all__ = ["describe_public"]
 

@@ -14,9 +14,9 @@ from pytensor.raise_op import CheckAndRaise
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.model_checks import global_dims, hint_of_orientation
 from pymc_dpvi.graph.opaque import opaque_part
-from pymc_dpvi.graph.rebuild import array_shape, array_value, is_array, substituted, walk
 from pymc_dpvi.graph.selections import function_of_lengths
 from pymc_dpvi.graph.structural import is_structural
+from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, substituted, walk
 
 __all__ = ["describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
 

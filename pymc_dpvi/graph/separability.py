@@ -29,11 +29,13 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.graph.blocks import as_matrix
+from pymc_dpvi.graph.densities import Likelihood, rebuild_likelihood
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients, in_draws, put
-from pymc_dpvi.graph.rebuild import array_value, hint_of_loops, is_array, walk
-from pymc_dpvi.graph.records import Likelihood, RecordModel, rebuild_likelihood
+from pymc_dpvi.graph.model_checks import hint_of_loops
+from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.selections import cuts_records, has_bounds
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
+from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
 __all__ = ["check_separable"]
 

@@ -47,7 +47,8 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
-from pymc_dpvi.graph.rebuild import array_value, is_array, is_static_shape
+from pymc_dpvi.graph.rebuild import is_static_shape
+from pymc_dpvi.graph.traversal import array_value, is_array
 from pymc_dpvi.graph.written_loops import MOST_NUMBERS, breaks, spells_data
 
 __all__ = [

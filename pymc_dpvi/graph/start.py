@@ -23,10 +23,9 @@ from pytensor.graph.basic import Variable
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
-from pymc_dpvi.graph.model_checks import depends_on
-from pymc_dpvi.graph.rebuild import array_shape, is_array, walk
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
+from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
 
 __all__ = ["START_SIGMA", "check_finite_start", "check_starting_values", "narrow_full_rank"]
 

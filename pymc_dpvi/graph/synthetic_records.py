@@ -15,9 +15,10 @@ from pymc.pytensorf import compile as pm_compile
 from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.graph.densities import Likelihood, in_values
 from pymc_dpvi.graph.gradients import Latents, put
-from pymc_dpvi.graph.rebuild import walk
-from pymc_dpvi.graph.records import Likelihood, RecordModel, in_values
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.lowering import python_as_it_stands
 
 __all__ = ["Rows", "hostile_records", "python_function", "synthetic_records"]

@@ -35,21 +35,25 @@ given as arguments; what it brings along in its closure nobody sees who reads th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pymc as pm
+from pymc.distributions.continuous import InterpolatedRV
 from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
+from pymc.distributions.dist_math import SplineWrapper
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.random.op import RandomVariable
+from scipy.interpolate import InterpolatedUnivariateSpline
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.model_checks import array_name, global_dims, is_written_spline
+from pymc_dpvi.graph.model_checks import array_name, global_dims
 from pymc_dpvi.graph.opaque import is_opaque_value, opaque_part
-from pymc_dpvi.graph.rebuild import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.single_numbers import holds_table, shape_vectors
 from pymc_dpvi.graph.structural import is_grid, is_structural
+from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.written_loops import MOST_NUMBERS, spells_data
 
 __all__ = ["refuse_unprotected", "says_nothing"]
@@ -271,7 +275,7 @@ def _refuse_opaque(model: pm.Model, var: Variable, where: str, factors: Mapping[
     # The density of a random variable is a graph of its own.
     if var.owner is None or isinstance(var.owner.op, RandomVariable):
         return
-    if where == "prior" and is_written_spline(model, var.owner.op):
+    if where == "prior" and _is_written_spline(model, var.owner.op):
         return  # of a pm.Interpolated, whose points are constants behind the prior
     if (name := opaque_part(var.owner.op)) is not None:
         own = [repr(n) for n, f in factors.items() if var.owner.op in _operations(f)]
@@ -285,3 +289,26 @@ def _refuse_opaque(model: pm.Model, var: Variable, where: str, factors: Mapping[
 
 def _operations(graph: Variable) -> list[Op]:
     return [v.owner.op for v in walk([graph]) if v.owner is not None]
+
+
+def _is_written_spline(model: pm.Model, op: Any) -> bool:
+    """Whether an operation of a prior is the spline of one of the model's ``pm.Interpolated``, and no other.
+
+    Proof that it holds no number of a record: PyMC fits the spline of ``pm.Interpolated`` to `x_points` and
+    `pdf_points`, which are constants behind the prior. As all such constants they are numbers that the user
+    wrote: the report lists them, and none of them may be as long as the records (`unprotected`). The spline
+    is fitted to them once more here, and it counts only if knots, coefficients, degree and what it does
+    beyond its ends are the same; these four are all that it computes with. Its derivative, which the gradient
+    uses, is made of them.
+    """
+    if type(op) is not SplineWrapper or type(op.spline) is not InterpolatedUnivariateSpline:
+        return False
+    for rv in model.free_RVs:
+        points = rv.owner.op.dist_params(rv.owner)[:2] if type(rv.owner.op) is InterpolatedRV else ()
+        if not points or not all(isinstance(p, Constant) for p in points):
+            continue
+        again = InterpolatedUnivariateSpline(*(p.data for p in points), k=1, ext="zeros")
+        same = zip(op.spline._eval_args, again._eval_args, strict=True)
+        if op.spline.ext == again.ext and all(np.array_equal(a, b) for a, b in same):
+            return True
+    return False

@@ -37,7 +37,7 @@ from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType
 
-from pymc_dpvi.graph.rebuild import is_array
+from pymc_dpvi.graph.traversal import is_array
 
 __all__ = ["MOST_NUMBERS", "breaks", "is_long", "spells_data"]
 

@@ -33,10 +33,11 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.graph.gradients import Latents, prior_and_slope
 from pymc_dpvi.graph.opaque import is_opaque_value, opaque_part
-from pymc_dpvi.graph.rebuild import fold_shapes, walk
+from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.stacks import stacked, written_out
 from pymc_dpvi.graph.synthetic_records import python_function
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.graph.unlooped import without_loops
 from pymc_dpvi.lowering import fast_compile
 

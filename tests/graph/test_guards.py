@@ -21,9 +21,9 @@ from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph import guards
 from pymc_dpvi.graph.blocks import as_matrix
 from pymc_dpvi.graph.gradients import aligned_gradients, prior_gradients
-from pymc_dpvi.graph.rebuild import array_value
 from pymc_dpvi.graph.records import RecordModel, build_record_model
 from pymc_dpvi.graph.structural import is_grid, is_structural
+from pymc_dpvi.graph.traversal import array_value
 
 HOSTILE_INTS = (3, 4, -4, -5, 50, 10**6, 2**31 - 1, -(2**31))
 

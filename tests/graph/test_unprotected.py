@@ -23,9 +23,9 @@ from pytensor.raise_op import Assert
 
 from pymc_dpvi import DPADVI, NotSeparableError, PrivacyError, PrivacyWarning, UnsupportedModelError
 from pymc_dpvi.graph.formula_packages import formula_mark
-from pymc_dpvi.graph.rebuild import array_value, is_array, walk
 from pymc_dpvi.graph.records import RecordModel, build_record_model
 from pymc_dpvi.graph.single_numbers import holds_table, shape_vectors, written_shapes
+from pymc_dpvi.graph.traversal import array_value, is_array, walk
 from pymc_dpvi.graph.written_loops import MOST_NUMBERS
 from pymc_dpvi.posterior.approximation import DPMeanField
 
