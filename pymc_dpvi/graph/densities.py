@@ -5,7 +5,7 @@ unconstrained values and of placeholders for the records, one term per observed 
 (rows, ...). PyMC derives a log-density only after the records have been replaced by placeholders
 (`rebuild`), so it sees none of their numbers.
 
-What stands in these graphs beside the placeholders is judged by `unprotected`.
+What stands in these graphs beside the placeholders is judged by `private_constants`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.marginalised import is_marginal
 from pymc_dpvi.graph.model_checks import draws, record_potentials, refuse_draws, refuse_shape_alone
+from pymc_dpvi.graph.private_constants import says_nothing
 from pymc_dpvi.graph.rebuild import resize_records
-from pymc_dpvi.graph.single_numbers import constant_parts, shape_vectors
+from pymc_dpvi.graph.scalar_constants import constant_parts
+from pymc_dpvi.graph.shape_constants import shape_vectors
 from pymc_dpvi.graph.traversal import array_shape, is_array, substituted, walk
-from pymc_dpvi.graph.unprotected import says_nothing
 
 __all__ = [
     "Likelihood",

@@ -37,7 +37,7 @@ from pytensor.tensor.type_other import NoneTypeT
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.structural import is_structural
+from pymc_dpvi.graph.shape_constants import is_structural
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
 __all__ = ["guard_records"]

@@ -5,8 +5,8 @@ discrete variable and all that depends on it stand as they were written. The log
 of the discrete variable. For one record it is remade with the same operation around the graph of one row.
 
 No record can leak through a mistake made here: every record array is replaced by a placeholder of one row
-before the log-density is derived, and `unprotected` and `guards` look at the log-density that comes of it.
-A wrong one is refused by `separability`, against the model's own.
+before the log-density is derived, and `private_constants` and `guards` look at the log-density that comes of
+it. A wrong one is refused by `separability`, against the model's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the records are: the record axis, the arrays that run along it, and what was declared public."""
+"""Where the records are: the record axis, and the arrays that run along it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pytensor.raise_op import CheckAndRaise
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.model_checks import global_dims, hint_of_orientation
-from pymc_dpvi.graph.opaque import opaque_part
+from pymc_dpvi.graph.private_constants import opaque_part
+from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.selections import function_of_lengths
-from pymc_dpvi.graph.structural import is_structural
+from pymc_dpvi.graph.shape_constants import is_structural
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, substituted, walk
 
-__all__ = ["describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
+__all__ = ["describe_unit", "find_record_arrays", "find_record_axis"]
 
 _SPARSE_GP = (
     " A sparse Gaussian process with its marginal likelihood is one draw for all records: write f as a basis "
@@ -81,7 +82,7 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
     if record_dim is not None:
         if not isinstance(record_dim, str) or record_dim not in model.dim_lengths:
             raise ArgumentError(
-                f"record_dim={_shown(record_dim)} is not a dim of the model; its dims are "
+                f"record_dim={shown(record_dim)} is not a dim of the model; its dims are "
                 f"{sorted(model.dim_lengths)}."
             )
         if record_dim in global_dims(model):
@@ -236,37 +237,6 @@ def _refuse_lengths_alone(
                 "If they are, give it or its pm.Data the records' dim (dims=...). If they are not, put them "
                 "into pm.Data and declare it: public_data=[...]."
             )
-
-
-def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> set[Variable]:
-    """Return the model's arrays that were declared public.
-
-    Raises
-    ------
-    ArgumentError
-        If an item is no ``pm.Data`` of the model.
-    """
-    if isinstance(public_data, str | Variable):
-        public_data = [public_data]
-    if not isinstance(public_data, list | tuple | set | frozenset):
-        # Not any iterable: a column of strings would be taken for names, and the first one quoted.
-        raise ArgumentError(f"public_data must be a list of names; found {_shown(public_data)}.")
-    public: set[Variable] = set()
-    names = sorted(repr(d.name) for d in model.data_vars)
-    for item in public_data:
-        var = model.named_vars.get(item) if isinstance(item, str) else item
-        if not isinstance(var, Variable) or not is_array(var):
-            raise ArgumentError(
-                f"public_data must name pm.Data of the model; found {_shown(item)}. The model "
-                f"{'has ' + ', '.join(names) if names else 'has no pm.Data'}."
-            )
-        public.add(var)
-    return public
-
-
-def _shown(value: object) -> str:
-    """Show what the user typed if it is a name; else only its type, since it may be data."""
-    return repr(value) if type(value) is str else f"a {type(value).__name__}"
 
 
 def describe_unit(model: pm.Model, dims: frozenset[str]) -> str:

@@ -31,8 +31,6 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph.densities import initial_points, log_prior, rebuild_likelihood, unevaluated
 from pymc_dpvi.graph.guards import guard_records
-from pymc_dpvi.graph.hsgp import refuse_hsgp
-from pymc_dpvi.graph.inspected import refuse_inspected
 from pymc_dpvi.graph.model_checks import (
     array_name,
     check_against_records,
@@ -41,19 +39,14 @@ from pymc_dpvi.graph.model_checks import (
     global_dims,
     record_potentials,
 )
-from pymc_dpvi.graph.opaque import is_opaque_value, opaque_part
-from pymc_dpvi.graph.public_arrays import describe_public
-from pymc_dpvi.graph.record_axis import (
-    describe_unit,
-    find_record_arrays,
-    find_record_axis,
-    public_variables,
-)
+from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
+from pymc_dpvi.graph.private_constants import is_opaque_value, opaque_part, refuse_private_constants
+from pymc_dpvi.graph.public_data import describe_public, public_variables
+from pymc_dpvi.graph.record_axis import describe_unit, find_record_arrays, find_record_axis
 from pymc_dpvi.graph.selections import refuse_masks
-from pymc_dpvi.graph.single_numbers import joined_numbers, shape_vectors, written_triangles
+from pymc_dpvi.graph.shape_constants import joined_numbers, shape_vectors, written_triangles
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
-from pymc_dpvi.graph.unprotected import refuse_unprotected
-from pymc_dpvi.graph.written_loops import is_long
+from pymc_dpvi.graph.unrolled_loops import is_long
 from pymc_dpvi.lowering import fast_compile
 
 __all__ = ["RecordModel", "assert_no_record_array", "build_record_model"]
@@ -115,7 +108,7 @@ class RecordModel:
 
         It may depend on free variables, single numbers and arrays that were declared public, and on nothing
         else: any other array may be data, also one of zeros or of 0, 1, 2, ..., since all records may have
-        answered so. A long formula may be data too (`written_loops.is_long`).
+        answered so. A long formula may be data too (`unrolled_loops.is_long`).
 
         No length is compared with the number of records, nor does an entry decide: what is withheld would
         tell whether that number equals a length, or what the records have answered. (`written_triangles`
@@ -349,13 +342,13 @@ def assert_no_record_array(
     derived: Sequence[Variable] = (),
     start: Sequence[Variable] = (),
 ) -> None:
-    """Raise if something in the one-row graph, the prior or the start may hold records (`unprotected`).
+    """Raise if something in the one-row graph, the prior or the start may hold records (`private_constants`).
 
     `generative` and `derived` are those of `densities.Likelihood`, `start` the initial points.
     """
     model = record.model
     likelihood = record_potentials(model, record.arrays)
-    refuse_unprotected(
+    refuse_private_constants(
         model,
         record.num_records,
         held={*record.arrays, *_lengths(record)},

@@ -37,7 +37,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.rebuild import resize_records
-from pymc_dpvi.graph.single_numbers import shape_vectors
+from pymc_dpvi.graph.shape_constants import shape_vectors
 from pymc_dpvi.graph.traversal import array_shape, is_array, walk
 
 __all__ = ["cuts_records", "function_of_lengths", "has_bounds", "refuse_masks"]

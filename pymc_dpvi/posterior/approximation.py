@@ -36,7 +36,7 @@ from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
-from pymc_dpvi.graph.written_loops import is_long
+from pymc_dpvi.graph.unrolled_loops import is_long
 from pymc_dpvi.pages import SCALE_PREDICTORS
 from pymc_dpvi.posterior.curvature_posterior import CurvatureScale
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics, diagnose
