@@ -202,9 +202,7 @@ def _copied(outputs: Sequence[Variable]) -> FunctionGraph:
     return FunctionGraph(outputs=list(outputs), clone=True, copy_inputs=False, copy_orphans=False)
 
 
-# ------------------------------------------------------------------------------------------------
-# For what Python computes: stacks of matrices in one call
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------ stacks of matrices, for Python
 
 
 def cholesky(matrices: np.ndarray) -> np.ndarray:

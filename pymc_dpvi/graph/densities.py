@@ -45,30 +45,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The likelihood remade for some number of rows.
+    """The likelihood remade for some number of rows."""
 
-    Attributes
-    ----------
-    factors : dict of str to TensorVariable
-        Log-density per observed variable and record Potential, shape ``(rows, ...)``, as a function of
-        the model's value variables and of `rows`.
-    rows : tuple of TensorVariable
-        Placeholder per record array, shape ``(rows, ...)``.
-    memo : dict of Variable to Variable
-        Every variable of the model that follows the records, to its remade one; in terms of `free`.
-    free : dict of Variable to Variable
-        Placeholder per free variable.
-    generative : tuple of Variable
-        The observed variables, the record Potentials and the observed values, remade, before PyMC derived
-        the log-density of them; in terms of `rows` and `free`.
-    derived : tuple of Variable
-        Their log-densities, in terms of `rows` and `free`.
-    """
-
-    factors: dict[str, TensorVariable]
-    rows: tuple[TensorVariable, ...]
-    memo: dict[Variable, Variable]
-    free: dict[Variable, Variable]
+    factors: dict[str, TensorVariable]  # by observed variable or Potential, (rows, ...), in z and `rows`
+    rows: tuple[TensorVariable, ...]  # placeholder per record array, (rows, ...)
+    memo: dict[Variable, Variable]  # what follows the records, to its remade one, in terms of `free`
+    free: dict[Variable, Variable]  # placeholder per free variable
+    # Observed variables, Potentials and observed values, remade, and the log-densities that PyMC derived of
+    # them, both in `rows` and `free`.
     generative: tuple[Variable, ...]
     derived: tuple[TensorVariable, ...]
 

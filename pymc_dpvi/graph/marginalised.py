@@ -1,12 +1,12 @@
-"""Models from which `pymc_extras.marginalize` took a discrete variable.
+"""Models from which `pymc_extras.marginalize` took a discrete variable, and advice to take others out.
 
 Such a model has, in place of an observed variable, one operation with a graph of its own inside, in which the
 discrete variable and all that depends on it stand as they were written. The log-density sums over the values
 of the discrete variable. For one record it is remade with the same operation around the graph of one row.
 
-No record can leak through a mistake made here: every record array is replaced by a placeholder of one row
-before the log-density is derived, and `private_constants` and `guards` look at the log-density that comes of
-it. A wrong one is refused by `separability`, against the model's own.
+A mistake here leaks no record: every record array is replaced by a placeholder of one row before the
+log-density is derived, and `private_constants` and `guards` look at what comes of it. `separability` refuses
+a wrong one.
 """
 
 from __future__ import annotations
@@ -61,23 +61,10 @@ def remake_marginal(
     replaced: Mapping[Variable, Variable],
     remake: Callable[[Sequence[Variable], Mapping[Variable, Variable]], list[Variable]],
 ) -> list[Variable]:
-    """Remake the operation around its inner graph for other inputs.
+    """Remake the operation of `node` around its inner graph for other inputs; one variable per output.
 
-    Parameters
-    ----------
-    node : Apply
-        A node of such an operation.
-    inputs : sequence of Variable
-        Its inputs, remade.
-    replaced : mapping of Variable to Variable
-        What has been replaced outside: constants in it may be captured inside.
-    remake : callable
-        Remakes the outputs of the inner graph, given what to replace in it.
-
-    Returns
-    -------
-    list of Variable
-        One for each output of `node`.
+    `replaced` is what has been replaced outside: constants in it may be captured inside. `remake` makes the
+    outputs of the inner graph anew, given what to replace in it.
     """
     op: Any = node.op
     # Constants go inside: the length of the summed-out variable may be one of them, and has to follow the

@@ -47,13 +47,19 @@ def record_potentials(model: pm.Model, arrays: Sequence[Variable]) -> list[Tenso
     return [p for p in model.potentials if depends_on([p], held, stop=model.free_RVs)]
 
 
+def _axes_over_records(model: pm.Model, var: Variable, num_records: int) -> list[int]:
+    """Return axes of an array, but the first, that are as long as the records and have no global dim."""
+    names = model.named_vars_to_dims.get(var.name) if var.name else None
+    own = global_dims(model)
+    lengths = enumerate(array_shape(var)[1:], start=1)
+    return [k for k, n in lengths if n == num_records and not (names and names[k] in own)]
+
+
 def check_before_records(model: pm.Model) -> None:
     """Refuse what can be seen before the record axis is known.
 
-    Raises
-    ------
-    UnsupportedModelError
-        Missing values, discrete or no free variables, Minibatch, total_size, sparse or xtensor data.
+    Missing values, discrete or no free variables, Minibatch, total_size, sparse or xtensor data,
+    distributions whose density is no formula.
     """
     if not model.free_RVs:
         raise UnsupportedModelError(
@@ -144,28 +150,21 @@ def check_against_records(
 ) -> None:
     """Refuse what can be seen once the record arrays are known.
 
-    Raises
-    ------
-    UnsupportedModelError
-        Record-local latents, priors or initial values that look at records, scalar Potentials on them.
-    NotSeparableError
-        Observations that are one draw from a joint distribution over all records.
+    Latent values per record, priors or initial values that look at records, Potentials that are one number
+    for all of them, and observations that are one draw from a joint distribution over all records.
     """
     held = [*arrays, *model.observed_RVs]
-    globals_ = global_dims(model)
     shapes = model.eval_rv_shapes()
     local = [rv for rv in model.free_RVs if _runs_over_records(model, rv, shapes[rv.name], num_records, dims)]
     for var in arrays:
-        names = model.named_vars_to_dims.get(var.name) if var.name else None
-        for axis, length in enumerate(array_shape(var)[1:], start=1):
-            if length == num_records and not (names and names[axis] in globals_):
-                raise UnsupportedModelError(
-                    f"{array_name(model, var)} has a second axis as long as the number of records (axis "
-                    f"{axis}), so one row of it may hold other people's data. If that axis holds records, "
-                    "keep only what belongs to a row's own record. If the length is the same by chance, "
-                    "put the array into pm.Data(name, ..., dims=...) and give that axis and its "
-                    "coefficients a dim of their own." + _also_local(local)
-                )
+        if axes := _axes_over_records(model, var, num_records):
+            raise UnsupportedModelError(
+                f"{array_name(model, var)} has a second axis as long as the number of records (axis "
+                f"{axes[0]}), so one row of it may hold other people's data. If that axis holds records, "
+                "keep only what belongs to a row's own record. If the length is the same by chance, "
+                "put the array into pm.Data(name, ..., dims=...) and give that axis and its "
+                "coefficients a dim of their own." + _also_local(local)
+            )
     for rv in model.free_RVs:
         if rv not in local and depends_on([rv], held, into_size=True):
             size = not depends_on([rv], held)
@@ -265,7 +264,7 @@ def hint_of_orientation(model: pm.Model) -> str:
 
 
 def hint_of_loops(outputs: Sequence[Variable], names: Iterable[str]) -> str:
-    """Return a sentence for an error if a loop stands behind `outputs`, the terms of `names`."""
+    """Return a sentence for an error if `outputs` depend on a loop, the terms of `names`."""
     for var in walk(outputs):
         op = var.owner.op if var.owner is not None else None
         if "Scan" in (type(op).__name__, type(getattr(op, "core_op", None)).__name__):
@@ -280,30 +279,21 @@ def hint_of_loops(outputs: Sequence[Variable], names: Iterable[str]) -> str:
 def check_orientation(
     model: pm.Model, num_records: int, arrays: Sequence[Variable], public: Iterable[Variable]
 ) -> None:
-    """Refuse arrays whose records are in the columns, before the likelihood is remade without effect.
-
-    Raises
-    ------
-    UnsupportedModelError
-    """
+    """Refuse arrays whose records are in the columns, before the likelihood is remade without effect."""
     known = {*arrays, *public}
-    globals_ = global_dims(model)
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs), *model.potentials]
     for var in walk(roots, stop=model.free_RVs, columns_of=None):
         if not is_array(var) or var in known:
             continue
-        names = model.named_vars_to_dims.get(var.name) if var.name else None
-        for axis, length in enumerate(array_shape(var)[1:], start=1):
-            if length == num_records and not (names and names[axis] in globals_):
-                raise UnsupportedModelError(
-                    f"{array_name(model, var)} is as long as the observations along axis {axis}, and not "
-                    "along "
-                    "its first axis. Records run along the first axis of every array: if its columns are "
-                    "records, transpose it before the model, in NumPy (X.T in pm.Data or beside the "
-                    "formula, as X.T @ beta for beta @ X). If the length is the same by chance, put the "
-                    "array into pm.Data(name, ..., dims=...) and give that axis the dim of a free variable, "
-                    "or name it in public_data=[...] if everybody may know it."
-                )
+        if axes := _axes_over_records(model, var, num_records):
+            raise UnsupportedModelError(
+                f"{array_name(model, var)} is as long as the observations along axis {axes[0]}, and not "
+                "along its first axis. Records run along the first axis of every array: if its columns are "
+                "records, transpose it before the model, in NumPy (X.T in pm.Data or beside the formula, as "
+                "X.T @ beta for beta @ X). If the length is the same by chance, put the array into "
+                "pm.Data(name, ..., dims=...) and give that axis the dim of a free variable, or name it in "
+                "public_data=[...] if everybody may know it."
+            )
 
 
 def _joint_advice(kind: str) -> str:

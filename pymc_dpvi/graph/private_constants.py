@@ -79,9 +79,8 @@ _MANY = (
     f"There are more than {MOST_NUMBERS} different single numbers in the {{}}, or one expression stands "
     "there that often with other numbers, positions or operands in it, as a loop over an array writes it. So "
     "much is an array of data, and nothing protects it. If everybody may know it, put it into one "
-    "pm.Data('name', array), say public_data=['name'], and write the formula with that array "
-    "(b[group], pt.switch(answers, b, c)); if it is the records', give the whole array to a variable as "
-    "observed=..."
+    "pm.Data('name', array), say public_data=['name'], and write the formula with that array (b[group], "
+    "pt.switch(answers, b, c)); if it is the records', give the whole array to a variable as observed=..."
 )
 
 #: Packages whose operations compute what they say, from their inputs alone.
@@ -109,22 +108,12 @@ def refuse_private_constants(
 ) -> None:
     """Raise if an array or an operation is left that may hold private data; the message names it.
 
-    Only lengths of trailing axes of record arrays may be read (a matrix's number of columns, say). Arrays in
-    inner graphs count.
-
-    Parameters
-    ----------
-    held, public : collection of Variable
-        The record arrays and the lengths of their dims; what was declared public.
-    generative : sequence of Variable
-        The observed variables for one record, before their log-densities were derived. PyMC computes what it
-        can of constants on the way, and the mean of a constant matrix is a number without an axis.
-    derived : sequence of Variable
-        The log-densities that were derived of them, in terms of the free variables.
-    factors : mapping of str to Variable
-        The same in terms of the unconstrained values, by observed variable or Potential.
-    prior : Variable
-        The log prior; `data_free` are the Potentials in it, `start` the initial points.
+    `held` are the record arrays and the lengths of their dims: only lengths of trailing axes of them may be
+    read (a matrix's number of columns, say). `generative` are the observed variables for one record, before
+    their log-densities, `derived`, were derived: PyMC computes what it can of constants on the way, and the
+    mean of a constant matrix is a number without an axis. `factors` are the same in terms of the
+    unconstrained values, by observed variable or Potential; `data_free` the Potentials in the log prior;
+    `start` the initial points. Arrays in inner graphs count.
     """
     own = {rv for rv in model.free_RVs}
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, np.ndarray)]

@@ -1,20 +1,20 @@
 """Remake a PyTensor graph for another number of records.
 
-``pytensor.graph.replace`` swaps variables but keeps the nodes, with all that was decided when the
-model was built on N records: static shapes, ``SpecifyShape``, ``Alloc(x, N)``, the ``size`` of a
-random variable. :func:`resize_records` makes every node anew, in topological order, so that the shapes
-follow from the replaced arrays:
+``pytensor.graph.replace`` swaps variables but keeps the nodes, with all that was decided when the model was
+built on N records: static shapes, ``SpecifyShape``, ``Alloc(x, N)``, the ``size`` of a random variable.
+:func:`resize_records` makes every node anew, in topological order, so that the shapes follow from the
+replaced arrays:
 
 * a random variable is resized with PyMC's own ``change_dist_size``;
 * an ``OpFromGraph`` is inlined;
-* a parameter check becomes ``switch(ok, x, -inf)`` and an assertion is dropped. Vectorised, either
-  would ask whether *all* records of a batch are valid, and one record could then silence the others;
-* a constant N that stands for the leading length in ``Alloc``, ``Reshape`` or ``SpecifyShape`` becomes
-  the new number of rows;
+* a parameter check becomes ``switch(ok, x, -inf)`` and an assertion is dropped. Vectorised, either would ask
+  whether *all* records of a batch are valid, and one record could then silence the others;
+* a constant N that stands for the leading length in ``Alloc``, ``Reshape`` or ``SpecifyShape`` becomes the
+  new number of rows;
 * every other node is ``op.make_node`` on the new inputs.
 
-Whatever this gets wrong cannot leak a record, because all record arrays are replaced (the caller
-asserts it on the result); it can only give a wrong log-density, which `separability` then refuses.
+A mistake here leaks no record, because all record arrays are replaced (`private_constants` looks at the
+result); it can only give a wrong log-density, which `separability` then refuses.
 """
 
 from __future__ import annotations
@@ -58,24 +58,12 @@ def resize_records(
     inline: bool = True,
     describe: Callable[[Variable], str] = str,
 ) -> tuple[list[Variable], dict[Variable, Variable]]:
-    """Remake `outputs` with `rows` records in place of `num_records`.
+    """Remake `outputs` with `rows` records in place of `num_records`; return the memo of what changed, too.
 
-    Parameters
-    ----------
-    replacements : mapping of Variable to Variable
-        Every record array and its stand-in with `rows` rows; and variables to swap as they are.
-    resize : iterable of Variable
-        Random variables (the observed ones) whose leading batch axis is known to be the record axis.
-    everything, inline : bool
-        Remake every node, also those that no replacement reaches; inline an ``OpFromGraph``.
-    describe : callable
-        Names a variable in an error.
-
-    Returns
-    -------
-    new_outputs : list of Variable
-    memo : dict of Variable to Variable
-        Original variable to new variable, for every variable that changed.
+    `replacements` has every record array and its stand-in with `rows` rows, and variables to swap as they
+    are; `resize` the random variables (the observed ones) whose leading batch axis is known to be the record
+    axis. `everything`: also what no replacement reaches. `inline`: an ``OpFromGraph``. `describe` names a
+    variable in an error.
     """
     memo: dict[Variable, Variable] = dict(replacements)
     observed = set(resize)
@@ -269,8 +257,8 @@ def _as_slice(var: Variable) -> slice:
 def _row_by_row(condition: Variable, value: Variable) -> TensorVariable:
     """Let PyMC's check of parameters hold for each row.
 
-    PyMC takes ``all`` over everything, so that one record with an invalid parameter would make the terms
-    of all records minus infinity. For one record the check is that record's own.
+    PyMC takes ``all`` over everything, so one record with an invalid parameter would make all terms minus
+    infinity.
     """
     if condition.owner is not None and isinstance(condition.owner.op, ScalarFromTensor):
         condition = condition.owner.inputs[0]
@@ -291,8 +279,8 @@ def _resize_random(
 ) -> Variable:
     """Remake a random variable with PyMC's `change_dist_size`.
 
-    The node that is handed to it carries the new parameters under the old op: `change_dist_size` reads
-    the parameters and builds everything else afresh, so that node is never evaluated.
+    It is handed a node with the new parameters under the old op: it reads the parameters and builds
+    everything else afresh, so that node is never evaluated.
     """
     node = var.owner
     assert node is not None

@@ -94,8 +94,7 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
         if strange:
             raise UnsupportedModelError(
                 f"record_dim={record_dim!r}, but an observed variable has {sorted(strange)} as its first "
-                "dim. Transpose the data so that records run along the first axis of every observed "
-                "variable."
+                "dim. Transpose the data so that records run along the first axis of every observed variable."
             )
         leading_dims.add(record_dim)
         if not lengths:
@@ -132,11 +131,8 @@ def _refuse_black_boxes(model: pm.Model) -> None:
 def _length(var: Variable, name: str, free: Sequence[Variable] = ()) -> int:
     """Return the length of the first axis, without looking at a value of the data or drawing from a prior.
 
-    Raises
-    ------
-    NotSeparableError
-        If the length depends on values, as that of ``x[keep]`` does: what comes of the model would then
-        turn on single records.
+    It is refused if it depends on values, as that of ``x[keep]`` does: what comes of the model would then
+    turn on single records.
     """
     if is_array(var):
         return array_shape(var)[0]
@@ -162,13 +158,8 @@ def find_record_arrays(
 ) -> tuple[list[Variable], frozenset[str]]:
     """Every array of leading length N behind the likelihood, and the dims of those leading axes.
 
-    The only exceptions are arrays declared public, and arrays whose leading dim is also the dim of a
-    free variable (as many groups as records, by chance).
-
-    Raises
-    ------
-    UnsupportedModelError
-        If nothing but their length says that the arrays of a Potential are records.
+    The only exceptions are arrays declared public, and arrays whose leading dim is also the dim of a free
+    variable (as many groups as records, by chance).
     """
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
     found: list[Variable] = []

@@ -54,49 +54,20 @@ __all__ = ["RecordModel", "assert_no_record_array", "build_record_model"]
 
 @dataclass(frozen=True)
 class RecordModel:
-    """One record's log-density, the data-free prior, and the arrays that hold the records.
+    """One record's log-density, the data-free prior, and the arrays that hold the records."""
 
-    Attributes
-    ----------
-    model : pymc.Model
-        The user's model, unchanged.
-    num_records : int
-        N. It is used for sampling batches; it is no part of any release.
-    record_dims : frozenset of str
-        Names of the dims that run over records; they and their coords are never released.
-    arrays : tuple of Variable
-        The record arrays (constants and shared variables of the model), leading length N.
-    rows : tuple of TensorVariable
-        Their one-row placeholders, in the same order, shape ``(1, ...)``.
-    value_vars : tuple of TensorVariable
-        The unconstrained values of the free variables, in the model's order: the inputs z.
-    factors : dict of str to TensorVariable
-        Per observed variable or Potential, the log-density of the one row, shape ``(1, ...)``.
-    prior_logp : TensorVariable
-        Scalar: log prior plus Jacobians plus data-free Potentials.
-    public_arrays : tuple of str
-        Names and shapes of the arrays, beside the records, on which the release depends, and the dims whose
-        labels it has: all that is taken as public, but for single numbers.
-    public : frozenset of Variable
-        The arrays that the user declared public.
-    unit : str
-        What a record is, in words.
-    in_range : tuple of TensorVariable
-        Whether indices are within range that public arrays alone decide on.
-    """
-
-    model: pm.Model
-    num_records: int = field(repr=False)
-    record_dims: frozenset[str]
-    arrays: tuple[Variable, ...] = field(repr=False)
-    rows: tuple[TensorVariable, ...]
-    value_vars: tuple[TensorVariable, ...]
-    factors: dict[str, TensorVariable]
-    prior_logp: TensorVariable
-    public_arrays: tuple[str, ...]
-    public: frozenset[Variable]
-    unit: str
-    in_range: tuple[TensorVariable, ...] = ()
+    model: pm.Model  # the user's, unchanged
+    num_records: int = field(repr=False)  # N: for sampling batches; no part of any release
+    record_dims: frozenset[str]  # dims that run over records: they and their coords are never released
+    arrays: tuple[Variable, ...] = field(repr=False)  # of the model, of leading length N
+    rows: tuple[TensorVariable, ...]  # their one-row placeholders, shape (1, ...)
+    value_vars: tuple[TensorVariable, ...]  # unconstrained values of the free variables: the inputs z
+    factors: dict[str, TensorVariable]  # log-density of the row by observed variable or Potential, (1, ...)
+    prior_logp: TensorVariable  # scalar: log prior plus Jacobians plus data-free Potentials
+    public_arrays: tuple[str, ...]  # for the report: all that counts as public, but for single numbers
+    public: frozenset[Variable]  # arrays that the user declared public
+    unit: str  # what a record is, in words
+    in_range: tuple[TensorVariable, ...] = ()  # whether indices are that public arrays alone decide on
 
     @property
     def row_logp(self) -> TensorVariable:
@@ -107,12 +78,10 @@ class RecordModel:
         """Whether a function of the free variables has no private number in it.
 
         It may depend on free variables, single numbers and arrays that were declared public, and on nothing
-        else: any other array may be data, also one of zeros or of 0, 1, 2, ..., since all records may have
-        answered so. A long formula may be data too (`unrolled_loops.is_long`).
-
-        No length is compared with the number of records, nor does an entry decide: what is withheld would
-        tell whether that number equals a length, or what the records have answered. (`written_triangles`
-        looks at entries where no record can have put them.)
+        else: any other array may be data, also one of zeros, since all records may have answered so. A long
+        formula may be data too (`unrolled_loops.is_long`). No length is compared with the number of records,
+        nor does an entry decide: what is withheld would tell of them. (`written_triangles` looks at entries
+        where no record can have put them.)
         """
         model = self.model
         dims = model.named_vars_to_dims.get(getattr(var, "name", None)) or ()
@@ -152,7 +121,7 @@ class RecordModel:
         return var in packed or any(equal_computations([var], [v]) for v in written)
 
     def _behind(self, outputs: Iterable[Variable]) -> list[Variable]:
-        """List what stands behind outputs, up to the free variables."""
+        """List what outputs depend on, up to the free variables."""
         return walk(outputs, stop=self.model.free_RVs, into_size=True, columns_of=self.arrays)
 
     def is_private(self, var: Variable) -> bool:
@@ -235,26 +204,9 @@ def build_record_model(
 ) -> RecordModel:
     """Split a PyMC model into one record's log-density and a data-free prior, or refuse it.
 
-    Parameters
-    ----------
-    model : pymc.Model
-        A model on the full data; free variables are global and continuous.
-    record_dim : str, optional
-        Name of the dim that runs over records. Needed only where lengths are ambiguous.
-    public_data : iterable of str or Variable
-        ``pm.Data`` that are known to everybody and do not belong to a record.
+    `record_dim` names the dim that runs over records, needed only where lengths are ambiguous; `public_data`
+    names ``pm.Data`` that are known to everybody and belong to no record.
 
-    Raises
-    ------
-    ArgumentError
-        `public_data` or `record_dim` names nothing of the model.
-    UnsupportedModelError
-        The model has a part that cannot be private as written; the message says what to do.
-    NotSeparableError
-        The likelihood couples records.
-
-    Notes
-    -----
     The checks below are in this order so that each may rely on those before it. None looks at the value of a
     record. After them, `inference` compares the split with the model itself, on synthetic records
     (`separability`), and looks at the starting values (`start`).

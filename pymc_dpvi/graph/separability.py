@@ -47,17 +47,8 @@ FEW, MANY, MOST, BEYOND = 5, 23, 200, 3
 def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
     """Raise unless the one-record log-density is the model's own and records are independent.
 
-    Parameters
-    ----------
-    record : RecordModel
-    latents : Latents
-    start : ndarray, shape (D,)
-        Unconstrained values around which z is drawn.
-
-    Raises
-    ------
-    NotSeparableError
-        Naming the variable whose terms differ, and the first operation that mixes records.
+    `start` are the unconstrained values, shape (D,), around which z is drawn. The message names the variable
+    whose terms differ, and the first operation that mixes records.
     """
     few = _remade(record, FEW)
     more = None if few is None else _remade(record, _rows_to_try(record, few))

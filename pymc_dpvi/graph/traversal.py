@@ -1,4 +1,4 @@
-"""Walk a PyTensor graph: what stands behind a variable, and what an array of the model holds.
+"""Walk a PyTensor graph: what a variable depends on, and what an array of the model holds.
 
 A walk goes by what a graph computes with. So it looks into inner graphs, leaves out the ``size`` of random
 variables unless asked for it, and may leave out the number of columns of records, which everybody knows.
@@ -128,7 +128,7 @@ def array_shape(var: Variable) -> tuple[int, ...]:
 
 
 def substituted(outputs: Sequence[Variable], swap: Mapping[Variable, Variable]) -> list[Variable]:
-    """Put other variables in place of some; what stands behind a replaced one is not looked at.
+    """Put other variables in place of some; what a replaced one depends on is not looked at.
 
     ``pytensor.graph.replace.graph_replace`` raises "not a part of graph" in PyTensor 2 where one of the
     replaced variables is needed for another one alone.
