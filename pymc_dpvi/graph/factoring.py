@@ -61,13 +61,11 @@ Clients = dict[Variable, list[tuple[Apply, int]]]
 
 @dataclass(frozen=True)
 class Use:
-    """How one variable's gradient is put together from gradients by other variables (`by`).
-
-    `arrays` makes of the gradients by these the arrays of a `blocks.Block` of one record.
-    """
+    """How one variable's gradient is put together from gradients by other variables."""
 
     form: Form
-    by: tuple[TensorVariable, ...]
+    by: tuple[TensorVariable, ...]  # to differentiate by
+    # From these gradients to the arrays of a `blocks.Block` of one record.
     arrays: Callable[[Sequence[TensorVariable]], list[TensorVariable]]
 
 
@@ -127,8 +125,8 @@ def lift_uses(
 ) -> TensorVariable:
     """Bring look-ups and products with the record to the free variables; see the module.
 
-    `graph` is one record's log-density, whose nodes are changed in place; `draw` and `rows` are placeholders
-    of the free variables' values and of the record.
+    `graph` is one record's log-density, whose nodes are changed in place; `draw` and `rows` are placeholders,
+    of known shapes, of the free variables' values and of the record.
     """
     from_record, from_draw = _Depends(rows), _Depends(draw)
 
@@ -251,11 +249,7 @@ def _scaled_product(node: Apply, which: int) -> Variable | None:
 def find_uses(
     graph: TensorVariable, draw: Sequence[TensorVariable], rows: Sequence[TensorVariable]
 ) -> list[Use]:
-    """Say for each free variable, in their order, how its gradient is computed.
-
-    `graph` is one record's log-density; `draw` and `rows` are placeholders of the free variables' values,
-    whose shapes are known, and of the record.
-    """
+    """Say for each free variable, in their order, how its gradient is computed; given as for `lift_uses`."""
     clients: Clients = {}
     for node in dict.fromkeys(v.owner for v in walk([graph], into_size=True) if v.owner is not None):
         if not isinstance(node.op, Shape | Shape_i):
