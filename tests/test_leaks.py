@@ -63,7 +63,7 @@ from test_release import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_tex
 
 from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.engine.private_sum import PrivateSum
-from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.posterior.open_attributes import OPEN
 from pymc_dpvi.redaction import clear_locals, sealed, shielded
 

@@ -24,8 +24,8 @@ from pymc_dpvi.engine import microbatch as pieces
 from pymc_dpvi.engine import private_sum as clipping
 from pymc_dpvi.engine import running_clip, step
 from pymc_dpvi.engine.private_sum import PrivateSum
-from pymc_dpvi.graph.rebuild import walk
 from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.mechanism.mechanism import Draws, Mechanism, Streams
 from pymc_dpvi.randomness.keystream import KeyStream
 from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler

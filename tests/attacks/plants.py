@@ -26,9 +26,9 @@ from pymc_dpvi.engine import private_sum as clipping
 from pymc_dpvi.engine.microbatch import PiecewiseSum
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graph import guards, records
-from pymc_dpvi.graph.rebuild import array_value
 from pymc_dpvi.graph.records import RecordModel
-from pymc_dpvi.graph.single_numbers import written_shapes
+from pymc_dpvi.graph.shape_constants import written_shapes
+from pymc_dpvi.graph.traversal import array_value
 from pymc_dpvi.posterior import approximation
 
 __all__ = ["PLANTS", "Plant", "planted"]

@@ -18,7 +18,7 @@ from pymc_dpvi.auditing.attack import DELTAS, Attack, check_attack, claims
 from pymc_dpvi.auditing.report import CheckResult
 from pymc_dpvi.engine import microbatch as pieces
 from pymc_dpvi.graph.gradients import aligned_gradients
-from pymc_dpvi.graph.rebuild import array_value
+from pymc_dpvi.graph.traversal import array_value
 
 CELLS = [(family, gradient, sampler) for family in FAMILIES for gradient in GRADIENTS for sampler in SAMPLERS]
 
