@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -487,14 +487,6 @@ def test_a_prior_outside_its_range_is_no_error():
     harness = Harness(model)
     harness([0, 3])
     assert harness.step.calls == 1
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Let a keyboard interrupt raise, also where the tests run in the background of a shell."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")

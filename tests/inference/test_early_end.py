@@ -85,7 +85,8 @@ def test_keyboard_interrupt_in_a_callback(logistic: Build) -> None:
     assert approx.sample(2)["posterior"]["beta"].shape == (1, 2, 2)
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name == "nt", reason="POSIX signals")
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.usefixtures("interruptible")
 def test_keyboard_interrupt_by_signal(
     logistic: Build, monkeypatch: pytest.MonkeyPatch, steps_seen: list[tuple[np.ndarray, ...]]
 ) -> None:
@@ -107,15 +108,12 @@ def test_keyboard_interrupt_by_signal(
         advance(self, steps)
 
     monkeypatch.setattr(StepProgress, "advance", first_chunk)
-    # A shell's background job is started with the signal ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with logistic():
             approx = quiet(DPADVI(**CHEAP, accountant="rdp"), 90_000)  # PLD would take seconds
     finally:
         over.set()
         timer.join()
-        signal.signal(signal.SIGINT, before)
     run = approx.privacy.runs[0]
     assert run.n_steps == 90_000
     assert 0 < len(steps_seen) < 90_000
