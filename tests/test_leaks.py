@@ -53,10 +53,10 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from planted_records import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_text, planted_model
 from pytensor.compile.ops import wrap_py
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from test_release import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_text, planted_model
 
 from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.engine.private_sum import PrivateSum
@@ -911,7 +911,7 @@ def test_two_datasets_say_the_same_for_every_record(backend: str | None) -> None
 
 
 DISK = """
-from test_release import METHOD, planted_model
+from planted_records import METHOD, planted_model
 from pymc_dpvi import DPADVI
 with planted_model():
     for backend in ("numba", "c"):
