@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.randomness import subsets as random_subsets
+from pymc_dpvi.randomness import subsets
 from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
 from pymc_dpvi.sampling import (
     SAMPLER_NAMES,
@@ -216,9 +216,9 @@ def test_pairs_of_coins_are_independent_with_power(large: tuple) -> None:
 @pytest.mark.parametrize("prob", [0.005, 0.2])
 def test_gaps_are_geometric_beyond_a_block_with_power(prob: float, monkeypatch: pytest.MonkeyPatch) -> None:
     # Shorter blocks make the rare case, a gap longer than one block, common.
-    monkeypatch.setattr(random_subsets, "_BLOCK_LOG", 0.7)
+    monkeypatch.setattr(subsets, "_BLOCK_LOG", 0.7)
     block = max(1, int(0.7 / -math.log1p(-prob)))
-    at = random_subsets.bernoulli_successes(stream(f"gaps {prob}"), prob, int(100_000 / prob))
+    at = subsets.bernoulli_successes(stream(f"gaps {prob}"), prob, int(100_000 / prob))
     gaps = np.diff(at) - 1
     top = 6 * block
     law = len(gaps) * stats.geom(prob, loc=-1).pmf(np.arange(top))
@@ -235,7 +235,7 @@ def test_gaps_are_geometric_beyond_a_block_with_power(prob: float, monkeypatch: 
 def test_real_blocks_end_now_and_then() -> None:
     # exp(-8) of the gaps pass a block of the length that is used.
     prob = 0.05
-    at = random_subsets.bernoulli_successes(stream("blocks"), prob, 20_000_000)
+    at = subsets.bernoulli_successes(stream("blocks"), prob, 20_000_000)
     gaps = np.diff(at) - 1
     block = int(8.0 / -math.log1p(-prob))
     long = gaps[gaps >= block]
@@ -265,7 +265,7 @@ PROBS = [2.0**-30, 1e-6, 0.005, 0.1, 0.5, 0.97, 0.9996, 1 - 2.0**-16]
 
 def thresholds(prob: float) -> list[tuple[int, int]]:
     """Some numbers of failures k in a block, and the first 192 bits of (1 - prob)^k."""
-    block = max(1, int(random_subsets._BLOCK_LOG / -math.log1p(-prob)))
+    block = max(1, int(subsets._BLOCK_LOG / -math.log1p(-prob)))
     ks = {1, block, *np.random.default_rng(3).integers(1, block + 1, 12).tolist()}
     with localcontext() as context:
         context.prec = 120
@@ -274,9 +274,9 @@ def thresholds(prob: float) -> list[tuple[int, int]]:
 
 def gap(prob: float, *words: int) -> int:
     """The gap that words make, all of which must be needed."""
-    block = max(1, int(random_subsets._BLOCK_LOG / -math.log1p(-prob)))
+    block = max(1, int(subsets._BLOCK_LOG / -math.log1p(-prob)))
     told = Told(*words)
-    (found,) = random_subsets._gaps(told, prob, block, 1)
+    (found,) = subsets._gaps(told, prob, block, 1)
     assert len(told.left) <= 1, "the words were not all needed"
     return int(found)
 
@@ -295,7 +295,7 @@ def test_gaps_change_at_the_exact_threshold(prob: float) -> None:
 
 
 def test_float64_alone_would_miss_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_subsets, "_UNDECIDED", 0.0)
+    monkeypatch.setattr(subsets, "_UNDECIDED", 0.0)
     wrong = 0
     for prob in PROBS:
         for k, bits in thresholds(prob):
@@ -307,10 +307,10 @@ def test_float64_alone_would_miss_the_threshold(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("prob", [1e-6, 0.005, 0.3, 0.97])
 def test_decimal_and_float_agree(prob: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draw of some thousands decided the slow way is the one that float64 decides."""
-    block = max(1, int(random_subsets._BLOCK_LOG / -math.log1p(-prob)))
-    fast = random_subsets._gaps(stream("both ways"), prob, block, 3000)
-    monkeypatch.setattr(random_subsets, "_UNDECIDED", math.inf)
-    slow = random_subsets._gaps(stream("both ways"), prob, block, 3000)
+    block = max(1, int(subsets._BLOCK_LOG / -math.log1p(-prob)))
+    fast = subsets._gaps(stream("both ways"), prob, block, 3000)
+    monkeypatch.setattr(subsets, "_UNDECIDED", math.inf)
+    slow = subsets._gaps(stream("both ways"), prob, block, 3000)
     np.testing.assert_array_equal(np.minimum(fast, block), np.minimum(slow, block))
 
 
@@ -319,7 +319,7 @@ def test_the_largest_word_is_a_gap_of_none() -> None:
 
 
 def test_inclusion_is_fine_enough_for_the_smallest_probability() -> None:
-    at = random_subsets.bernoulli_successes(stream("smallest"), 2.0**-30, 2**45)
+    at = subsets.bernoulli_successes(stream("smallest"), 2.0**-30, 2**45)
     assert abs(len(at) - 2**15) < 4 * 2**7.5
     assert stats.kstest(np.diff(at) * 2.0**-30, "expon").pvalue > P_GOOD
 
@@ -419,10 +419,10 @@ def test_subset_test_has_power(bug: str) -> None:
 def test_first_distinct_is_the_slow_way_even_when_draws_run_short() -> None:
     source = stream("short")
     for population, size, n_draws in [(50, 20, 5), (50, 20, 20), (9, 4, 1), (1000, 30, 40)]:
-        subsets = random_subsets._Subsets(source, population, size)
+        found = subsets._Subsets(source, population, size)
         for _ in range(30):
             draws = source.integers(population, n_draws)
-            got = subsets.first_distinct(draws).tolist()
+            got = found.first_distinct(draws).tolist()
             assert len(got) == len(set(got)) == size
             slow = list(dict.fromkeys(draws.tolist()))[:size]
             assert got[: len(slow)] == slow

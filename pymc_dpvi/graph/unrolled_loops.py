@@ -233,7 +233,7 @@ def _told(word: Sequence[Letter]) -> int:
 
 
 def breaks(values: np.ndarray) -> int:
-    """Count what breaks the rule ``v[i + p] = v[i] + step``, for the best p and step; 0 for fewer than five."""
+    """Count what breaks ``v[i + p] = v[i] + step``, for the best p and step; 0 for fewer than five."""
     if len(values) < _PERIODS or not np.isfinite(values).all():
         return 0
     width = float(np.ptp(values)) or 1.0

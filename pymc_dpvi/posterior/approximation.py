@@ -8,8 +8,8 @@ gradients (`gradient_moments`) are functions of; so the release is post-processi
 
 What PyMC's class has besides is closed unless `open_attributes` lists it: functions of the variational
 parameters are as private as `sample`; the density of the records is refused, and so is any expression with
-records behind it (`expressions`); ``model``, ``groups`` and what depends on them are the user's own model with
-the data in it, for the process in which the data are anyway.
+records behind it (`expressions`); ``model`` and ``groups`` are the user's own model with the data in it, for
+the process in which the data are anyway.
 """
 
 from __future__ import annotations

@@ -63,7 +63,6 @@ def mechanisms(draw: st.DrawFn) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------- the arguments
 
-GOOD = dict(delta=1e-5, n_steps=10, sampling_prob=0.1)
 FUNCTIONS: dict[Any, dict[str, Any]] = {
     epsilon: dict(delta=1e-5, noise_multiplier=1.0, n_steps=10, sampling_prob=0.1),
     delta: dict(epsilon=1.0, noise_multiplier=1.0, n_steps=10, sampling_prob=0.1),
