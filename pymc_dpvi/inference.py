@@ -33,7 +33,7 @@ from pymc.variational.inference import Inference
 from pymc_dpvi.accounting import PrivacyBudget, require_proven
 from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed
-from pymc_dpvi.compat import quiet_pytensor, versions
+from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works
 from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.loop import averages_from, iterate
@@ -59,9 +59,9 @@ from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMea
 from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.redaction import sealed, shielded
 from pymc_dpvi.release.report import PrivacyRun
-from pymc_dpvi.terms import PrivacyTerms
+from pymc_dpvi.settings import PrivacyTerms
 
-__all__ = ["DPADVI", "DPFullRankADVI"]
+__all__ = ["DPADVI", "DPFullRankADVI", "fit_dpadvi"]
 
 _logger = logging.getLogger(__name__)
 
@@ -411,7 +411,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         candidates = bounded(backends(backend, compile_kwargs), factors)
         mechanism = self._terms.mechanism(n, self._record.num_records)
         cost = self._planned(mechanism, n)
-        self._reserve(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
+        self._charge_budget(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
         optimizer = obj_optimizer
         if optimizer is None:
             optimizer = falling_adam(n, widths=self._approx._widths)
@@ -435,7 +435,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         step, taken = first_that_works(candidates, compiled)
         cost = replace(cost, backend=taken)
         self._warn(cost)
-        self._reserve(cost, mechanism, "fit")
+        self._charge_budget(cost, mechanism, "fit")
         earlier = self._approx._report
         if earlier is not None and self._budget is None:
             _logger.warning(
@@ -483,7 +483,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._record.check_unchanged()
         cost = replace(self._planned(self._mechanism, n), backend=self._backend)
         self._warn(cost)
-        self._reserve(cost, self._mechanism, "refine")
+        self._charge_budget(cost, self._mechanism, "refine")
         self._restore_iterate()
         self._run(cost, progressbar, progressbar_theme)
 
@@ -504,7 +504,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         run_id = secrets.token_hex(8) if self._insecure_noise_seed is None else ""
         return replace(self._terms.cost(mechanism, n_steps), run_id=run_id)
 
-    def _reserve(self, run: PrivacyRun, mechanism: Mechanism, call: str, *, dry_run: bool = False) -> None:
+    def _charge_budget(
+        self, run: PrivacyRun, mechanism: Mechanism, call: str, *, dry_run: bool = False
+    ) -> None:
         """Charge the planned cost to the budget, or raise with everything as it was."""
         if self._budget is not None:
             self._budget.charge(
@@ -520,7 +522,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 dry_run=dry_run,
             )
 
-    def _charge(self, run: PrivacyRun, streams: Streams) -> None:
+    def _report_planned_cost(self, run: PrivacyRun, streams: Streams) -> None:
         """Put the planned cost into the report, before the first step."""
         self._approx._report = self._terms.report(
             run,
@@ -564,7 +566,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         assert self._step is not None and self._mechanism is not None
         if self._streams is None:
             self._streams = Streams.make(self._insecure_noise_seed)
-        self._charge(planned, self._streams)
+        self._report_planned_cost(planned, self._streams)
         n = planned.n_steps
         report = self._approx.privacy
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
@@ -629,6 +631,64 @@ class DPFullRankADVI(DPADVI):
     """
 
     _family = DPFullRank
+
+
+@sealed
+def fit_dpadvi(
+    n: int = 10000,
+    *,
+    draws: int = 1000,
+    method: type[DPADVI] = DPADVI,
+    fit_kwargs: Mapping[str, Any] | None = None,
+    progressbar: bool = True,
+    **kwargs: Any,
+) -> PosteriorData:
+    """Fit privately and return the posterior draws.
+
+    Parameters
+    ----------
+    n : int
+        Number of steps.
+    draws : int
+        Number of draws from the private posterior.
+    method : type
+        :class:`DPADVI` or :class:`DPFullRankADVI`.
+    fit_kwargs : dict, optional
+        For :meth:`DPADVI.fit`.
+    progressbar : bool
+        Show steps, speed and ε.
+    **kwargs
+        For the method: ``epsilon``, ``delta``, ...
+
+    Returns
+    -------
+    arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
+        Safe to publish; the privacy report is in its attributes.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedModelError, CalibrationError
+        Before anything is spent.
+
+    Notes
+    -----
+    Privacy: costs the (ε, δ) that is given; the draws cost nothing more.
+
+    Examples
+    --------
+    >>> with model:
+    ...     idata = fit_dpadvi(2000, epsilon=1.0, delta=1e-6)
+    """
+    if not (isinstance(method, type) and issubclass(method, DPADVI)):
+        raise ArgumentError("method must be DPADVI or DPFullRankADVI (the class, not an instance).")
+    if not isinstance(fit_kwargs, Mapping | None):
+        raise ArgumentError(f"fit_kwargs must be a dict; found a {type(fit_kwargs).__name__}.")
+    options: dict[str, Any] = {"n": n, "progressbar": progressbar}
+    if twice := sorted({str(name) for name in fit_kwargs or ()} & options.keys()):
+        raise ArgumentError(f"fit_kwargs has {twice}, which are arguments of fit_dpadvi: give them once.")
+    inference = method(**kwargs)
+    draws = inference.approx.check_draws(draws)  # before anything is spent
+    return inference.fit(**options, **dict(fit_kwargs or {})).sample(draws)
 
 
 def _every(callback: Callback) -> int:

@@ -144,11 +144,25 @@ def test_the_mathematics_of_every_module_is_on_the_page() -> None:
     assert with_formulas <= set(listed)
 
 
-def test_every_module_has_its_place_in_the_architecture() -> None:
+def test_every_room_has_its_place_in_the_architecture() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    text = text[text.index("## Architecture") : text.index("What has to stay true")]
-    units = {name.split(".")[1] for name in SOURCES if name.count(".")} - {"__init__"}
-    assert set(re.findall(r"`([a-z_]+)`", text)) == units
+    table = text[text.index("## Architecture") : text.index("### Where things are decided")]
+    rooms = {name.split(".")[1] for name in SOURCES if name.count(".")} - {"__init__"}
+    assert (
+        set(re.findall(r"`([a-z_]+)`", re.sub(r"\|[^|]*\|[^|]*\|$", "", table, flags=re.MULTILINE))) == rooms
+    )
+
+
+def test_where_things_are_decided_is_true() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text[text.index("### Where things are decided") : text.index("What has to stay true")]
+    package = ROOT / "pymc_dpvi"
+    for row in re.findall(r"^\|.*\|$", table, re.MULTILINE):
+        for file, names in re.findall(r"`([\w/]+\.py)`(?:: ((?:`[\w.]+`(?:, )?)+))?", row):
+            where = ROOT / file if file.startswith("tests/") else package / file
+            source = where.read_text(encoding="utf-8")
+            for name in re.findall(r"[\w]+", names):
+                assert re.search(rf"\b(class|def) {name}\b|^{name}\b", source, re.MULTILINE), (file, name)
 
 
 def test_the_commands_of_the_documentation_exist() -> None:

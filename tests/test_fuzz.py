@@ -46,7 +46,7 @@ from pymc_dpvi.graph.start import check_starting_values
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.posterior.approximation import DPMeanField
 from pymc_dpvi.randomness.lattice_noise import LatticeNoise
-from pymc_dpvi.terms import PrivacyTerms
+from pymc_dpvi.settings import PrivacyTerms
 
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
 
@@ -254,7 +254,7 @@ def nothing_spent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Streams, "make", spend)
     monkeypatch.setattr(Mechanism, "draw", spend)
-    monkeypatch.setattr(DPADVI, "_charge", spend)
+    monkeypatch.setattr(DPADVI, "_report_planned_cost", spend)
 
 
 @pytest.fixture

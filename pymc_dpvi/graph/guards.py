@@ -96,7 +96,7 @@ def guard_records(
 ) -> tuple[list[TensorVariable], list[TensorVariable]]:
     """Return the terms of one record, safe for every value that the record may hold.
 
-    `terms` are log-densities as functions of `rows`, the record's placeholders (none for the prior), and
+    `settings` are log-densities as functions of `rows`, the record's placeholders (none for the prior), and
     `latent`, the unconstrained values. `name` names a variable in an error. The second result says whether
     indices are within range on which neither records nor latent values decide, one bool for each.
     """

@@ -1,8 +1,8 @@
 """Expressions under the approximation, as PyMC evaluates them; refused if a record stands behind them.
 
 In: a graph of the model's variables. Out: the same graph over draws of the approximation. All of PyMC's ways
-to evaluate an expression (``sample_node``, ``symbolic_single_sample``, ``symbolic_sample_over_posterior``) come
-through `to_flat_input` or `set_size_and_deterministic`, which look for records.
+to evaluate an expression (``sample_node``, ``symbolic_single_sample``, ``symbolic_sample_over_posterior``)
+come through `to_flat_input` or `set_size_and_deterministic`, which look for records.
 
 What it must never do: let an expression through that depends on a record, or on an array that nobody declared
 public.

@@ -23,7 +23,7 @@ from pymc_dpvi.errors import PrivacyWarning
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import hostile_records
 from pymc_dpvi.mechanism.mechanism import Draws, Mechanism
-from pymc_dpvi.terms import PrivacyTerms
+from pymc_dpvi.settings import PrivacyTerms
 
 CHECKS = ["one way out", "sensitivity", "gradient", "lattice", "noise", "sampling", "randomness", "attack"]
 PYTHON = {"mode": "FAST_COMPILE"}

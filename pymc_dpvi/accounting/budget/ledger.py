@@ -135,7 +135,7 @@ class FileLedger:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], terms: str) -> FileLedger:
-        """Make a new ledger file that holds `terms` and no charges.
+        """Make a new ledger file that holds `settings` and no charges.
 
         Raises
         ------
