@@ -179,7 +179,7 @@ def delta(
     Examples
     --------
     >>> run = dict(noise_multiplier=4.0, n_steps=10_000, sampling_prob=0.01)
-    >>> 1e-5 < delta(epsilon=0.9, **run) < 2e-5
+    >>> 1e-5 < delta(epsilon=0.9, **run) < 3e-5
     True
     """
     at = _check_epsilon(epsilon, low=0.0)
