@@ -62,41 +62,14 @@ class Sampler(Protocol):
     def draw(self, stream: KeyStream, num_records: int, n_steps: int) -> Batches:
         """Draw the batches of `n_steps` steps.
 
-        Parameters
-        ----------
-        stream : KeyStream
-            Where the randomness comes from.
-        num_records : int
-            Number of records. It is not kept, and no error text tells it.
-        n_steps : int
-            Number of steps, 0 or more.
-
-        Returns
-        -------
-        indices : ndarray of int64, shape (total size of the batches,)
-            Record numbers, all different within a batch.
-        offsets : ndarray of int64, shape (n_steps + 1,)
-            Batch t is ``indices[offsets[t]:offsets[t + 1]]``.
-
-        Raises
-        ------
-        ArgumentError
-            If a count is not a whole number, too large, or not the one the sampler was made for.
+        Returns int64 record numbers, all different within a batch, and offsets (n_steps + 1,): batch t is
+        ``indices[offsets[t]:offsets[t + 1]]``. The number of records is not kept, and no error text tells it.
+        Raises an ArgumentError if a count is not a whole number, too large, or not the one the sampler was
+        made for.
         """
 
     def dp_event(self, noise_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """Return the event of one step.
-
-        Parameters
-        ----------
-        noise_event : dp_accounting.DpEvent
-            What is released about a batch, such as ``GaussianDpEvent(noise_multiplier)``.
-
-        Returns
-        -------
-        dp_accounting.DpEvent
-            The event of the sampled release.
-        """
+        """Return the event of one step that releases `noise_event` about a batch."""
 
 
 @dataclass(frozen=True)
@@ -254,39 +227,14 @@ def make_sampler(
     batch_size: int | None = None,
     num_records: int | None = None,
 ) -> Sampler:
-    """Make a sampler from what a user gives.
+    """Make a sampler by name from what a user gives; an ArgumentError unless that says exactly one thing.
 
-    Parameters
-    ----------
-    name : {"poisson", "fixed_size", "full_batch"}
-        Which sampler.
-    sampling_prob : float, optional
-        Probability with which one record takes part in one step, in (0, 1]. For ``"fixed_size"``
-        the batch size is ``sampling_prob * num_records``, rounded, and at least 1.
-    batch_size : int, optional
-        Size of a batch, for ``"poisson"`` the expected one: the probability is
-        ``batch_size / num_records``.
-    num_records : int, optional
-        Number of records; needed with `batch_size` and for ``"fixed_size"``.
+    For ``"poisson"``, `batch_size` is the expected one: the probability is ``batch_size / num_records``. For
+    ``"fixed_size"`` the batch size is ``sampling_prob * num_records``, rounded, and at least 1.
 
-    Returns
-    -------
-    Sampler
-        The sampler.
+    Privacy: a Poisson sampler made from `batch_size` publishes ``batch_size / num_records``, and with it the
+    number of records. With `sampling_prob` that number stays private. No error text tells it.
 
-    Raises
-    ------
-    ArgumentError
-        If the arguments do not say exactly one thing.
-
-    Notes
-    -----
-    Privacy: a Poisson sampler made from `batch_size` publishes ``batch_size / num_records``, and
-    with it the number of records. With `sampling_prob` that number stays private. No error text
-    tells it.
-
-    Examples
-    --------
     >>> make_sampler("poisson", sampling_prob=0.01)
     PoissonSampler(sampling_prob=0.01)
     >>> make_sampler("fixed_size", batch_size=100, num_records=20_000)

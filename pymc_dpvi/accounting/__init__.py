@@ -16,8 +16,9 @@ who computes it, and what that proves                       `ACCOUNTANT_NAMES`, 
 
 Throughout, ``noise_multiplier`` is the standard deviation of the noise divided by
 ``l2_clip_norm``, the bound on one record's contribution. The neighboring relation decides the
-sensitivity (once that bound under add-or-remove-one, twice under replace-one) and the accounting
-knows it: the same noise costs more under replace-one.
+sensitivity (`relations`: once that bound under add-or-remove-one, twice under replace-one) and the accounting
+knows it: the same noise costs more under replace-one. No number here may depend on a record, but for
+`BayesianAccountant`'s, which says so. Longer proofs are in ``docs/accounting.md``.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """What every accountant of this package has in common: which steps it takes, and how it refuses.
 
-An accountant is a `dp_accounting.PrivacyAccountant`. On top of Google's contract (a dry run by
-``supports()`` before anything changes, a ledger, a relation fixed at birth) ours have
+An accountant is a `dp_accounting.PrivacyAccountant`. On top of Google's contract (a dry run by ``supports()``
+before anything changes, a ledger, a relation fixed at birth) ours have
 
 * ``name``, ``guarantee``, ``source``: class attributes, see :class:`AccountantInfo`;
-* ``schemes``: which sampling schemes they take under which neighboring relation. Everything else is
-  refused with an :class:`UnsupportedEventError` that names the sub-event, before anything changes;
-* one convention: the noise multiplier of an event is the noise standard deviation divided by
-  `l2_clip_norm`, the bound on one record's contribution, *whatever the relation*. Replacing a record
-  moves the sum by twice that bound, and the accountant doubles the sensitivity itself.
+* ``schemes``: which sampling schemes they take under which neighboring relation. Everything else is refused
+  with an :class:`UnsupportedEventError` that names the sub-event, before anything changes;
+* one convention: the noise multiplier of an event is the noise standard deviation divided by `l2_clip_norm`,
+  *whatever the relation*. The accountant puts in the sensitivity's factor itself (`relations`).
 
-Google's own accountants do not agree on the last point: the PLD accountant doubles, the RDP
-accountant of dp-accounting 0.6 does not (google/differential-privacy issue 378).
+Google's own accountants do not agree on the last point: the PLD accountant doubles the sensitivity under
+replace-one, the RDP accountant of dp-accounting 0.6 does not (google/differential-privacy issue 378).
 :func:`doubles_sensitivity` asks an accountant class which of the two it is.
 """
 
@@ -64,14 +63,8 @@ class UnsupportedEventError(ArgumentError, dp_accounting.UnsupportedEventError):
 class GaussianStep:
     """An event that stands for one noisy sum over a batch.
 
-    Attributes
-    ----------
-    scheme : {"full_batch", "poisson", "fixed_size"}
-        How the batch was drawn.
-    sampling_prob : float
-        Probability with which one record was drawn.
-    noise_multiplier : float
-        Noise standard deviation divided by one record's bound.
+    `sampling_prob` is the probability with which one record was drawn, `noise_multiplier` the noise standard
+    deviation divided by one record's bound.
     """
 
     scheme: Scheme
@@ -80,17 +73,7 @@ class GaussianStep:
 
 
 def gaussian_step(event: dp_accounting.DpEvent) -> GaussianStep | None:
-    """Return what `event` says of a step, or None if it is not one noisy sum over a batch.
-
-    Parameters
-    ----------
-    event : dp_accounting.DpEvent
-        An event that is not a composition.
-
-    Returns
-    -------
-    GaussianStep or None
-    """
+    """Return what an event, not a composition, says of a step; None if it is no noisy sum over a batch."""
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return GaussianStep("full_batch", 1.0, event.noise_multiplier)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
@@ -109,21 +92,7 @@ def gaussian_step(event: dp_accounting.DpEvent) -> GaussianStep | None:
 def why_unsupported(
     event: dp_accounting.DpEvent, relation: NeighboringRelation, schemes: Schemes
 ) -> str | None:
-    """Say why an accountant for `schemes` does not take `event`, or None if it does.
-
-    Parameters
-    ----------
-    event : dp_accounting.DpEvent
-        An event that is not a composition.
-    relation : dp_accounting.NeighboringRelation
-        The accountant's relation.
-    schemes : mapping of str to frozenset of NeighboringRelation
-        What the accountant supports.
-
-    Returns
-    -------
-    str or None
-    """
+    """Say why an accountant for `schemes` does not take `event`, no composition; None if it does."""
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return None
     step = gaussian_step(event)
@@ -141,20 +110,7 @@ def why_unsupported(
 
 
 def refuse_unsupported(accountant: PrivacyAccountant, event: Any) -> None:
-    """Raise unless `accountant` takes `event`; nothing is changed.
-
-    Parameters
-    ----------
-    accountant : dp_accounting.PrivacyAccountant
-        The accountant that is asked.
-    event : dp_accounting.DpEvent
-        What it would be given.
-
-    Raises
-    ------
-    UnsupportedEventError
-        The message names the sub-event.
-    """
+    """Raise an UnsupportedEventError that names the sub-event unless `accountant` takes `event`."""
     if not isinstance(event, dp_accounting.DpEvent):
         raise ArgumentError(f"event must be a dp_accounting.DpEvent; found a {type(event).__name__}.")
     error = accountant._maybe_compose(event, 1, False)
@@ -170,18 +126,8 @@ def refuse_unsupported(accountant: PrivacyAccountant, event: Any) -> None:
 def doubles_sensitivity(kind: type[PrivacyAccountant], *, without_replacement: bool = False) -> bool:
     """Whether `kind` reports at least the exact epsilon of sensitivity 2C under replace-one.
 
-    A canary: ten full-batch steps, whose exact epsilon is known (Balle and Wang 2018).
-
-    Parameters
-    ----------
-    kind : type of dp_accounting.PrivacyAccountant
-        A class that takes the relation by keyword.
-    without_replacement : bool
-        Whether to ask by way of a `SampledWithoutReplacementDpEvent`.
-
-    Returns
-    -------
-    bool
+    A canary: ten full-batch steps, whose exact epsilon is known (Balle and Wang 2018), or the same by way of
+    a `SampledWithoutReplacementDpEvent`.
     """
     event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(_CANARY_NOISE)
     if without_replacement:  # everybody is in the batch: the same mechanism on another path
@@ -199,11 +145,6 @@ class CountingAccountant(PrivacyAccountant):
 
     The order of composition cannot matter, and a million equal steps cost no more than one.
     Subclasses say which schemes they take and turn the counts into an epsilon.
-
-    Parameters
-    ----------
-    neighboring_relation : dp_accounting.NeighboringRelation
-        Add-or-remove-one or replace-one.
     """
 
     name: ClassVar[str]

@@ -30,24 +30,7 @@ _PLD_MIN_DELTA = 1e-10  # below it dp-accounting's PLD accountants are not belie
 
 
 def check_sampler(sampler: Any, sampling_prob: Any) -> EventSampler:
-    """Return the sampler that the arguments describe.
-
-    Parameters
-    ----------
-    sampler : str or Sampler
-        ``"poisson"``, ``"full_batch"`` or a sampler of `pymc_dpvi.sampling`.
-    sampling_prob : float or None
-        Probability that a record is in a batch.
-
-    Returns
-    -------
-    EventSampler
-
-    Raises
-    ------
-    ArgumentError
-        If they do not describe one, or contradict each other.
-    """
+    """Return the sampler that the arguments describe; an ArgumentError if they describe none or two."""
 
     def check(name: str, value: Any) -> float:
         return check_number(name, value, low=MIN_SAMPLING_PROB, high=1.0, closed_low=True, closed_high=True)
@@ -84,17 +67,7 @@ def check_sampler(sampler: Any, sampling_prob: Any) -> EventSampler:
 
 @dataclass(frozen=True)
 class Run:
-    """A run but for its noise and length, and who accounts for it.
-
-    Parameters
-    ----------
-    info : AccountantInfo
-        The accountant.
-    sampler : EventSampler
-        How batches are drawn.
-    relation : dp_accounting.NeighboringRelation
-        The relation.
-    """
+    """A run but for its noise and length, and who accounts for it."""
 
     info: AccountantInfo
     sampler: EventSampler
@@ -106,40 +79,12 @@ class Run:
         return sensitivity_factor(self.relation)
 
     def epsilon(self, *, noise_multiplier: float, n_steps: int, delta: float) -> float:
-        """Return epsilon at `delta`; may be infinite.
-
-        Parameters
-        ----------
-        noise_multiplier : float
-            Noise standard deviation divided by the bound on one record.
-        n_steps : int
-            Number of steps.
-        delta : float
-            Delta.
-
-        Returns
-        -------
-        float
-        """
+        """Return epsilon at `delta`; may be infinite."""
         ask = _epsilon_cached if self.info.cacheable else _epsilon
         return ask(self.info, self.relation, self._event(noise_multiplier), n_steps, delta)
 
     def delta(self, *, noise_multiplier: float, n_steps: int, epsilon: float) -> float:
-        """Return delta at `epsilon`.
-
-        Parameters
-        ----------
-        noise_multiplier : float
-            Noise standard deviation divided by the bound on one record.
-        n_steps : int
-            Number of steps.
-        epsilon : float
-            Epsilon.
-
-        Returns
-        -------
-        float
-        """
+        """Return delta at `epsilon`."""
         accountant = self.info.make(self.relation).compose(self._event(noise_multiplier), n_steps)
         found = float(accountant.get_delta(epsilon))
         if not 0.0 <= found <= 1.0 + 1e-9:

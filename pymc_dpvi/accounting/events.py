@@ -1,9 +1,8 @@
 r"""From a sampler, a relation and an accountant to the `DpEvent` of one step.
 
-This is the one place where the conventions of the accountants meet. Let
-:math:`z` = ``noise_multiplier`` = :math:`s / C`: noise standard deviation / bound on the norm of what one
-record adds to a step (`l2_clip_norm`, with the counts of an adaptive one). Removing a record moves the
-clipped sum by at most :math:`C`, replacing it by at most :math:`2C`.
+This is the one place where the conventions of the accountants meet. Let :math:`z` = ``noise_multiplier`` =
+:math:`s / C`: noise standard deviation over the bound on the norm of what one record adds to a step
+(`l2_clip_norm`, with the counts of an adaptive one).
 
 =====================================  =================  =============================  ===============
 mechanism                              relation           event                          with PLD
@@ -14,30 +13,22 @@ fixed size B of N                      replace one        WithoutReplacement(N, 
                                                           Gaussian(z))                   lower bound
 =====================================  =================  =============================  ===============
 
-The accountants of this package all take :math:`z` so and know the relation
-(see :mod:`pymc_dpvi.accounting.contract`). For a user's own accountant, under replace-one:
+Everything else is refused. The accountants of this package all take :math:`z` so and know the relation
+(:mod:`pymc_dpvi.accounting.contract`). For a user's own accountant, under replace-one:
 
-* a `PLDAccountant` (a subclass, since Google's own is replaced by ours) doubles the sensitivity
-  itself and gets :math:`z`, which a canary checks at run time;
+* a `PLDAccountant` (a subclass, since Google's own is replaced by ours) doubles the sensitivity itself and
+  gets :math:`z`, which a canary checks at run time. It has no event for batches of fixed size: these are
+  Poisson(q, Gaussian(z/2)), proven and about 2x loose (docs/accounting.md, section 4);
 * an `RdpAccountant` does not, in dp-accounting 0.6 (google/differential-privacy issue 378), and gets
   :math:`z/2` unless the canary says that it does;
 * an accountant that we do not know gets :math:`z/2`, which can only over-report.
 
-**Fixed size under a user's PLD accountant.** It has no event for sampling without replacement. The worst
-pair (:mod:`pymc_dpvi.accounting.pld.dominating_pairs`) is :math:`(1-q) N(0) + q N(2C)` against
-:math:`N(0)`. Both are neighbours, under replace-one, of a Poisson-sampled mechanism whose records contribute
-up to :math:`2C` (replace :math:`2C` by zero), which is what Poisson(q, Gaussian(z/2)) stands for; PLD then
-doubles once more. That is proven and about 2x loose. Gaussian(z) in its place is *not* a bound: at q=0.01,
-z=8, T=1e4, delta=1e-5 it gives 0.926, below the 0.947 of the pair above.
-
 **The papers' noise.** Jälkö et al. (2017) add :math:`N(0, 4 C^2 \sigma^2)`: their :math:`\sigma` is a
 ``noise_multiplier`` of :math:`2\sigma` here, under either relation.
 
-**One coin, one event.** Two releases on the *same* sampled batch (the sum, and a count of clipped
-records) are one Poisson(q, Gaussian) with the two noises combined. Two Poisson events would stand for
-two independent batches, and under-report.
-
-Everything else is refused.
+**One coin, one event.** Two releases on the *same* sampled batch (the sum, and a count of clipped records)
+are one Poisson(q, Gaussian) with the two noises combined. They must never be two Poisson events: these would
+stand for two independent batches, and under-report.
 """
 
 from __future__ import annotations
@@ -81,24 +72,10 @@ class EventSampler(Protocol):
 
 
 def replace_one_scale(accountant: PrivacyAccountant, *, without_replacement: bool = False) -> float:
-    """Return the factor on the noise multiplier that makes replace-one come out right.
+    """Return the factor on the noise multiplier that makes replace-one come out right for `accountant`.
 
-    Parameters
-    ----------
-    accountant : dp_accounting.PrivacyAccountant
-        The accountant that will be given the event.
-    without_replacement : bool
-        Whether the event is a `SampledWithoutReplacementDpEvent`.
-
-    Returns
-    -------
-    float
-        1.0 if the accountant knows the relation's sensitivity, else one over its factor.
-
-    Raises
-    ------
-    PrivacyError
-        If the installed PLD accountant stopped doubling the sensitivity.
+    It is 1.0 if the accountant knows the relation's sensitivity, else one over its factor. Raises a
+    PrivacyError if the installed PLD accountant stopped doubling the sensitivity.
     """
     if isinstance(accountant, PLDAccountant):
         if not doubles_sensitivity(PLDAccountant):

@@ -34,18 +34,9 @@ def _mills(t: float) -> float:
 
 
 def log_gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return an upper bound of ln(delta) of one Gaussian release at `epsilon`.
+    """Return an upper bound of ln(delta) of one Gaussian release at `epsilon`, 0 or more.
 
-    Parameters
-    ----------
-    mu : float
-        Sensitivity over the noise standard deviation.
-    epsilon : float
-        Epsilon, 0 or more.
-
-    Returns
-    -------
-    float
+    `mu` is the sensitivity over the noise standard deviation.
     """
     t = epsilon / mu - mu / 2.0
     log_density = -0.5 * t * t - _LOG_SQRT_2PI
@@ -62,18 +53,8 @@ def log_gaussian_delta(mu: float, epsilon: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> float:
     r"""Return the least epsilon of one Gaussian release at `delta`, to a relative 1e-12 and rounded up.
 
-    Parameters
-    ----------
-    mu : float
-        Sensitivity over the noise standard deviation.
-    delta : float
-        Delta, in (0, 1).
-
-    Returns
-    -------
-    float
-        Never above :math:`\mu^2/2 + \mu\sqrt{2\ln(1/\delta)}` (Bun and Steinke 2016), from where it is
-        sought.
+    It is never above :math:`\mu^2/2 + \mu\sqrt{2\ln(1/\delta)}` (Bun and Steinke 2016), from where it is
+    sought.
     """
     log_delta = math.log(delta)
     if log_gaussian_delta(mu, 0.0) <= log_delta:

@@ -2,8 +2,9 @@ r"""The central limit theorem of Gaussian differential privacy, where every sear
 
 :math:`T` Poisson-sampled Gaussian steps of sensitivity :math:`s` are about :math:`\mu`-GDP (Dong, Roth and
 Su 2022) with :math:`\mu = q\sqrt{T(e^{s^2/\sigma^2} - 1)}` (Bu, Dong, Long and Su 2020), and exactly with
-:math:`\mu = s\sqrt T/\sigma` if every record is in every batch. The theorem is an approximation, from
-either side: it proposes where to look, it never decides.
+:math:`\mu = s\sqrt T/\sigma` if every record is in every batch. The theorem is an approximation, from either
+side: it proposes where to look, and must never decide. Sensitivities are in units of the bound on one record
+(`relations.sensitivity_factor`).
 """
 
 from __future__ import annotations
@@ -16,17 +17,7 @@ __all__ = ["clt_noise", "clt_steps", "gdp_mu"]
 
 
 def gdp_mu(epsilon: float, delta: float) -> float:
-    """Return the mu at which the Gaussian curve passes through (epsilon, delta), by bisection.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        The point.
-
-    Returns
-    -------
-    float
-    """
+    """Return the mu at which the Gaussian curve passes through (epsilon, delta), by bisection."""
     log_delta = math.log(delta)
     low, high = -20.0, 10.0  # of ln(mu)
     for _ in range(60):
@@ -39,23 +30,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
 
 def clt_noise(mu: float, *, sampling_prob: float, n_steps: float, sensitivity: float) -> float:
-    """Return about the noise multiplier at which a run is mu-GDP.
-
-    Parameters
-    ----------
-    mu : float
-        What the run may spend.
-    sampling_prob : float
-        Probability that a record is in a batch.
-    n_steps : float
-        Number of steps.
-    sensitivity : float
-        1 under add-or-remove-one, 2 under replace-one.
-
-    Returns
-    -------
-    float
-    """
+    """Return about the noise multiplier at which a run is mu-GDP."""
     ratio = mu / (sampling_prob * math.sqrt(n_steps))
     if sampling_prob == 1.0:  # no sampling: the composition is exactly Gaussian
         return sensitivity / max(ratio, 1e-300)
@@ -63,23 +38,7 @@ def clt_noise(mu: float, *, sampling_prob: float, n_steps: float, sensitivity: f
 
 
 def clt_steps(mu: float, *, sampling_prob: float, noise_multiplier: float, sensitivity: float) -> float:
-    """Return about the number of steps after which a run is mu-GDP.
-
-    Parameters
-    ----------
-    mu : float
-        What the run may spend.
-    sampling_prob : float
-        Probability that a record is in a batch.
-    noise_multiplier : float
-        Noise standard deviation divided by the bound on one record.
-    sensitivity : float
-        1 under add-or-remove-one, 2 under replace-one.
-
-    Returns
-    -------
-    float
-    """
+    """Return about the number of steps after which a run is mu-GDP."""
     loss = (sensitivity / noise_multiplier) ** 2
     per_step = loss if sampling_prob == 1.0 else sampling_prob**2 * math.expm1(min(loss, 700.0))
     return mu**2 / max(per_step, 1e-300)

@@ -1,8 +1,8 @@
 r"""One-sided inversion of a decreasing and of an increasing function.
 
-Epsilon falls with the noise and with delta and rises with the number of steps, close to a power law in each,
-so that a secant step in :math:`(\ln x, \ln\varepsilon)` is nearly right. It is kept inside of the bracket
-that evaluations have proven. Only what has been evaluated, and found to be at or below the target, is ever
+Epsilon falls with the noise and with delta and rises with the number of steps, close to a power law in each.
+So a secant step in :math:`(\ln x, \ln\varepsilon)` is nearly right. It is kept inside of the bracket that
+evaluations have proven. Only what has been evaluated, and found to be at or below the target, is ever
 returned: a wrong guess costs time.
 """
 
@@ -47,23 +47,11 @@ class _Secant:
 def least_number(
     evaluate: Callable[[float], float], target: float, *, start: float, low: float, high: float
 ) -> float | None:
-    """Return a number with epsilon in [target (1 - tolerance), target], or None.
+    """Return a number with epsilon in [target (1 - tolerance), target], or None if `high` does not meet it.
 
-    Parameters
-    ----------
-    evaluate : callable
-        Epsilon as a function of the noise or of delta, not increasing.
-    target : float
-        What epsilon must not exceed.
-    start : float
-        A guess.
-    low, high : float
-        Bounds. `low` is returned if it meets the target, None if `high` does not.
-
-    Returns
-    -------
-    float or None
-        A value that `evaluate` has seen. Where epsilon jumps across the target, the upper side of the jump.
+    `evaluate` gives epsilon as a function of the noise or of delta, and does not increase. `start` is a
+    guess. The result is a value that `evaluate` has seen: `low` if it meets the target, and where epsilon
+    jumps across the target, the upper side of the jump.
     """
     floor, ceiling = math.log(low), math.log(high)
 
@@ -106,21 +94,8 @@ def largest_integer(
 ) -> int | None:
     """Return an n with evaluate(n) <= target < evaluate(n + 1), or `high`, or None if 1 is too many.
 
-    Parameters
-    ----------
-    evaluate : callable
-        Epsilon as a function of the number of steps. If it increases, there is one such n; else the one
-        returned is still one.
-    target : float
-        What epsilon must not exceed.
-    start : float
-        A guess.
-    high : int
-        Largest number.
-
-    Returns
-    -------
-    int or None
+    `evaluate` gives epsilon as a function of the number of steps. If it increases, there is one such n; else
+    the one returned is still one. `start` is a guess.
     """
     secant = _Secant(target, 0.5)  # epsilon grows about as the root of n
     good, bad = 0, high + 1  # no step costs nothing

@@ -59,27 +59,12 @@ class KeyStream:
     """A stream of cryptographically strong random numbers.
 
     Create one with `KeyStream.from_os`, or, for tests and reproductions of papers only, with
-    `KeyStream.from_insecure_seed`. A stream can be shared between threads. After a fork, the
-    child's copy of a secure stream takes a new key from the operating system before it draws
-    anything; an insecure stream goes on as it was, so that seeded runs stay reproducible.
+    `KeyStream.from_insecure_seed`. A stream can be shared between threads; pickling and copying it raise.
+    After a fork, the child's copy of a secure stream takes a new key from the operating system before it
+    draws anything; an insecure stream goes on as it was, so that seeded runs stay reproducible.
 
-    Raises
-    ------
-    TypeError
-        When called directly, pickled or copied.
-
-    Notes
-    -----
-    Privacy: whoever knows the key knows the noise and the batches, and can take the noise off
-    every release. Nothing here shows the key; the object does not even keep it as bytes.
-
-    Examples
-    --------
-    >>> stream = KeyStream.from_os()
-    >>> stream
-    KeyStream(secure=True)
-    >>> stream.words(3).dtype
-    dtype('uint64')
+    Privacy: whoever knows the key knows the noise and the batches, and can take the noise off every release.
+    Nothing here shows the key; the object does not even keep it as bytes.
     """
 
     __slots__ = ("__weakref__", "_encryptor", "_lock", "_pid", "_secure")
@@ -96,37 +81,16 @@ class KeyStream:
 
     @classmethod
     def from_os(cls) -> KeyStream:
-        """Create a stream whose 32-byte key comes from the operating system.
-
-        Returns
-        -------
-        KeyStream
-            A stream whose `secure` is True.
-        """
+        """Create a secure stream, whose 32-byte key comes from the operating system."""
         stream = cls._blank(secure=True)
         stream._rekey()
         return stream
 
     @classmethod
     def from_insecure_seed(cls, seed: int, label: str) -> KeyStream:
-        """Create a reproducible stream. Its numbers are no secret: not for releases.
+        """Create a reproducible stream from a seed, 0 or more. Its numbers are no secret: not for releases.
 
-        Parameters
-        ----------
-        seed : int
-            Any integer from 0 on.
-        label : str
-            What the stream is for, such as ``"noise"``. Different labels give independent streams.
-
-        Returns
-        -------
-        KeyStream
-            A stream whose `secure` is False.
-
-        Raises
-        ------
-        ArgumentError
-            If `seed` is not a non-negative integer or `label` not a string.
+        Different labels, such as ``"noise"``, give independent streams.
         """
         number = check_integer("seed", seed, low=0)
         if not isinstance(label, str):
@@ -172,33 +136,11 @@ class KeyStream:
 
     @property
     def secure(self) -> bool:
-        """Whether the key is a secret of the operating system's generator.
-
-        Returns
-        -------
-        bool
-            False for streams made from a seed.
-        """
+        """Whether the key is a secret of the operating system's generator; False if made from a seed."""
         return self._secure
 
     def words(self, n: int) -> NDArray[np.uint64]:
-        """Draw independent uniform 64-bit words.
-
-        Parameters
-        ----------
-        n : int
-            How many.
-
-        Returns
-        -------
-        ndarray of uint64, shape (n,)
-            The next ``8 n`` bytes of the keystream.
-
-        Raises
-        ------
-        ArgumentError
-            If `n` is not a non-negative integer.
-        """
+        """Draw `n` independent uniform 64-bit words, the next ``8 n`` bytes of the keystream: (n,) uint64."""
         n = check_integer("n", n, low=0)
         # `update_into` is documented to want up to a block less one byte of room beyond the data.
         room = np.empty(n + _BLOCK_BYTES // _WORD_BYTES, dtype="<u8")
@@ -217,25 +159,7 @@ class KeyStream:
         return room[:n].astype(np.uint64, copy=False)
 
     def integers(self, high: int, n: int) -> NDArray[np.int64]:
-        """Draw independent integers, exactly uniform on ``0, ..., high - 1``.
-
-        Parameters
-        ----------
-        high : int
-            One more than the largest result, between 1 and ``2^63``.
-        n : int
-            How many.
-
-        Returns
-        -------
-        ndarray of int64, shape (n,)
-            The integers.
-
-        Raises
-        ------
-        ArgumentError
-            If `high` is outside its range or `n` not a non-negative integer.
-        """
+        """Draw `n` independent integers, exactly uniform below `high`, in [1, 2^63]: (n,) int64."""
         high = check_integer("high", high, low=1, high=2**63)
         words = self.words(n)
         excess = 2**64 % high

@@ -41,24 +41,12 @@ _LARGEST_STDDEV = 1e200
 class LatticeNoise:
     """Independent rounded Gaussian noise, in whole multiples of a unit.
 
-    Parameters
-    ----------
-    stddev : float
-        Standard deviation of the Gaussian before rounding, in the units of the sum it is added to:
-        ``noise_multiplier * l2_clip_norm``. Finite and positive (between 1e-200 and 1e200).
+    `stddev` is the standard deviation of the Gaussian before rounding, in the units of the sum it is added
+    to: ``noise_multiplier * l2_clip_norm``, between 1e-200 and 1e200.
 
-    Raises
-    ------
-    ArgumentError
-        If `stddev` is not such a number.
+    Privacy: this class knows neither the sensitivity nor the budget. One draw protects one release of one
+    sum, which must be a multiple of `unit` itself; a draw must never be used twice.
 
-    Notes
-    -----
-    Privacy: this class knows neither the sensitivity nor the budget. One draw protects one release
-    of one sum, which must be a multiple of `unit` itself; a draw must never be used twice.
-
-    Examples
-    --------
     >>> noise = LatticeNoise(stddev=2.0)
     >>> noise.draw(KeyStream.from_os(), (3,)).dtype
     dtype('int64')
@@ -85,25 +73,7 @@ class LatticeNoise:
         return math.ldexp(self.stddev, -LATTICE_BITS)
 
     def draw(self, stream: KeyStream, shape: int | tuple[int, ...]) -> NDArray[np.int64]:
-        """Draw fresh noise.
-
-        Parameters
-        ----------
-        stream : KeyStream
-            Where the randomness comes from.
-        shape : int or tuple of int
-            Shape of the result, such as ``(n_steps, num_params)``.
-
-        Returns
-        -------
-        ndarray of int64
-            Independent entries of that shape, in units of `unit`; none is beyond ``12 * 2^40``.
-
-        Raises
-        ------
-        ArgumentError
-            If `shape` has an entry that is not a non-negative integer.
-        """
+        """Draw fresh int64 noise of a shape, in units of `unit`; no entry is beyond ``12 * 2^40``."""
         axes = shape if isinstance(shape, (tuple, list)) else (shape,)
         axes = tuple(check_integer("shape", axis, low=0) for axis in axes)
         return rounded_normals(stream, math.prod(axes)).reshape(axes)

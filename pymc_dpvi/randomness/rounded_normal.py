@@ -72,7 +72,7 @@ _kernel = numba.njit(cache=True, fastmath=False)
 
 
 def exp_bounds(numerator: int, shift: int, bits: int) -> tuple[int, int]:
-    """Integers ``low <= 2^bits exp(-numerator / 2^shift) <= high``, for a numerator of 0 or more.
+    """Return integers ``low <= 2^bits exp(-numerator / 2^shift) <= high``, for a numerator of 0 or more.
 
     The argument is halved until it is below 1/2. There the partial sums of the series, which are exact
     rationals, lie below the exponential after an odd power and above it after an even one (Lagrange's
@@ -103,27 +103,13 @@ def _partial_sum(numerator: int, shift: int, power: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Tables:
-    """The rectangles, all in integers; see the module's text for the inequalities that they fulfil.
+    """The rectangles, all in integers; the module's text has the inequalities that they fulfil.
 
-    Attributes
-    ----------
-    height : int
-        N.
-    lower : ndarray of int64, shape (768,)
-        n_j.
-    upper : ndarray of uint64, shape (768,)
-        b_j, which add up to 2^64: the upper rectangles have the heights h_j = m b_j / 2^64, where m is
-        `num_upper`.
-    num_upper : int
-        How many entries of the table lead to the upper rectangles.
-    strip_of_entry : ndarray of uint16, shape (16384,)
-        The table: strip j at n_j places, 768 at m places.
-    upper_from : ndarray of uint64, shape (768,)
-        b_0 + ... + b_(j-1).
-    curve : ndarray of int64, shape (768,)
-        2^30 y(x_j), rounded down.
-    upper_height : ndarray of int64, shape (768,)
-        2^24 h_j, rounded down.
+    `height` is N and `lower` the n_j. `upper` are the b_j, which add up to 2^64: the upper rectangles have
+    the heights h_j = m b_j / 2^64, where m, `num_upper`, is how many entries of the table lead to them.
+    `strip_of_entry`, (16384,), is the table: strip j at n_j places, 768 at m places. `upper_from` is b_0 +
+    ... + b_(j-1), `curve` is 2^30 y(x_j) and `upper_height` is 2^24 h_j, both rounded down. Arrays have the
+    shape (768,) but for the table.
     """
 
     height: int
@@ -308,29 +294,10 @@ def _round(stream: KeyStream, out: NDArray[np.int64], tables: Tables) -> NDArray
 
 
 def rounded_normals(stream: KeyStream, n: int) -> NDArray[np.int64]:
-    """Draw independent rounded normal deviates in units of 2^-40 standard deviations.
+    """Draw `n` independent rounded normal deviates in units of 2^-40 standard deviations: (n,) int64.
 
-    Parameters
-    ----------
-    stream : KeyStream
-        Where all the randomness comes from.
-    n : int
-        How many.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        Independent draws of ``round(2^40 Z)``, of magnitude at most ``12 * 2^40``.
-
-    Raises
-    ------
-    ArgumentError
-        If `n` is not a non-negative integer.
-
-    Notes
-    -----
-    Privacy: each draw is within total variation distance ``2^-107`` of the exact distribution, given that
-    the stream's words are uniform.
+    They are draws of ``round(2^40 Z)``, of magnitude at most ``12 * 2^40``. Privacy: each is within total
+    variation distance ``2^-107`` of the exact distribution, given that the stream's words are uniform.
     """
     return _draw(stream, check_integer("n", n, low=0), default_tables())
 

@@ -5,25 +5,14 @@
 
     P[gap >= k] = (1 - q)^k = P[U <= exp(-k l)],    so that    gap = floor(log(U) / (-l))
 
-by inversion (Devroye 1986, chapter X.2): the cost is that of the successes, not of the trials.
+by inversion (Devroye 1986, chapter X.2): the cost is that of the successes, not of the trials. Gaps are cut
+into blocks of ``K = max(1, floor(8 / l))`` trials: a draw of ``K`` or more stands for ``K`` failures, after
+which a new gap is drawn (the geometric law has no memory).
 
-**Why rounding changes nothing.** Gaps are cut into blocks of ``K = max(1, floor(8 / l))`` trials: a draw of
-``K`` or more stands for ``K`` failures, after which a new gap is drawn (the geometric law has no memory). So
-only thresholds ``exp(-k l)`` with ``k <= K``, not below ``exp(-max(8, l))``, are ever compared. U has
-infinitely many bits, of which a 64-bit word *w* is the first part: ``w 2^-64 <= U <= (w + 1) 2^-64``. Let *v*
-be ``log(U) / (-l)`` in float64, from the middle of this interval. It differs from the truth by
-
-    2^-48 / l   since U is known to 2^-65 and is at least exp(-11.1) where it matters, and then rounded;
-    2^-47 / l   for the logarithm, allowing it 4 units in the last place at 8 and beyond;
-    2^-46 / l   for ``l``, allowing ``log1p`` 4 units in the last place, with *v* at most ``11.1 / l``;
-    2^-49 / l   for the division,
-
-together less than ``2^-45 / l``. (Four units are what NumPy's functions for vector units keep to, by its pull
-request 19478; the C library's logarithm is within one.) Where no integer is that near, floor(v) is the gap
-for every U in the interval. Where one is, *k*, the question ``U <= (1 - q)^k`` is decided by decimal
-arithmetic of 80 digits, with further words of the stream as further bits of U for as long as it stays open.
-The sequence is that of exact coins. The argument needs ``2^-30 <= q <= 1 - 2^-16``; that "near" then
-is rare, ``2^-44 / l`` of the draws, only makes it fast.
+**Exactness.** ``log(U) / (-l)`` in float64 differs from the truth by less than ``2^-45 / l``. Where no
+integer is that near, its floor is the gap. Where one is, decimal arithmetic decides, with further words of
+the stream as further bits of U for as long as the question stays open. So the sequence is that of exact
+coins. Proof: docs/accounting.md, section 9. It needs ``2^-30 <= q <= 1 - 2^-16``.
 
 **Uniform subsets.** Of independent uniform integers, the first *B* distinct values, in order of appearance,
 are a uniform subset of size *B*, exactly. Beyond half of the population the complement is drawn instead.
@@ -57,21 +46,9 @@ _kernel = numba.njit(cache=True, fastmath=False)
 
 
 def bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArray[np.int64]:
-    """Return the positions of the successes among `n_trials` Bernoulli trials, ascending.
+    """Return the positions of the successes among `n_trials` Bernoulli trials, ascending: int64.
 
-    Parameters
-    ----------
-    stream : KeyStream
-        Where the randomness comes from.
-    prob : float
-        Probability of a success, from `SMALLEST_PROB` to `LARGEST_PROB`.
-    n_trials : int
-        Number of trials, at most 2^61.
-
-    Returns
-    -------
-    ndarray of int64
-        The positions.
+    `prob` is from `SMALLEST_PROB` to `LARGEST_PROB`, and `n_trials` at most 2^61.
     """
     block = max(1, int(_BLOCK_LOG / -math.log1p(-prob)))
     pieces = []
@@ -92,10 +69,7 @@ def bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArra
 def cut_into_runs(positions: NDArray[np.int64], length: int, n_runs: int) -> NDArray[np.int64]:
     """Turn ascending positions in ``range(n_runs * length)`` into those in runs of `length`, in place.
 
-    Returns
-    -------
-    ndarray of int64, shape (n_runs + 1,)
-        Where in `positions` each run starts and the last ends.
+    Returns where in `positions` each run starts and the last ends: (n_runs + 1,).
     """
     offsets = np.empty(n_runs + 1, dtype=np.int64)
     _cut(positions, length, offsets)
@@ -179,22 +153,7 @@ def _at_most_power(stream: KeyStream, word: int, prob: float, k: int) -> bool:
 def uniform_subsets(
     stream: KeyStream, population: int, size: int, n_steps: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield independent uniform subsets of ``range(population)``, in no particular order.
-
-    Parameters
-    ----------
-    stream : KeyStream
-        Where the randomness comes from.
-    population, size : int
-        How many there are and how many are taken, fewer.
-    n_steps : int
-        How many subsets.
-
-    Yields
-    ------
-    ndarray of int64, shape (size,)
-        A subset.
-    """
+    """Yield `n_steps` independent uniform subsets, (size,), of ``range(population)``, in no order."""
     if size <= population // 2:
         yield from _Subsets(stream, population, size).iterate(n_steps)
         return

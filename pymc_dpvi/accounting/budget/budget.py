@@ -1,11 +1,10 @@
-r"""`PrivacyBudget`: what all fits on the same data may spend together.
+"""`PrivacyBudget`: what all fits on the same data may spend together.
 
-A budget is given to each fit. Before a fit draws its first noise, its whole planned cost is charged, or the
-fit is refused and the ledger stays as it was. What is charged stays charged: an early stop, an interrupt
-or a crash gives nothing back, because what was released until then is out, and the plan bounds it. So the
-ledger can only over-report. Why the rules of composition hold although later fits are chosen by the
-results of earlier ones stands in `composition`; how the ledger survives crashes and is shared
-between processes, in `ledger`.
+Each fit is given the budget. Its whole planned cost is charged before it draws its first noise, or the fit is
+refused and the ledger stays as it was. What is charged stays charged: after an early stop, an interrupt or a
+crash, what was released until then is out, and the plan bounds it. So the ledger can only over-report.
+`composition` says why charges add up although later fits are chosen by the results of earlier ones; `ledger`
+says how the charges survive crashes and are shared between processes.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class PrivacyBudget:
     together are (epsilon, delta)-private under the neighbouring relation, however the analyst chose each
     of them in view of the earlier ones. With ``"basic"`` this is the basic composition filter of
     Rogers et al. (2016, section 3), with ``"renyi_filter"`` the filter of Feldman and Zrnic (2021,
-    Theorem 4.3) at several orders; proofs are in `pymc_dpvi.accounting.budget.composition`. The ledger holds
+    Theorem 4.3) at several orders; proofs are in ``docs/accounting.md``, sections 5 and 6. The ledger holds
     nothing that depends on the records.
 
     The budget belongs to a data set and cannot know which data a fit is given: two tables on the same

@@ -105,14 +105,9 @@ def draft_charge(
     run_id: str,
     allow_unproven: bool,
 ) -> Charge:
-    """Return a charge, after checking what can be checked without the ledger.
+    """Return a charge, after checking what can be checked without the ledger; else raise an ArgumentError.
 
     The arguments are those of :meth:`PrivacyBudget.charge`. The relation is left empty where it is not given.
-
-    Raises
-    ------
-    ArgumentError
-        If an argument has a bad value, or the accountant proves no bound and need not be admitted.
     """
     if not isinstance(label, str) or not label.isprintable():
         raise ArgumentError("label must be a text of one line.")

@@ -1,40 +1,18 @@
 r"""How the costs of several fits on the same data add up, when each may be chosen after seeing the last.
 
-The analyst is adaptive: whether there is a next fit, its model, its noise and its number of steps may
-depend on everything that was released before. Composition theorems for costs that are fixed in advance
-then prove nothing; adding up privacy loss distributions across fits is invalid in general (Regehr et al.
-2026, arXiv:2602.15815). A *filter* (Rogers, Roth, Ullman and Vadhan 2016, arXiv:1605.08294, section 3) is a
-rule that admits or refuses the next charge so that the whole transcript is (ε, δ)-private.
+A *filter* (Rogers, Roth, Ullman and Vadhan 2016, arXiv:1605.08294, section 3) admits or refuses the next
+charge so that the whole transcript is (ε, δ)-private, however the analyst chooses. There are two filters
+here. **Basic composition**, in this module, admits a charge if, with it,
 
-There are two such rules here: basic composition in this module, and a Rényi filter in `renyi_filter`.
+.. math:: \sum_t\varepsilon_t \le \varepsilon \quad\text{and}\quad \sum_t\delta_t \le \delta .
 
-Notation: two neighbouring data sets, :math:`P` and :math:`Q` the laws of the transcript on them. Before
-charge :math:`t` the history :math:`h_{t-1}` fixes the charge and its mechanism. Refusals depend on the
-ledger, which is part of the history, so that they reveal nothing more. All that follows holds with
-:math:`P` and :math:`Q` exchanged too.
+Each fit's own (ε, δ) may come from any accountant. The other filter is in `renyi_filter`. Proof:
+docs/accounting.md, section 5. Privacy loss distributions must never be added up across fits: for costs that
+are chosen after seeing results that proves nothing (Regehr et al. 2026, arXiv:2602.15815).
 
-**Basic composition** admits a charge if :math:`\sum\varepsilon_t \le \varepsilon` and
-:math:`\sum\delta_t \le \delta` with it. *Claim:* :math:`P(S) \le e^{\varepsilon} Q(S) + \delta` for every
-event :math:`S`. By induction over the number of charges. With none left the transcript is the analyst's own
-and :math:`P = Q`. Else the first charge is :math:`(\varepsilon_1, \delta_1)`, fixed; after its output
-:math:`y` what is left is :math:`(\varepsilon - \varepsilon_1, \delta - \delta_1)`, and by the claim for
-what follows
-
-.. math:: P_y(S) \le \min\{1, e^{\varepsilon-\varepsilon_1} Q_y(S) + \delta - \delta_1\}
-                 \le f(y) + \delta - \delta_1, \qquad f(y) = \min\{1, e^{\varepsilon-\varepsilon_1} Q_y(S)\}.
-
-As :math:`f` lies in [0, 1], the first mechanism gives :math:`\int f\,dP \le e^{\varepsilon_1}\int f\,dQ +
-\delta_1`, so that :math:`P(S) \le \delta - \delta_1 + e^{\varepsilon_1} e^{\varepsilon - \varepsilon_1}
-Q(S) + \delta_1`. ∎
-
-Inside a fit, sampling, noise and number of steps are fixed when it is charged, and its own
-(ε, δ) may come from any accountant, PLD included. Fits that run side by side, each steered by what the others
-have shown so far, are covered too: filters carry over to concurrent composition (Haney et al. 2023,
-arXiv:2309.05901).
-
-**Arithmetic.** Sums and comparisons are exact. An (ε, δ) is the decimal that Python writes for the float,
-the number that was typed and that the ledger shows: 0.1 is one tenth, and ten times 0.1 fits into 1. (The
-binary value differs by at most a relative :math:`2^{-53}`, far less than the margin of any accountant here.)
+**Arithmetic.** Sums and comparisons are exact. An (ε, δ) is the decimal that Python writes for the float, the
+number that was typed and that the ledger shows: 0.1 is one tenth, and ten times 0.1 fits into 1. (The binary
+value differs by at most a relative :math:`2^{-53}`, far less than the margin of any accountant here.)
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
 r"""Where the charges of a privacy budget are kept: in memory, or in a SQLite file that processes share.
 
-A ledger only grows. The one way to change it is :meth:`append`: with the ledger locked, it reads all
-charges, lets the caller decide on the next one, and writes that, or nothing if the caller raises. The
-caller draws no noise before `append` has returned.
+A ledger only grows. The one way to change it is :meth:`append`: with the ledger locked, it reads all charges,
+lets the caller decide on the next one, and writes that, or nothing if the caller raises. The caller draws no
+noise before `append` has returned.
 
-**The file.** A charge is one SQLite transaction: ``BEGIN IMMEDIATE`` takes the write lock before
-the charges are read, so that of two processes one waits until the other's charge is in. When `append`
-returns, the charge is on the disk: the rollback journal with ``synchronous=EXTRA`` also syncs the
-directory after the journal is removed (with ``FULL`` a power cut right after the commit can bring the
-journal, and with it the state before the charge, back). A process that is killed at any moment leaves the
-ledger with the charge or, as long as nothing was drawn, without it.
+**The file.** A charge is one SQLite transaction. ``BEGIN IMMEDIATE`` takes the write lock before the charges
+are read, so that of two processes one waits until the other's charge is in. When `append` returns, the charge
+is on the disk: the rollback journal with ``synchronous=EXTRA`` also syncs the directory after the journal is
+removed (with ``FULL`` a power cut right after the commit can bring back the journal, and with it the state
+before the charge). A process that is killed at any moment leaves the ledger with the charge or, as long as
+nothing was drawn, without it.
 
-Each opening verifies the file, and refuses it if anything is off: SQLite's own integrity check, the
-application id and format version in its header, the schema to the letter, charges numbered without
-gaps, their number, and a digest of all that was written,
+Each opening verifies the file and refuses it if anything is off: SQLite's own integrity check, the
+application id and format version in its header, the schema to the letter, charges numbered without gaps,
+their number, and a digest of all that was written,
 
 .. math:: d_0 = \mathrm{SHA256}(\text{terms}), \quad
           d_n = \mathrm{SHA256}(d_{n-1} \,\Vert\, \text{charge}_n).
 
 This finds accidents: rows edited or removed by hand, a file cut short or mixed from two versions. It is no
-signature; whoever may write the file can make up a consistent one. An older copy of the file that is put
-back is consistent too, and forgets what was charged since: a budget file must not be restored from a
-backup, and must not be copied to be used twice.
+signature: whoever may write the file can make up a consistent one. An older copy of the file that is put back
+is consistent too, and forgets what was charged since. So a budget file must not be restored from a backup,
+and must not be copied to be used twice.
 
 A connection lives for one operation only. No fork happens while one is open in this process (SQLite's locks
 and journals must not be inherited); the child opens its own.
@@ -118,13 +118,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 class FileLedger:
     """Charges in a SQLite file; safe between threads and processes of one machine.
 
-    Use :meth:`create` or :meth:`open`. The file must lie on a local disk: locks on network file systems
-    are not reliable.
-
-    Attributes
-    ----------
-    path : pathlib.Path
-        Absolute, with links resolved.
+    The file must lie on a local disk: locks on network file systems are not reliable. `path` is absolute,
+    with links resolved.
     """
 
     def __init__(self, path: Path, terms: str | None = None) -> None:
@@ -135,13 +130,7 @@ class FileLedger:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], terms: str) -> FileLedger:
-        """Make a new ledger file that holds `settings` and no charges.
-
-        Raises
-        ------
-        LedgerError
-            If there is already something at `path`, or the file cannot be written.
-        """
+        """Make a ledger file that holds `terms` and no charges; a LedgerError if something is at `path`."""
         ledger = cls(Path(path).resolve(), terms)
         leftovers = [Path(f"{ledger.path}{suffix}") for suffix in ("-journal", "-wal")]
         for found in (ledger.path, *leftovers):
@@ -169,13 +158,7 @@ class FileLedger:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> FileLedger:
-        """Open and verify an existing ledger file.
-
-        Raises
-        ------
-        LedgerError
-            If there is none, or it is not intact.
-        """
+        """Open and verify an existing ledger file; a LedgerError if there is none, or it is not intact."""
         ledger = cls(Path(path).resolve())
         ledger._terms = ledger._read()[0]
         return ledger
@@ -283,13 +266,7 @@ class FileLedger:
             return self._verify(connection)
 
     def read(self) -> tuple[Charge, ...]:
-        """Return all charges, oldest first.
-
-        Raises
-        ------
-        LedgerError
-            If the file is not intact.
-        """
+        """Return all charges, oldest first; a LedgerError if the file is not intact."""
         return self._read()[1]
 
     # ---------------------------------------------------------------------------- charged
@@ -297,10 +274,7 @@ class FileLedger:
     def append(self, decide: Decide) -> Charge:
         """Add ``decide(charges so far)``, or nothing if it raises; on the disk when this returns.
 
-        Raises
-        ------
-        LedgerError
-            If the file is not intact, busy, or cannot be written.
+        Raises a LedgerError if the file is not intact, busy, or cannot be written.
         """
         with self._connection() as connection, _transaction(connection, "BEGIN IMMEDIATE"):
             _, charges, digest = self._verify(connection)

@@ -1,47 +1,23 @@
 r"""A Rényi filter: many small fits, chosen adaptively, for less than the sum of their epsilons.
 
-Notation as in `composition`. Let :math:`\rho_t(\alpha)` bound the Rényi divergence of order
-:math:`\alpha > 1` of step :math:`t` in both directions, and :math:`L = \sum_t \ell_t` be the privacy loss of
-the transcript under :math:`P`. Given the history, :math:`E_P[e^{(\alpha-1)\ell_t}] \le
-e^{(\alpha-1)\rho_t(\alpha)}`, so that :math:`\exp\{(\alpha-1)\sum_{s\le t}(\ell_s-\rho_s(\alpha))\}` is a
-supermartingale that starts at 1. Hence
+Let :math:`\rho_t(\alpha)` bound the Rényi divergence of order :math:`\alpha` of step :math:`t`, in both
+directions. With orders :math:`\alpha_1,\dots,\alpha_k`, fixed when the budget is made, a charge is admitted
+if, with it, *some* order has
 
-.. math:: \sum_t \rho_t(\alpha) \le B \text{ surely} \implies E_P[e^{(\alpha-1)L}] \le e^{(\alpha-1)B}
+.. math:: \sum_t\rho_t(\alpha_j) \le B_{\alpha_j}(\delta/k), \qquad
+    B_\alpha(\delta') = \varepsilon + \frac{\ln\delta' + \ln\alpha}{\alpha-1} - \ln(1-\tfrac1\alpha) .
 
-(Feldman and Zrnic 2021, arXiv:2008.11193v4, Theorem 3.1; their Theorem 4.3 is the filter at one order).
-Here a step is one noisy sum. The steps that are run, in whatever order fits interleave and wherever they
-stop early, are among those that were charged, so that the sum over steps is at most the ledger's.
-
-For real :math:`x`, :math:`(1-e^{\varepsilon-x})_+ \le \kappa_\alpha e^{(\alpha-1)(x-\varepsilon)}` with
-:math:`\kappa_\alpha = \frac1\alpha(1-\frac1\alpha)^{\alpha-1}` (the maximum is at
-:math:`e^{\varepsilon - x} = 1-\frac1\alpha`), and :math:`\sup_S P(S) - e^\varepsilon Q(S) =
-E_P[(1-e^{\varepsilon-L})_+]`. So :math:`B` proves δ' at ε for
-
-.. math:: B_\alpha(\delta') = \varepsilon + \frac{\ln\delta' + \ln\alpha}{\alpha-1} - \ln(1-\tfrac1\alpha)
-
-(the conversion of Canonne, Kamath and Steinke 2020, solved for :math:`B`).
-
-With orders :math:`\alpha_1,\dots,\alpha_k`, fixed when the budget is made, a charge is admitted if *some*
-order :math:`j` has :math:`\sum_t\rho_t(\alpha_j) \le B_j = B_{\alpha_j}(\delta/k)` with it. *Claim:* the
-transcript is (ε, δ)-private. Let :math:`L^{(j)}` be the loss of the transcript that is cut before the first
-admitted charge that takes order :math:`j` beyond :math:`B_j`; whether to cut is known from the history before
-that charge, so that the cut transcript is itself an adaptive one with :math:`\sum\rho(\alpha_j) \le B_j`
-surely, and :math:`E_P[(1-e^{\varepsilon-L^{(j)}})_+] \le \delta/k`. At the end some order is within its
-bound, because the last admitted charge had one and sums only grow. Let :math:`J` be the first such order, a
-function of the transcript. On :math:`J=j` nothing was cut, :math:`L=L^{(j)}`, and
-
-.. math:: E_P[(1-e^{\varepsilon-L})_+] = \sum_j E_P[(1-e^{\varepsilon-L})_+ 1_{J=j}]
-          \le \sum_j E_P[(1-e^{\varepsilon-L^{(j)}})_+] \le \delta. \qquad ∎
-
-The factor :math:`1/k` is the price of choosing the order after the fact; with one order there is none.
-The orders are whole numbers, for which the Rényi divergence of a Poisson-sampled Gaussian is a finite sum.
+Then the transcript is (ε, δ)-private (Feldman and Zrnic 2021, arXiv:2008.11193v4, Theorems 3.1 and 4.3,
+extended to several orders; the conversion is that of Canonne, Kamath and Steinke 2020). Proof:
+docs/accounting.md, section 6. The factor :math:`1/k` is the price of choosing the order after the fact.
+Orders are whole numbers, for which the divergence of a Poisson-sampled Gaussian is a finite sum.
 
 A single fit is charged more here than its own accountant says, so that the filter pays from a few fits on. A
 budget of (1, 1e-6) admits 20 fits of (0.05, 1e-8) by basic composition and more than 360 by the filter
 (sampling probability 0.01, 500 steps; `tests/accounting/test_budget.py`).
 
-**Arithmetic.** Divergences are rounded up by a relative :math:`10^{-12}`, bounds down by 1e-13, and added
-and compared exactly.
+**Arithmetic.** Divergences are rounded up by a relative :math:`10^{-12}`, bounds down by 1e-13, and added and
+compared exactly.
 """
 
 from __future__ import annotations
@@ -80,26 +56,9 @@ def renyi_cost(
     n_steps: int,
     neighboring_relation: NeighboringRelation,
 ) -> tuple[float, ...]:
-    """Return an upper bound of the Rényi divergence of a run, at each order.
+    """Return an upper bound of the Rényi divergence of a run, at each order; infinite where none was found.
 
-    Parameters
-    ----------
-    orders : sequence of int
-    sampler : EventSampler
-    noise_multiplier : float
-        Noise standard deviation divided by `l2_clip_norm`.
-    n_steps : int
-    neighboring_relation : dp_accounting.NeighboringRelation
-
-    Returns
-    -------
-    tuple of float
-        Infinite where no finite bound was found.
-
-    Raises
-    ------
-    UnsupportedEventError
-        If Rényi DP has no proven bound for the sampler and relation.
+    Raises an UnsupportedEventError if Rényi DP has no proven bound for the sampler and relation.
     """
     step = step_event(
         sampler=sampler,
@@ -123,11 +82,7 @@ def _bound(epsilon: float, delta: float, order: int) -> float:
 class RenyiFilter:
     """Rényi divergences are summed at each order; some order must stay within its bound.
 
-    Parameters
-    ----------
-    orders : tuple of int
-    bounds : tuple of float
-        One for each order; an order whose bound is not positive admits nothing.
+    There is one bound for each order. An order whose bound is not positive admits nothing.
     """
 
     orders: tuple[int, ...]
@@ -138,10 +93,7 @@ class RenyiFilter:
     def make(cls, epsilon: float, delta: float, orders: Sequence[int] | None) -> RenyiFilter:
         """Return the filter of a budget (epsilon, delta); by default with :meth:`default_orders`.
 
-        Raises
-        ------
-        ArgumentError
-            If the orders are no whole numbers of at least 2, or admit nothing.
+        Raises an ArgumentError if the orders are no whole numbers of at least 2, or admit nothing.
         """
         if orders is None:
             orders = cls.default_orders(epsilon, delta)
@@ -160,10 +112,10 @@ class RenyiFilter:
     def default_orders(epsilon: float, delta: float) -> tuple[int, ...]:
         """Return the orders that are used when none are given.
 
-        For many small fits the divergence is nearly proportional to the order, as that of a Gaussian, and
-        the order that admits most is known beforehand: the one that maximises the bound divided by the
-        order. A second, smaller one is there for little noise, where the divergence of a sampled Gaussian
-        grows faster than that from some order on.
+        The divergence of many small fits is nearly proportional to the order, as a Gaussian's is. So the
+        order that admits most is known beforehand: the one that maximises the bound divided by the order. A
+        second, smaller order is for little noise, where the divergence of a sampled Gaussian grows faster
+        from some order on.
         """
         share = delta / len(_DEFAULT_SPREAD)
         grid = sorted({min(MAX_ORDER, max(2, round(1.02**i))) for i in range(584)})
@@ -171,13 +123,7 @@ class RenyiFilter:
         return tuple(sorted({max(2, round(1 + (centre - 1) * part)) for part in _DEFAULT_SPREAD}))
 
     def priced(self, charge: Charge, sampler: EventSampler | None) -> Charge:
-        """Return `charge` with its Rényi divergences.
-
-        Raises
-        ------
-        ArgumentError
-            If the charge does not say what was run.
-        """
+        """Return `charge` with its Rényi divergences; an ArgumentError if it does not say what was run."""
         if sampler is None or charge.n_steps is None or charge.noise_multiplier is None:
             raise ArgumentError(
                 "A budget with composition='renyi_filter' charges Rényi divergences: give n_steps=, "

@@ -1,8 +1,8 @@
 """What each accountant says of the same run.
 
-The accountants differ in what they can prove, not in what was spent: all proven figures are upper bounds of
+The accountants differ in what they can prove, not in what was spent. All proven figures are upper bounds of
 the same number, so the smallest of them is the one to quote. A heuristic figure below a proven one shows
-nothing about the run.
+nothing about the run. No data is used.
 """
 
 from __future__ import annotations
@@ -24,21 +24,7 @@ __all__ = ["AccountantFigure", "compare_accountants", "epsilon_by_steps"]
 
 @dataclass(frozen=True)
 class AccountantFigure:
-    """One accountant's epsilon.
-
-    Attributes
-    ----------
-    name : str
-        The accountant.
-    guarantee : str
-        ``"proven"``, ``"heuristic"`` or ``"bayesian"``.
-    source : str
-        Where its bound comes from.
-    epsilon : float or None
-        None if it does not support the run.
-    refusal : str or None
-        Why it does not.
-    """
+    """One accountant's epsilon; None if it does not support the run, with the reason in `refusal`."""
 
     name: str
     guarantee: str
@@ -54,33 +40,7 @@ def compare_accountants(
     neighboring_relation: Any = "add_or_remove_one",
     accountants: Iterable[str] = ACCOUNTANT_NAMES,
 ) -> tuple[AccountantFigure, ...]:
-    """Return the epsilon of one run by several accountants.
-
-    Parameters
-    ----------
-    run : PlannedRun
-        The steps.
-    delta : float
-        Where epsilon is asked for.
-    neighboring_relation : {"add_or_remove_one", "replace_one"}
-        Which data sets are neighbours.
-    accountants : iterable of str
-        Names; by default all.
-
-    Returns
-    -------
-    tuple of AccountantFigure
-        In the order of `accountants`.
-
-    Raises
-    ------
-    ArgumentError
-        If a name is not known.
-
-    Notes
-    -----
-    Privacy: uses no data.
-    """
+    """Return the epsilon of one run by several accountants, in the order of their names."""
     figures = []
     for name in accountants:
         info = accountant_info(name)
@@ -108,30 +68,11 @@ def epsilon_by_steps(
     neighboring_relation: Any = "add_or_remove_one",
     accountants: Iterable[str] = ACCOUNTANT_NAMES,
 ) -> dict[str, NDArray[np.float64]]:
-    """Return epsilon after each of several numbers of steps, by accountant.
+    """Return epsilon after each of several numbers of steps, by accountant: arrays of shape (len(n_steps),).
 
-    Parameters
-    ----------
-    run : PlannedRun
-        Sampler and noise; its own number of steps is not used.
-    delta : float
-        Where epsilon is asked for.
-    n_steps : sequence of int
-        Numbers of steps.
-    neighboring_relation : {"add_or_remove_one", "replace_one"}
-        Which data sets are neighbours.
-    accountants : iterable of str
-        Names; by default all.
-
-    Returns
-    -------
-    dict of str to ndarray, shape (len(n_steps),)
-        NaN where an accountant refuses. Those that refuse everywhere are left out.
-
-    Notes
-    -----
-    Privacy: uses no data. Each value speaks of a run that was planned for so many steps; stopping a
-    longer run there does not make it cheaper.
+    The run's own number of steps is not used. NaN stands where an accountant refuses; those that refuse
+    everywhere are left out. Each value speaks of a run that was planned for so many steps: stopping a longer
+    run there does not make it cheaper.
     """
     found = {name: np.full(len(n_steps), np.nan) for name in accountants}
     for k, count in enumerate(n_steps):

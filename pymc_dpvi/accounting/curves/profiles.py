@@ -1,4 +1,4 @@
-r"""The privacy profile of planned steps: the whole curve of the default accountant (`pld.accountant`).
+"""The privacy profile of planned steps: the whole curve of the default accountant (`pld.accountant`).
 
 Its error is relative to delta, so that the curve is tight up to its grid from 1 down to 1e-40: groups of
 records need the far tail, because :math:`e^a` multiplies it there. For full batches it is the exact curve of
@@ -41,22 +41,7 @@ _LARGEST_DENOMINATOR = 10**9
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Steps whose number, noise and sampler are fixed.
-
-    Parameters
-    ----------
-    sampler : EventSampler
-        How batches are drawn.
-    noise_multiplier : float
-        Noise standard deviation divided by `l2_clip_norm`.
-    n_steps : int
-        Number of steps.
-
-    Raises
-    ------
-    ArgumentError
-        If a number is out of range.
-    """
+    """Steps whose number, noise and sampler are fixed; an ArgumentError if a number is out of range."""
 
     sampler: EventSampler
     noise_multiplier: float
@@ -76,25 +61,7 @@ class PlannedRun:
     ) -> PlannedRun:
         """Return a run from the words of a report, where the number of records is not known.
 
-        Parameters
-        ----------
-        sampler : {"poisson", "fixed_size", "full_batch"} or Sampler
-            How batches are drawn.
-        sampling_prob : float or None
-            Probability that a record is in a batch; B/N for ``"fixed_size"``.
-        noise_multiplier : float
-            Noise standard deviation divided by `l2_clip_norm`.
-        n_steps : int
-            Number of steps.
-
-        Returns
-        -------
-        PlannedRun
-
-        Raises
-        ------
-        ArgumentError
-            If an argument is out of range, or `sampling_prob` does not fit the sampler.
+        `sampling_prob` is B/N for ``"fixed_size"``. Raises an ArgumentError if it does not fit the sampler.
         """
         return cls(_sampler(sampler, sampling_prob), noise_multiplier, n_steps)
 
@@ -178,28 +145,10 @@ def composed_profile(
 ) -> PrivacyProfile:
     """Return upper bounds of delta at every epsilon, for several runs on the same records.
 
-    Parameters
-    ----------
-    runs : sequence of PlannedRun
-        At least one. All their settings must have been fixed before the first one, or have been
-        limited beforehand to what they are here. (The results of one may enter the next.)
-    neighboring_relation : {"add_or_remove_one", "replace_one"}
-        Which data sets are neighbours.
-
-    Returns
-    -------
-    PrivacyProfile
-
-    Raises
-    ------
-    ArgumentError
-        If there is no run, or no proven account for the combination.
-
-    Notes
-    -----
-    Privacy: uses no data. Tight composition of dominating pairs (Zhu, Dong and Wang 2022, Theorem 10)
-    is not valid for settings that were chosen freely after seeing results; for these see
-    :meth:`PrivacyProfile.then`.
+    All settings must have been fixed before the first run, or have been limited beforehand to what they are
+    here. (The results of one run may enter the next.) Tight composition of dominating pairs (Zhu, Dong and
+    Wang 2022, Theorem 10) is not valid for settings that were chosen freely after seeing results; for these
+    see :meth:`PrivacyProfile.then`.
     """
     if not runs:
         raise ArgumentError("runs must hold at least one run.")

@@ -9,38 +9,25 @@ the smallest :math:`\delta` for which the mechanism is :math:`(\varepsilon, \del
 :math:`\varepsilon` at once. One pair :math:`(\varepsilon, \delta)` is one point of it. Since neighbours
 can be swapped, :math:`\delta(-\varepsilon) = 1 - e^{-\varepsilon}(1 - \delta(\varepsilon))`.
 
-**Trade-off function.** An attacker who says "the record is in it" for outputs in :math:`S` has the false
-positive rate :math:`a = Q(S)` and the true positive rate :math:`P(S)`. Each point of the profile bounds it,
-:math:`P(S) \le \delta(\varepsilon) + e^\varepsilon a`, and so (Dong, Roth and Su 2022, Proposition 2.12)
+**Trade-off function** (Dong, Roth and Su 2022, Proposition 2.12): at a false positive rate :math:`a` no
+attack has a larger true positive rate than
 
 .. math:: \mathrm{TPR}(a) = \min_{\varepsilon \ge 0}
           \min\{\delta(\varepsilon) + e^{\varepsilon} a,\;
           1 - e^{-\varepsilon}(1 - \delta(\varepsilon) - a)\},
-          \qquad f(a) = 1 - \mathrm{TPR}(a),
+          \qquad f(a) = 1 - \mathrm{TPR}(a).
 
-and no attack does better, whatever it knows. The largest :math:`\mathrm{TPR}(a) - a`, the membership
-**advantage**, is :math:`\delta(0)`, the total variation distance. For full batches with Gaussian noise
-:math:`f(a) = \Phi(\Phi^{-1}(1 - a) - \mu)` with :math:`\mu = s\sqrt T / z`.
+The largest :math:`\mathrm{TPR}(a) - a`, the membership **advantage**, is :math:`\delta(0)`, the total
+variation distance. For full batches with Gaussian noise :math:`f(a) = \Phi(\Phi^{-1}(1 - a) - \mu)` with
+:math:`\mu = s\sqrt T / z`.
 
-**Odds.** Seeing the output multiplies the odds of the truth, against a neighbouring data set, by
-:math:`e^L`. From :math:`H_{e^\varepsilon} = E_P[(1 - e^{\varepsilon - L})_+]` follows, for
-:math:`\varepsilon_2 > \varepsilon`,
+**Odds** of the truth grow by :math:`e^L`, and for :math:`\varepsilon_2 > \varepsilon`
 
 .. math:: P[L > \varepsilon_2] \le \frac{\delta(\varepsilon)}{1 - e^{\varepsilon - \varepsilon_2}} .
 
-So :math:`e^\varepsilon` is *not* a bound on that factor which fails with probability :math:`\delta`.
-
-**Groups.** For three data sets in a row,
-:math:`H_{e^{a+b}}(P \| R) \le H_{e^a}(P \| Q) + e^a H_{e^b}(Q \| R)`, so that the profile for
-:math:`k` records is at most
-
-.. math:: \delta_k(\varepsilon) = \min_{a + b = \varepsilon} \delta(a) + e^a\,\delta_{k-1}(b),
-          \qquad a, b \in \mathbb R,
-
-which is :math:`1 - (1 - f)^{\circ k}` of Dong, Roth and Su (2022, Theorem 2.14) in terms of profiles. It is
-exact for the Gaussian (:math:`k\mu`) and at most the textbook's
-:math:`(k\varepsilon, \delta\,(e^{k\varepsilon} - 1)/(e^\varepsilon - 1))`, which takes
-:math:`a = \varepsilon` in every step.
+**Groups.** The profile for :math:`k` records is at most
+:math:`\delta_k(\varepsilon) = \min_{a + b = \varepsilon} \delta(a) + e^a\,\delta_{k-1}(b)` over real
+:math:`a, b` (Dong, Roth and Su 2022, Theorem 2.14). Proofs of all this: docs/accounting.md, section 8.
 
 **Directions of rounding.** A profile is kept as finitely many points, each of them an upper bound. All
 functions here take minima over them, or chords between them (:math:`H_\gamma` is convex in

@@ -2,9 +2,9 @@ r"""Advanced composition, as in the poster of DP variational inference and Jälk
 
 Every step's Gaussian is :math:`(e_s, d_s)`-DP on its batch; a batch drawn with probability :math:`q`
 makes that :math:`(e_i, q\,d_s)` with :math:`e_i = \ln(1 + q(e^{e_s} - 1))` (Balle, Barthe and Gaboardi
-2018: Poisson batches under add-or-remove-one, batches without replacement under replace-one). The steps
-together are (Dwork, Rothblum and Vadhan 2010, Theorem III.3; its martingale argument does not need equal
-steps)
+2018: Poisson batches under add-or-remove-one, batches without replacement under replace-one; for Poisson
+batches under replace-one see docs/accounting.md, section 4). The steps together are (Dwork, Rothblum and
+Vadhan 2010, Theorem III.3; its martingale argument does not need equal steps)
 
 .. math::
    \varepsilon = \sqrt{2 \ln(1/\delta')\,\textstyle\sum_i e_i^2} + \sum_i e_i\,(e^{e_i} - 1),
@@ -12,13 +12,6 @@ steps)
 
 The part :math:`\delta'` of delta is a share that the user fixes, or the best of a few; every step takes
 an equal part of the rest: :math:`d_s = (\delta - \delta')/(T q)`.
-
-**Poisson batches under replace-one.** One coin decides whether the old or the new record takes part, so
-that both output distributions share the part without it. With :math:`A` the output without the record,
-:math:`B, B'` with it, advanced joint convexity bounds the divergence of :math:`(1-q)A + qB` and
-:math:`(1-q)A + qB'` by that of :math:`B` against :math:`A` and of :math:`B` against :math:`B'`, sums
-that differ by at most :math:`C` and :math:`2C`: the same amplification holds with the :math:`e_s` of
-sensitivity :math:`2C`.
 
 **One step.** ``analytic`` takes :math:`e_s` from the exact curve of the Gaussian (Balle and Wang 2018).
 ``classical`` is the papers' :math:`e_s = \sqrt{2\ln(1.25/d_s)}/z` (Dwork and Roth 2014, Theorem A.1),

@@ -10,20 +10,10 @@ moves the sum. For whole orders
    B_j = \sqrt{\Delta_{2\lfloor j/2\rfloor}\,\Delta_{2\lceil j/2\rceil}}, \qquad
    \Delta_j = \mathbb E\,(r - 1)^j ,
 
-with :math:`r = \exp(x/\sigma - 1/2\sigma^2)`, the likelihood ratio at a standard normal :math:`x`. The
-left hand side is convex in :math:`\alpha` (their Corollary 10): in between, linear interpolation is a
-bound.
-
-:math:`\Delta_j` is the :math:`j`-th forward difference of :math:`k \mapsto e^{k(k-1)/2\sigma^2}` at zero.
-Computed as such it loses all digits where the loss is small: dp-accounting does so up to order 256, and
-takes the second bound alone above. For even :math:`j` it is an integral of what is nowhere negative.
-Nothing cancels in it, and the trapezoidal rule converges faster than any power of its step: at a step of
-0.2 the aliases of a Gaussian are :math:`e^{-2\pi^2/0.04}`. Where the peak, at :math:`x = j/\sigma`, is
-beyond 200, :math:`r > e^{39}` there, and the second bound is the smaller one anyway.
-
-**Rounding.** Exponents of a sum below one are at most some :math:`10^4`, so that it is off by a relative
-:math:`10^{-11}`; of a sum above one the logarithm is, by some units in the last place. The logarithm of
-one plus the sum is multiplied by :math:`1 + 10^{-10}`.
+with :math:`r = \exp(x/\sigma - 1/2\sigma^2)`, the likelihood ratio at a standard normal :math:`x`. The left
+hand side is convex in :math:`\alpha` (their Corollary 10): in between, linear interpolation is a bound.
+:math:`\Delta_j` is computed as an integral, in which nothing cancels; docs/accounting.md, section 7, bounds
+its error and the rounding.
 """
 
 from __future__ import annotations
@@ -80,18 +70,8 @@ def _log_moment(sampling_prob: float, noise_multiplier: float, order: int) -> fl
 def fixed_size_divergence(sampling_prob: float, noise_multiplier: float, order: float) -> float:
     """Return an upper bound of the Rényi divergence of one step under replacement of a record.
 
-    Parameters
-    ----------
-    sampling_prob : float
-        Size of the batch over the number of records, in (0, 1].
-    noise_multiplier : float
-        Noise standard deviation over the distance that replacing a record moves the sum.
-    order : float
-        Rényi order, above 1.
-
-    Returns
-    -------
-    float
+    `sampling_prob` is the size of the batch over the number of records; `noise_multiplier` is the noise
+    standard deviation over the distance that replacing a record moves the sum.
     """
     if sampling_prob == 1.0:
         return 0.5 * order / noise_multiplier**2

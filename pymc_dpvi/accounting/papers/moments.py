@@ -42,19 +42,11 @@ _ROUNDING = 1e-11
 
 
 def log_moments(sampling_prob: float, noise_multiplier: ArrayLike) -> NDArray[np.float64]:
-    """Return upper bounds of the log-moments of one step, for lambda = 1, ..., 32.
+    """Return upper bounds of a step's log-moments for lambda = 1, ..., 32: (32, *noise_multiplier.shape).
 
-    Parameters
-    ----------
-    sampling_prob : float
-        Probability with which the record takes part, in (0, 1].
-    noise_multiplier : array_like of float
-        Noise standard deviation over the distance that the record moves the sum; infinite for a
-        record that does not move it.
-
-    Returns
-    -------
-    ndarray of float64, shape (32, *noise_multiplier.shape)
+    `noise_multiplier` is the noise standard deviation over the distance that the record moves the sum,
+    infinite for a record that does not move it; `sampling_prob` is the probability with which the record
+    takes part.
     """
     squared = 1.0 / np.asarray(noise_multiplier, dtype=np.float64) ** 2
     found = np.empty((MAX_MOMENT, *squared.shape))

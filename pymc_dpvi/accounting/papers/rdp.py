@@ -95,19 +95,9 @@ def _divergence(step: GaussianStep, noise: float, order: float) -> float:
 
 
 class GuardedRdpAccountant(RdpAccountant):
-    """dp-accounting's RDP accountant with an allowance for rounding and the factor two.
+    """dp-accounting's RDP accountant with an allowance for rounding and the relation's factor.
 
-    Parameters
-    ----------
-    neighboring_relation : dp_accounting.NeighboringRelation
-        Add-or-remove-one or replace-one.
-    orders : sequence of float, optional
-        Rényi orders, above 1; by default those of dp-accounting.
-
-    Raises
-    ------
-    ArgumentError
-        If an order is not a finite number above 1.
+    Rényi orders are above 1; by default they are those of dp-accounting.
     """
 
     name: ClassVar[str] = "rdp"
@@ -158,54 +148,16 @@ class GuardedRdpAccountant(RdpAccountant):
         return None
 
     def compose(self, event: dp_accounting.DpEvent, count: int = 1) -> Any:
-        """Add `count` times `event`.
-
-        Parameters
-        ----------
-        event : dp_accounting.DpEvent
-            What was released.
-        count : int
-            How often.
-
-        Returns
-        -------
-        GuardedRdpAccountant
-            This accountant.
-
-        Raises
-        ------
-        UnsupportedEventError
-            If the event, or a part of it, is not supported; nothing has changed then.
-        """
+        """Add `count` times `event`; an UnsupportedEventError, and no change, if it is not supported."""
         refuse_unsupported(self, event)
         return super().compose(event, count)
 
     def get_epsilon(self, target_delta: float) -> float:
-        """Return an upper bound of epsilon at `target_delta`.
-
-        Parameters
-        ----------
-        target_delta : float
-            Delta of the guarantee.
-
-        Returns
-        -------
-        float
-        """
+        """Return an upper bound of epsilon at `target_delta`."""
         return self._least(lambda order, rdp: compute_epsilon([order], [rdp], target_delta)[0])
 
     def get_delta(self, target_epsilon: float) -> float:
-        """Return an upper bound of delta at `target_epsilon`.
-
-        Parameters
-        ----------
-        target_epsilon : float
-            Epsilon of the guarantee, 0 or more.
-
-        Returns
-        -------
-        float
-        """
+        """Return an upper bound of delta at `target_epsilon`, 0 or more."""
         return self._least(lambda order, rdp: compute_delta([order], [rdp], target_epsilon)[0])
 
     def _least(self, bound: Callable[[float, float], float]) -> float:

@@ -14,28 +14,14 @@ replace one         :math:`P`   :math:`(1-q)\,N(0,\sigma^2) + q\,N(1,\sigma^2)`
 ..                  :math:`Q`   :math:`(1-q)\,N(0,\sigma^2) + q\,N(-1,\sigma^2)`
 ==================  ==========  ================================================
 
-The privacy loss :math:`L(x) = \ln(dP/dQ)(x)` rises with :math:`x` and has an explicit inverse. **Connect the
-dots** (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022) replaces it by a law on the grid
-:math:`\{ih\}`: a cell :math:`a \le L < b` of masses :math:`P_i, Q_i` is shared between its two ends
-such that both masses are kept,
+and batches of fixed size have the larger curve of a Poisson pair and its reverse (`FixedSizePair`). The
+privacy loss :math:`L(x) = \ln(dP/dQ)(x)` rises with :math:`x` and has an explicit inverse. **Connect the
+dots** (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022) replaces it by a law on the grid :math:`\{ih\}`:
+the mass of a cell :math:`a \le L < b` is shared between its two ends such that :math:`P`'s and :math:`Q`'s
+are both kept. So no :math:`\delta(\varepsilon)` falls, whatever the grid.
 
-.. math:: b_i = \frac{P_i - e^{a} Q_i}{1 - e^{a-b}} \text{ to the upper end},\qquad
-          P_i - b_i \text{ to the lower.}
-
-:math:`\delta(\varepsilon) = E_P (1 - e^{\varepsilon - L})_+` is the expectation of a convex function of
-:math:`e^{-L}`, whose mean in the cell is kept, so that no :math:`\delta(\varepsilon)` falls, whatever the
-grid. Moving mass to a larger loss raises it too, and so does more mass. The cells may be of any width: they
-are of one step up to `_EVEN` steps from zero, and widen in proportion to the loss from there, which adds a
-relative 1e-6 to its second moment, whatever the tilt. So a rare large loss costs few cells, and the grid can
-be as fine as the usual small one needs.
-
-**Rounding.** Masses of narrow cells come from Gauss-Legendre quadrature of positive densities, those of wide
-ones from differences of :math:`\Phi` in the nearer tail: either way within `MASS_ERROR` of what lies between
-the edges as they are rounded. What
-:math:`P_i - e^{a}Q_i = (P_i - Q_i) - (e^{a} - 1) Q_i` may lose to cancellation is bounded term by term and
-moved to the upper end. An edge that is off by its rounding has a loss within `loss_error` of its place. The
-composition shifts the law to the right by the sum of these: at each place it then has at least the true
-delta, because the test at a nearly right threshold is the best one but for a second order.
+In: a pair and a grid step. Out: a :class:`LossLaw`, with bounds on what rounding did to it. Proofs:
+docs/accounting.md, sections 1 and 2. Rounding may only ever move mass to a larger loss.
 """
 
 from __future__ import annotations
@@ -67,23 +53,12 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 @dataclass(frozen=True, eq=False)
 class LossLaw:
-    """A privacy loss on the grid: an upper bound of one step's.
+    """A privacy loss on the grid: an upper bound of one step's. Arrays have the shape (num_losses,).
 
-    Parameters
-    ----------
-    interval : float
-        Grid step :math:`h`.
-    places : numpy.ndarray
-        The losses, ascending, in grid steps; integers, shape ``(num_losses,)``.
-    probs : numpy.ndarray
-        Their probabilities, of the same shape.
-    infinite : float
-        Probability of an infinite loss.
-    split : numpy.ndarray
-        Variance that the grid adds at each loss, in units of ``interval**2`` and weighted with the
-        probability; shape ``(num_losses,)``. It says how fine the grid is, and bounds nothing.
-    loss_error : float
-        Shift of the loss by the rounding of the edges.
+    `places` are the losses, ascending, in steps of `interval`; `probs` their probabilities; `infinite` that
+    of an infinite loss. `loss_error` is the shift of the loss by the rounding of the edges. `split` is the
+    variance that the grid adds at each loss, in units of ``interval**2`` and weighted with the probability:
+    it says how fine the grid is, and bounds nothing.
     """
 
     interval: float
@@ -138,14 +113,8 @@ def _upper_mass(
 class GaussianPair:
     """Dominating pair of one Poisson-sampled Gaussian step.
 
-    Parameters
-    ----------
-    sampling_prob : float
-        Probability that a given record is in the batch, in (0, 1].
-    noise_multiplier : float
-        Standard deviation of the noise, in units of the bound on one record.
-    replace_one : bool
-        Whether neighbours differ by a replaced record (else by one more or one less).
+    `sampling_prob` is in (0, 1]; `noise_multiplier` is in units of the bound on one record. Neighbours differ
+    by a replaced record if `replace_one`, else by one more or one less.
     """
 
     sampling_prob: float
@@ -215,20 +184,9 @@ class GaussianPair:
         return max(self.loss(low), -MAX_LOSS), min(self.loss(high), MAX_LOSS)
 
     def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
-        """Return the privacy loss of (P, Q), or of (Q, P), on the grid.
+        """Return the privacy loss of (P, Q), or of (Q, P) if `reverse`, on a grid of step `interval`.
 
-        Parameters
-        ----------
-        interval : float
-            Grid step.
-        tail : float
-            Probability beyond which the tail is cut off, and counted as an infinite loss.
-        reverse : bool
-            Whether to give (Q, P).
-
-        Returns
-        -------
-        LossLaw
+        The tail of probability `tail` is cut off, and counted as an infinite loss.
         """
         low, high = self.range(tail)
         places = _edges(low / interval, high / interval)
@@ -341,17 +299,8 @@ class FixedSizePair:
     """Dominating curve of a Gaussian step on a batch of fixed size, under replace-one.
 
     By Proposition 30 of Zhu, Dong and Wang (2022) it is, for all real epsilon, the larger one of the curves
-    of the Poisson pair (P, Q) and of (Q, P), with q = B/N and the noise relative to the sensitivity 2C.
-    That is the first for epsilon >= 0; the second one, below, is its mirror image. On the grid: the
-    probabilities of positive losses are those of (P, Q), a loss of -l has exp(-l) times the probability of
-    l, and zero has the rest.
-
-    Parameters
-    ----------
-    sampling_prob : float
-        Share of the records that are in a batch.
-    noise_multiplier : float
-        Standard deviation of the noise, in units of the bound on one record.
+    of the Poisson pair (P, Q) and of (Q, P), with q = B/N and the noise relative to the sensitivity 2C. That
+    is the first for epsilon >= 0; the second one, below, is its mirror image (docs/accounting.md, section 2).
     """
 
     sampling_prob: float

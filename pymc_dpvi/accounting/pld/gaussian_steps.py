@@ -1,16 +1,9 @@
 r"""Epsilon and delta of composed Gaussian steps, from above, for any delta that a float can hold.
 
-The steps are dominating pairs (`dominating_pairs`), composed by a tilted FFT (`tilted_composition`). What is
-chosen here affects how tight the bound is, never whether it holds:
-
-* **The grid.** Sharing the mass of a cell between its ends adds at most :math:`h^2/4` to the variance of a
-  step. At the tilt :math:`\lambda` the cumulant of the composition rises by about
-  :math:`\frac12\lambda(1+\lambda)` times that sum and its epsilon by the same over :math:`\lambda`. This is
-  evaluated, and :math:`h` halved until it is below `GRID_TOLERANCE` of epsilon (or of what moves delta by
-  `DELTA_TOLERANCE`), or this no longer helps. Powers of two: runs that differ little share a grid.
-* **The tilt.** The saddle point's, or a smaller one where that makes the window much shorter and the FFT's
-  error stays far below delta.
-* **The tail** beyond which a loss counts as infinite: :math:`10^{-9}` of delta, over all steps.
+The steps are dominating pairs (`dominating_pairs`), composed by a tilted FFT (`tilted_composition`). This
+module chooses the grid step, the tilt, and the tail beyond which a loss counts as infinite (:math:`10^{-9}`
+of delta, over all steps). The choices affect how tight the bound is, never whether it holds:
+docs/accounting.md, section 3, says how they are made.
 
 Steps on the full data need none of this. They compose to :math:`\mu`-GDP with
 :math:`\mu^2 = \sum_t s^2/\sigma_t^2`, whose curve is explicit (`gaussian`).
@@ -121,7 +114,7 @@ class _Direction:
         return best
 
     def refine(self, tilt: float, log_delta: float, epsilon: float, tolerated: float) -> float:
-        """Halve the grid until it adds no more to epsilon at `tilt` than is tolerated, or cannot be halved.
+        """Halve the grid until what it adds to epsilon at `tilt` is tolerated, or it cannot be halved.
 
         Where the FFT would be too long it is made much coarser first. Returns the tilt to be used.
         """
@@ -164,20 +157,7 @@ def _directions(parts: Parts) -> tuple[bool, ...]:
 
 
 def composed_epsilon(parts: Parts, delta: float) -> float:
-    """Return an upper bound of epsilon at `delta`.
-
-    Parameters
-    ----------
-    parts : sequence of (LossPair, int)
-        The pairs of the steps, and how many of each.
-    delta : float
-        In (0, 1).
-
-    Returns
-    -------
-    float
-        0 or more; may be infinite.
-    """
+    """Return an upper bound of epsilon at `delta`, 0 or more; may be infinite."""
     if delta < MIN_DELTA:
         return math.inf
     tail = delta * _TAIL_SHARE / sum(count for _, count in parts)
@@ -197,20 +177,7 @@ def composed_epsilon(parts: Parts, delta: float) -> float:
 
 
 def composed_delta(parts: Parts, epsilon: float) -> float:
-    """Return an upper bound of delta at `epsilon`.
-
-    Parameters
-    ----------
-    parts : sequence of (LossPair, int)
-        The pairs of the steps, and how many of each.
-    epsilon : float
-        0 or more.
-
-    Returns
-    -------
-    float
-        In [`MIN_DELTA`, 1].
-    """
+    """Return an upper bound of delta at `epsilon`, 0 or more: in [`MIN_DELTA`, 1]."""
     n_steps = sum(count for _, count in parts)
     found, sure = MIN_DELTA, True
     for reverse in _directions(parts):
@@ -235,19 +202,9 @@ def composed_delta(parts: Parts, epsilon: float) -> float:
 
 
 def composed_profile(parts: Parts, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return upper bounds of delta at many epsilons: the least of some curves, each tight around one delta.
+    """Return upper bounds of delta at many epsilons, 0 or more and of any shape, in [`MIN_DELTA`, 1].
 
-    Parameters
-    ----------
-    parts : sequence of (LossPair, int)
-        The pairs of the steps, and how many of each.
-    epsilons : numpy.ndarray
-        0 or more, of any shape.
-
-    Returns
-    -------
-    numpy.ndarray
-        Of the same shape, in [`MIN_DELTA`, 1].
+    Each is the least of some curves, each tight around one delta.
     """
     n_steps = sum(count for _, count in parts)
     worst = np.full(epsilons.shape, MIN_DELTA)

@@ -1,37 +1,21 @@
 r"""Composition of privacy losses by FFT, tilted so that the tail is computed at full accuracy.
 
-The losses of :math:`T` steps add up: their law is the convolution power :math:`p^{*T}` and
-:math:`\delta(\varepsilon) = p(\infty) + \sum_\ell (1 - e^{\varepsilon-\ell})_+\, p^{*T}_\ell`. An FFT
-computes it with an *absolute* error of about :math:`10^{-16}\,T`, which drowns a delta of :math:`10^{-12}`.
-We convolve the tilted law instead,
+The losses of :math:`T` steps add up: their law is the convolution power :math:`p^{*T}`. An FFT computes it
+with an *absolute* error of about :math:`10^{-16}\,T`, which drowns a delta of :math:`10^{-12}`. The tilted
+law is convolved instead,
 
 .. math:: \tilde p_\ell = p_\ell\, e^{\lambda\ell - \kappa(\lambda)}, \quad
           \kappa(\lambda) = \ln \sum_\ell p_\ell\, e^{\lambda\ell}, \qquad
           p^{*T}_\ell = e^{T\kappa(\lambda) - \lambda\ell}\, \tilde p^{*T}_\ell,
 
-an identity for every :math:`\lambda`. At the saddle point, where the tilted mean :math:`T\kappa'(\lambda)`
-lies at the epsilon in question, the tail is where the mass is, and errors are *relative* to delta.
-:math:`\lambda` minimises the Chernoff bound :math:`\delta \le
-c(\lambda)\,e^{T\kappa(\lambda)-\lambda\varepsilon}`, :math:`c(\lambda) =
-\lambda^\lambda/(1+\lambda)^{1+\lambda}` (Canonne, Kamath and Steinke 2020, Proposition 12): the moments
-accountant proposes the point around which to be exact.
+an identity for every :math:`\lambda`. :math:`\lambda` minimises the Chernoff bound
+:math:`\delta \le c(\lambda)\,e^{T\kappa(\lambda)-\lambda\varepsilon}`,
+:math:`c(\lambda) = \lambda^\lambda/(1+\lambda)^{1+\lambda}` (Canonne, Kamath and Steinke 2020, Proposition
+12). There the tilted mean lies at the epsilon in question, and errors are *relative* to delta.
 
-Everything that is left out is bounded and added, so that delta is an upper bound in floating point also:
-
-* *The window.* The FFT has period :math:`n`: mass from above the window comes out below, and is missed
-  there. It is at most :math:`e^{T\kappa(\lambda')-\lambda' U}` for the window's end :math:`U` and any
-  :math:`\lambda' > 0`; `WINDOW_SHARE` of delta by the choice of :math:`U`. Mass from below the window comes
-  out above, and only adds.
-* *The FFT.* A partial sum of an FFT is a sum of some of the terms with unit factors, at most their absolute
-  sum. A level adds a few units of rounding of it, so that a value of the FFT of a law is off by at most
-  :math:`\eta = 10^{-15}(\log_2 n + 10)` (radix up to 5; in fact about ten times less), and a frequency of the
-  power by :math:`T\eta\,(|\hat p_k| + \eta)^{T-1}`. The mean of this over the frequencies bounds the error of
-  each value after the inverse FFT: it is added to each. For a smooth law nearly all frequencies vanish.
-* *Relative errors* of single probabilities, from their cells and from :math:`e^{\lambda\ell}`, count
-  :math:`T` times: delta is multiplied by :math:`e^{T\rho}`; where :math:`T\rho > 1`, it is one. So does
-  the shift of the loss (`LossLaw.loss_error`), which is added to epsilon.
-
-The sums over the tail have positive terms only.
+In: laws on one grid, with counts. Out: a :class:`DeltaCurve`, an upper bound of delta in floating point also:
+mass outside of the window, the FFT's error, relative errors of single probabilities and the shift of the loss
+are each bounded and added (docs/accounting.md, section 3). Nothing may be left out of these without a bound.
 """
 
 from __future__ import annotations
@@ -75,12 +59,7 @@ def _normalised(exponents: Array) -> Array:
 class DeltaCurve:
     """Upper bound of delta on a grid of epsilons, tight near the point that it was made for.
 
-    Parameters
-    ----------
-    epsilons : numpy.ndarray
-        Ascending, shape ``(num_points,)``.
-    deltas : numpy.ndarray
-        Not ascending, of the same shape.
+    `epsilons` ascend and `deltas` do not; both have the shape (num_points,).
     """
 
     epsilons: Array
@@ -121,13 +100,7 @@ class DeltaCurve:
 
 
 class Composition:
-    """The sum of independent privacy losses on one grid.
-
-    Parameters
-    ----------
-    parts : sequence of (LossLaw, int)
-        The laws and how many times each is composed; all with the same interval.
-    """
+    """The sum of independent privacy losses on one grid, each law composed as many times as its count."""
 
     def __init__(self, parts: Sequence[tuple[LossLaw, int]]) -> None:
         self.interval = parts[0][0].interval
@@ -197,12 +170,7 @@ class Composition:
     def window(self, tilt: float, log_delta: float) -> tuple[int, int]:
         """Return the first and the last grid index of the window around the tilted mean.
 
-        Parameters
-        ----------
-        tilt : float
-            The tilt.
-        log_delta : float
-            The log of about the delta in question.
+        `log_delta` is the log of about the delta in question.
         """
         key = (tilt, log_delta)
         if key not in self._windows:
@@ -227,16 +195,8 @@ class Composition:
     def curve(self, tilt: float, log_delta: float) -> DeltaCurve:
         """Return the upper bound of delta(epsilon) over the window.
 
-        Parameters
-        ----------
-        tilt : float
-            The tilt, best at the epsilon in question.
-        log_delta : float
-            The log of about the delta in question, to which the neglected mass is relative.
-
-        Returns
-        -------
-        DeltaCurve
+        `tilt` is best at the epsilon in question. The neglected mass is relative to exp(`log_delta`), about
+        the delta in question.
         """
         if self.n_steps == 1:
             law = self._parts[0][0]
