@@ -53,6 +53,9 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pymc.util import WithMemoization
+from pymc.variational.approximations import MeanFieldGroup
+from pymc.variational.opvi import Approximation
 from pytensor.compile.ops import wrap_py
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
@@ -61,7 +64,7 @@ from test_release import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_tex
 from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.graph.rebuild import walk
-from pymc_dpvi.posterior.approximation import _ON_RECORDS
+from pymc_dpvi.posterior.open_attributes import OPEN
 from pymc_dpvi.redaction import clear_locals, sealed, shielded
 
 pytestmark = [
@@ -119,6 +122,12 @@ OF_THE_CLASS = {
     *("create_shared_params", "get_param_spec_for", "group_for_params", "group_for_short_name"),
     *("joint_histogram", "register"),
 }
+#: What PyMC computes on the records, or on the records among others.
+ON_RECORDS = {
+    *("_single_symbolic_varlogp_and_datalogp", "_sized_symbolic_varlogp_and_datalogp", "datalogp"),
+    *("datalogp_norm", "logp", "logp_norm", "single_symbolic_datalogp", "single_symbolic_logp"),
+    *("sized_symbolic_datalogp", "sized_symbolic_logp"),
+}
 
 
 def public(names: Any) -> set[str]:
@@ -162,7 +171,7 @@ def in_idata_group(data: Any) -> list[str]:
     return found + in_text(repr(data), "repr")
 
 
-@pytest.mark.parametrize("name", sorted(_ON_RECORDS))
+@pytest.mark.parametrize("name", sorted(ON_RECORDS))
 def test_the_density_of_the_records_is_refused(method: DPADVI, name: str) -> None:
     approx = method.approx
     assert name not in dir(approx)
@@ -172,6 +181,46 @@ def test_the_density_of_the_records_is_refused(method: DPADVI, name: str) -> Non
     parent = pm.MeanField(model=approx.model)
     behind = walk(list(variables(getattr(parent, name))), into_size=True)
     assert set(approx._record.arrays) & set(behind)
+
+
+@pytest.mark.parametrize("owner", [Approximation, MeanFieldGroup, WithMemoization])
+@pytest.mark.parametrize(
+    "made_up",
+    [property(lambda self: self.model), lambda self: self.model, 3.0],
+    ids=["property", "method", "value"],
+)
+def test_what_a_new_pymc_brings_is_closed(
+    method: DPADVI, monkeypatch: pytest.MonkeyPatch, owner: type, made_up: Any
+) -> None:
+    approx, name = method.approx, "datalogp_of_each"
+    assert not hasattr(approx, name)
+    monkeypatch.setattr(owner, name, made_up, raising=False)
+    assert name not in dir(approx)
+    with pytest.raises(PrivacyError, match=f"{name} is refused: it is a function of the records"):
+        getattr(approx, name)
+
+
+def test_what_a_new_pymc_sets_on_the_approximation_is_closed(
+    model: pm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Approximation.__init__
+
+    def init(self: Any, groups: Any, model: Any = None) -> None:
+        before(self, groups, model)
+        self.datalogp_of_each = model
+
+    monkeypatch.setattr(Approximation, "__init__", init)
+    approx = DPADVI(model=model, **METHOD).approx
+    assert "datalogp_of_each" not in dir(approx)
+    with pytest.raises(PrivacyError, match="datalogp_of_each is refused"):
+        approx.datalogp_of_each  # noqa: B018
+    approx.note = "the user's own"
+    assert approx.note == "the user's own" and "note" in dir(approx)
+
+
+def test_what_is_open_is_known() -> None:
+    assert not OPEN & ON_RECORDS
+    assert public(OPEN) <= OF_PARAMETERS | GUARDED | INSIDE | OF_THE_CLASS
 
 
 def test_nothing_keeps_a_loss(method: DPADVI) -> None:

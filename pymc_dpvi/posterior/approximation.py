@@ -6,27 +6,22 @@ leaves: no ``observed_data``, no ``constant_data``, no log-likelihood, no coordi
 The draws are a function of the noisy sums alone, which the variational parameters and the moments of the
 gradients (`gradient_moments`) are functions of; so the release is post-processing and costs nothing more.
 
-What PyMC's class has besides falls into three kinds:
-
-* functions of the variational parameters (``mean``, ``std``, ``cov``, ``mean_data``, ``std_data``,
-  ``params``, ``logq``, ``varlogp``, ``sample_dict_fn``, ...): as private as `sample`;
-* the density of the records (`_ON_RECORDS`), and any expression with records behind it (`sample_node`
-  and the functions beneath it): refused;
-* ``model``, ``groups`` and what hangs on them: the user's own model with the data in it. They are for
-  the process in which the data are anyway, and no release.
+What PyMC's class has besides is closed unless `open_attributes` lists it: functions of the variational
+parameters are as private as `sample`; the density of the records is refused, and so is any expression with
+records behind it (`expressions`); ``model``, ``groups`` and what depends on them are the user's own model
+with the data in it, for the process in which the data are anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-from pymc.variational.approximations import FullRankGroup, MeanFieldGroup, SingleGroupApproximation
+from pymc.variational.approximations import FullRankGroup, MeanFieldGroup
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
-from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.arguments import check_flag, check_integer
 from pymc_dpvi.compat import PosteriorData, posterior_data, versions
@@ -34,12 +29,11 @@ from pymc_dpvi.engine.gradient_moments import GROUP, MOST_LATENTS, GradientTrace
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
-from pymc_dpvi.graph.rebuild import walk
 from pymc_dpvi.graph.records import RecordModel
-from pymc_dpvi.graph.written_loops import is_long
 from pymc_dpvi.pages import SCALE_PREDICTORS
 from pymc_dpvi.posterior.curvature_posterior import CurvatureScale
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics, diagnose
+from pymc_dpvi.posterior.expressions import CheckedExpressions, depends, variables
 from pymc_dpvi.posterior.noise_aware import NoiseAwarePosterior
 from pymc_dpvi.posterior.prior_density import Prior
 from pymc_dpvi.posterior.released_draws import evaluator, finite_draws
@@ -48,21 +42,6 @@ from pymc_dpvi.release.report import PrivacyReport
 
 __all__ = ["DPApproximation", "DPFullRank", "DPMeanField"]
 
-#: What PyMC computes on the records, or on the records among others.
-_ON_RECORDS = frozenset(
-    {
-        "_single_symbolic_varlogp_and_datalogp",
-        "_sized_symbolic_varlogp_and_datalogp",
-        "datalogp",
-        "datalogp_norm",
-        "logp",
-        "logp_norm",
-        "single_symbolic_datalogp",
-        "single_symbolic_logp",
-        "sized_symbolic_datalogp",
-        "sized_symbolic_logp",
-    }
-)
 _TOO_FEW = (
     "The fit made too few steps to tell the noise from the gradients: at least ten more than there are "
     "latent values (64 at the most) are needed. Fit with more steps, or use sample(noise_aware=False)."
@@ -80,7 +59,7 @@ _NOT_FINITE = (
 _MOST_NUMBERS = 2**31
 
 
-class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
+class DPApproximation(CheckedExpressions):
     """A variational approximation that was fitted privately.
 
     It is PyMC's approximation of the same family (``mean``, ``std``, ``cov``, ``params``, callbacks and
@@ -105,13 +84,11 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
     """
 
     def __init__(self, record: RecordModel, **kwargs: Any) -> None:
-        super().__init__(model=record.model, **kwargs)
-        self._record = record
+        super().__init__(record, **kwargs)
         self._report: PrivacyReport | None = None
         self._trace: GradientTrace | None = None
         self._running_clip: RunningClip | None = None
         self._inferred: tuple[GradientTrace, int, NoiseAwarePosterior] | None = None
-        self._densities: set[Variable] = set()
         self._rng = np.random.default_rng(kwargs.get("random_seed"))
 
     @property
@@ -415,117 +392,10 @@ class DPApproximation(SingleGroupApproximation):  # type: ignore[misc]
         """
         if more_replacements:
             node = graph_replace(node, dict(more_replacements), strict=False)
-        for var in _variables(node):
+        for var in variables(node):
             if not self._record.may_be_released(var):
-                raise UnsupportedModelError(_depends(var))
+                raise UnsupportedModelError(depends(var))
         return super().sample_node(node, size=size, deterministic=deterministic)
-
-    def to_flat_input(self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None) -> Any:
-        """As in PyMC; refused if a record stands behind `node`.
-
-        All that PyMC offers to evaluate an expression under the approximation comes through here:
-        ``symbolic_single_sample``, ``symbolic_sample_over_posterior``, ``sample_node``.
-
-        Raises
-        ------
-        UnsupportedModelError
-        """
-        if more_replacements:
-            node = graph_replace(node, dict(more_replacements), strict=False)
-        self._refuse_records(node)
-        flat = super().to_flat_input(node)
-        return self._keep(flat)
-
-    def symbolic_sample_over_posterior(
-        self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None
-    ) -> Any:
-        """As in PyMC; refused if a record stands behind `node`.
-
-        Raises
-        ------
-        UnsupportedModelError
-        """
-        return self._keep(super().symbolic_sample_over_posterior(node, more_replacements))
-
-    def symbolic_single_sample(
-        self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None
-    ) -> Any:
-        """As in PyMC; refused if a record stands behind `node`.
-
-        Raises
-        ------
-        UnsupportedModelError
-        """
-        return self._keep(super().symbolic_single_sample(node, more_replacements))
-
-    def _keep(self, checked: Any) -> Any:
-        """Remember what was checked: that, and no constant in it, which somebody may use in another place."""
-        self._densities.update(v for v in _variables(checked) if v.owner is not None)
-        return checked
-
-    def set_size_and_deterministic(
-        self, node: Any, s: Any, d: Any, more_replacements: Mapping[Variable, Variable] | None = None
-    ) -> Any:
-        """As in PyMC; refused if a record stands behind `node` or the replacements.
-
-        Raises
-        ------
-        UnsupportedModelError
-        """
-        self._refuse_records(node)
-        self._refuse_records(list((more_replacements or {}).values()))
-        return super().set_size_and_deterministic(node, s, d, more_replacements)
-
-    def get_optimization_replacements(self, s: Any, d: Any) -> dict[Variable, Variable]:
-        """Return nothing: in PyMC, these would replace the density of the records, which is not there."""
-        return {}
-
-    def _refuse_records(self, node: Any) -> None:
-        # The prior has been checked; the numbers in it are the model's.
-        record = self._record
-        own = {*self.params, *record.public, *walk([record.prior_logp]), *self._densities}
-        for var in _variables(node):
-            behind = walk([var], stop=self._densities, into_size=True, columns_of=record.arrays)
-            plain = own | record.plain(behind)
-            more = [v for v in behind if v not in own]
-            if any(record.is_private(v) for v in behind if v not in plain) or is_long(more):
-                raise UnsupportedModelError(_depends(var))
-
-    @property
-    def sized_symbolic_varlogp(self) -> TensorVariable:
-        """Log prior of draws, shape ``(draws,)``; PyMC computes it together with that of the records."""
-        return self.symbolic_sample_over_posterior(self._log_prior())
-
-    @property
-    def single_symbolic_varlogp(self) -> TensorVariable:
-        """Log prior of one draw, a scalar."""
-        return self.symbolic_single_sample(self._log_prior())
-
-    def _log_prior(self) -> TensorVariable:
-        """Return PyMC's graph of it, which has been checked with the prior."""
-        density = self.model.varlogp
-        self._keep(density)
-        return density
-
-    def __getattribute__(self, name: str) -> Any:
-        """Refuse the attributes of PyMC's class that are a function of the records."""
-        if name in _ON_RECORDS:
-            raise PrivacyError(
-                f"{name} is refused: it is a function of the records, and nobody accounts for it. "
-                "logq and varlogp are there; the loss of a private fit is not."
-            )
-        return super().__getattribute__(name)
-
-    def __dir__(self) -> list[str]:
-        """List what is there, without what is refused: tools ask for every name that they find here."""
-        return sorted(set(super().__dir__()) - _ON_RECORDS)
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled or copied."""
-        raise TypeError(
-            "A private approximation cannot be pickled or copied: it holds the model and with it the "
-            "data. Save approx.sample(draws).to_netcdf('posterior.nc') instead."
-        )
 
     def __repr__(self) -> str:
         """Family and size; no numbers from the data."""
@@ -572,22 +442,4 @@ def _generator(random_seed: Any) -> np.random.Generator:
         failure = type(error).__name__
     raise ArgumentError(
         f"random_seed must be a seed of numpy.random.default_rng, such as 1, or a generator ({failure})."
-    )
-
-
-def _variables(node: Any) -> list[Variable]:
-    found = list(node) if isinstance(node, list | tuple) else [node]
-    for var in found:
-        if not isinstance(var, Variable):
-            raise ArgumentError(
-                f"node must be an expression of the model's variables; found a {type(var).__name__}."
-            )
-    return found
-
-
-def _depends(var: Variable) -> str:
-    return (
-        f"'{var.name or 'The expression'}' depends on the records, or on an array that was not "
-        "declared public, so a sample of it may not be private. Use expressions of the free "
-        "variables, and name public pm.Data in public_data=[...]."
     )
