@@ -41,9 +41,9 @@ from pymc_dpvi.accounting.curves.profiles import PlannedRun, composed_profile
 from pymc_dpvi.accounting.curves.tradeoff import PrivacyProfile
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.pages import Page, Section, shown
+from pymc_dpvi.release.report_words import PROTECTS_AGAINST
 from pymc_dpvi.release.risk_words import (
     FALSE_POSITIVE_RATES,
-    RELATIONS,
     SHARES,
     accountant_table,
     attack_lines,
@@ -216,7 +216,7 @@ class Interpretation:
         return [
             ("epsilon", f"{shown(self.epsilon, up=True)} ({'upper bound' if proven else _RECOMPUTED})"),
             ("delta", shown(self.delta, up=True)),
-            ("protects against", RELATIONS[self.neighboring_relation]),
+            ("protects against", PROTECTS_AGAINST[self.neighboring_relation]),
             ("record", self.unit),
         ]
 

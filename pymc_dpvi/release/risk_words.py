@@ -15,7 +15,6 @@ from pymc_dpvi.pages import Table, percent, shown
 
 __all__ = [
     "FALSE_POSITIVE_RATES",
-    "RELATIONS",
     "SHARES",
     "accountant_table",
     "attack_lines",
@@ -28,11 +27,6 @@ FALSE_POSITIVE_RATES = (1e-3, 1e-2)
 
 SHARES = (1e-2, 1e-3)
 """Shares of releases in which a bound on odds may fail."""
-
-RELATIONS = {
-    "add_or_remove_one": "adding or removing one record",
-    "replace_one": "replacing one record",
-}
 
 _QUESTIONS = {
     "add_or_remove_one": ("whether one given record was among the data", "says yes"),
