@@ -232,7 +232,7 @@ def test_jax_compiles_in_the_rehearsal_and_on_no_records():
         patch.setattr(PiecewiseSum, "__init__", watched)
         method = DPADVI(epsilon=1.0, delta=1e-5, sampling_prob=0.5)
         patch.setattr(
-            type(method), "_reserve", lambda *given, dry_run=False: dry_run or calls.append("reserved")
+            type(method), "_charge_budget", lambda *given, dry_run=False: dry_run or calls.append("reserved")
         )
         method.fit(2, backend="jax", progressbar=False)
     at = calls.index("reserved")
