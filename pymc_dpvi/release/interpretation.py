@@ -149,12 +149,7 @@ def interpret(
 def opened(source: Any) -> Any:
     """Return what a path leads to, and anything else as it is.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is nothing at the path.
-    ArgumentError
-        If it is not a file that ``to_netcdf`` wrote.
+    A FileNotFoundError if nothing is there, an ArgumentError if ``to_netcdf`` did not write it.
     """
     if not isinstance(source, str | os.PathLike):
         return source
