@@ -24,8 +24,7 @@ from pymc_dpvi.errors import (
     PrivacyWarning,
     UnsupportedModelError,
 )
-from pymc_dpvi.fit_and_sample import fit_dpadvi
-from pymc_dpvi.inference import DPADVI, DPFullRankADVI
+from pymc_dpvi.inference import DPADVI, DPFullRankADVI, fit_dpadvi
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.planning import Plan, plan
 from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField

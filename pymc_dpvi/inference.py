@@ -34,7 +34,7 @@ from pymc.variational.inference import Inference
 from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.arguments import check_integer, check_seed
-from pymc_dpvi.compat import quiet_pytensor, versions
+from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works
 from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.loop import averages_from, iterate
@@ -61,7 +61,7 @@ from pymc_dpvi.redaction import sealed, shielded
 from pymc_dpvi.release.report import PrivacyRun
 from pymc_dpvi.settings import MEANT, NEEDED, FitArguments, PrivacySettings, check_fit_arguments, named
 
-__all__ = ["DPADVI", "DPFullRankADVI"]
+__all__ = ["DPADVI", "DPFullRankADVI", "fit_dpadvi"]
 
 _logger = logging.getLogger(__name__)
 
@@ -457,7 +457,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 dry_run=dry_run,
             )
 
-    def _report_cost(self, run: PrivacyRun, streams: Streams) -> None:
+    def _report_planned_cost(self, run: PrivacyRun, streams: Streams) -> None:
         """Put the planned cost into the report, before the first step."""
         self._approx._report = self._settings.report(
             run,
@@ -505,7 +505,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         assert self._step is not None and self._mechanism is not None and self._asked is not None
         if self._streams is None:
             self._streams = Streams.make(self._insecure_noise_seed)
-        self._report_cost(planned, self._streams)  # nothing has been drawn yet
+        self._report_planned_cost(planned, self._streams)  # nothing has been drawn yet
         n = planned.n_steps
         report = self._approx.privacy
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
@@ -570,3 +570,61 @@ class DPFullRankADVI(DPADVI):
     """
 
     _family = DPFullRank
+
+
+@sealed
+def fit_dpadvi(
+    n: int = 10000,
+    *,
+    draws: int = 1000,
+    method: type[DPADVI] = DPADVI,
+    fit_kwargs: Mapping[str, Any] | None = None,
+    progressbar: bool = True,
+    **kwargs: Any,
+) -> PosteriorData:
+    """Fit privately and return the posterior draws.
+
+    Parameters
+    ----------
+    n : int
+        Number of steps.
+    draws : int
+        Number of draws from the private posterior.
+    method : type
+        :class:`DPADVI` or :class:`DPFullRankADVI`.
+    fit_kwargs : dict, optional
+        For :meth:`DPADVI.fit`.
+    progressbar : bool
+        Show steps, speed and ε.
+    **kwargs
+        For the method: ``epsilon``, ``delta``, ...
+
+    Returns
+    -------
+    arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
+        Safe to publish; the privacy report is in its attributes.
+
+    Raises
+    ------
+    ArgumentError, UnsupportedModelError, CalibrationError
+        Before anything is spent.
+
+    Notes
+    -----
+    Privacy: costs the (ε, δ) that is given; the draws cost nothing more.
+
+    Examples
+    --------
+    >>> with model:
+    ...     idata = fit_dpadvi(2000, epsilon=1.0, delta=1e-6)
+    """
+    if not (isinstance(method, type) and issubclass(method, DPADVI)):
+        raise ArgumentError("method must be DPADVI or DPFullRankADVI (the class, not an instance).")
+    if not isinstance(fit_kwargs, Mapping | None):
+        raise ArgumentError(f"fit_kwargs must be a dict; found a {type(fit_kwargs).__name__}.")
+    options: dict[str, Any] = {"n": n, "progressbar": progressbar}
+    if twice := sorted({str(name) for name in fit_kwargs or ()} & options.keys()):
+        raise ArgumentError(f"fit_kwargs has {twice}, which are arguments of fit_dpadvi: give them once.")
+    inference = method(**kwargs)
+    draws = inference.approx.check_draws(draws)  # before anything is spent
+    return inference.fit(**options, **dict(fit_kwargs or {})).sample(draws)

@@ -254,7 +254,7 @@ def nothing_spent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Streams, "make", spend)
     monkeypatch.setattr(Mechanism, "draw", spend)
-    monkeypatch.setattr(DPADVI, "_charge", spend)
+    monkeypatch.setattr(DPADVI, "_report_planned_cost", spend)
 
 
 @pytest.fixture
