@@ -45,8 +45,8 @@ from pymc_dpvi.errors import (
     UnsupportedModelError,
     warn,
 )
-from pymc_dpvi.graph.formula_packages import FORMULA_ADVICE, formula_mark
 from pymc_dpvi.graph.mismatch import explained
+from pymc_dpvi.graph.precomputed import FORMULA_ADVICE, formula_mark
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values, narrow_full_rank

@@ -1,24 +1,22 @@
 """Operations that a backend turns into machine code that can raise, rewritten to ones that cannot.
 
 One record must not be able to make a step raise: that it did would tell everybody that the record is there.
-In a graph, ``float ** integer`` is a number for all inputs. numba computes it by repeated squaring and
-divides at the end (`numba.cpython.numbers.int_power_impl`): ``0.0 ** -1`` raises ZeroDivisionError, and so
-does ``0.5 ** -2000``, whose denominator underflows. Here the exponent becomes a float, of which every
-backend makes C's ``pow``; it returns infinity there. Constant exponents of zero and more stay integers:
-squaring does not divide.
 
-Where numba may reorder (``fastmath``), LLVM makes of ``pow`` with a float that was a short integer (int8 to
-int32) a call of ``__powidf2``, which no library has: the process ends. So a power whose exponent is no
-constant is computed by `FloatPower`, without that freedom.
+**Powers.** In a graph, ``float ** integer`` is a number for all inputs. numba computes it by repeated
+squaring and divides at the end (`numba.cpython.numbers.int_power_impl`): ``0.0 ** -1`` raises
+ZeroDivisionError, and so does ``0.5 ** -2000``, whose denominator underflows. So the exponent becomes a
+float, of which every backend makes C's ``pow``; it returns infinity there. Constant exponents of zero and
+more stay integers: squaring does not divide. Where numba may reorder (``fastmath``), LLVM makes of ``pow``
+with a float that was a short integer (int8 to int32) a call of ``__powidf2``, which no library has: the
+process ends. So a power whose exponent is no constant is computed by `FloatPower`, without that freedom. The
+rewrite is the last before elementwise operations are fused, so it sees all powers: the model's, those of the
+gradient and those of PyTensor's rewrites.
 
-The rewrite is the last before elementwise operations are fused. So it sees the powers that the model has,
-those that differentiation makes of them, and those that PyTensor's own rewrites bring in.
-
-Where Python itself computes (``backend="python"``, or C without a compiler), an operation that NumPy has no
-function for is one of Python's numbers: an integer beyond 64 bits, or beyond the narrower type of a cast,
-raises OverflowError. There nothing is fused, what comes fused (PyTensor makes one operation of ``x**3``) is
-taken apart, sums and products are taken two by two, and casts and fills are NumPy's. That is quick, too: what
-NumPy has no function for, such as a product of three arrays, Python computes entry by entry.
+**Python.** Where Python itself computes (``backend="python"``, or C without a compiler), an operation that
+NumPy has no function for is one of Python's numbers: an integer beyond 64 bits, or beyond the narrower type
+of a cast, raises OverflowError. There nothing is fused, what comes fused (PyTensor makes one operation of
+``x**3``) is taken apart, sums and products are taken two by two, and casts and fills are NumPy's. That is
+quick, too: what NumPy has no function for, such as a product of three arrays, Python computes entry by entry.
 """
 
 from __future__ import annotations
@@ -50,16 +48,7 @@ _POSITION = 48.5
 
 
 def without_raising(mode: Mode) -> Mode:
-    """Return a mode whose functions raise on no number.
-
-    Parameters
-    ----------
-    mode : Mode
-
-    Returns
-    -------
-    Mode
-    """
+    """Return a mode whose functions raise on no number."""
     rewrites = [(in2out(float_exponents, name="float_exponents"), _POSITION)]
     if is_python(mode):
         mode = mode.excluding("fusion")

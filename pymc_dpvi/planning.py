@@ -32,7 +32,7 @@ import numpy as np
 from pymc_dpvi import accounting
 from pymc_dpvi.accounting.calibration import EPSILON_RANGE
 from pymc_dpvi.accounting.gdp_limit import clt_noise, gdp_mu
-from pymc_dpvi.accounting.relations import check_relation
+from pymc_dpvi.accounting.relations import check_relation, sensitivity_factor
 from pymc_dpvi.arguments import check_integer, check_number
 from pymc_dpvi.errors import CalibrationError, warn
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip, check_clip_norm
@@ -210,7 +210,7 @@ class Plan:
         ax = new_axes(ax)
         rates = np.geomspace(1e-4, 1.0, 100)
         mu = gdp_mu(self.epsilon, self.delta)
-        sensitivity = 2.0 if self.neighboring_relation == "replace_one" else 1.0
+        sensitivity = sensitivity_factor(self.neighboring_relation)
         for k, steps in enumerate(sorted({fit.n_steps for fit in self.fits})):
             noise = [
                 clt_noise(mu, sampling_prob=q, n_steps=steps, sensitivity=sensitivity) for q in rates[:-1]
@@ -385,7 +385,7 @@ def _noise(
             pass
         else:
             return found, True
-    sensitivity = 2.0 if neighboring_relation == "replace_one" else 1.0
+    sensitivity = sensitivity_factor(neighboring_relation)
     return clt_noise(
         gdp_mu(epsilon, delta), sampling_prob=rate, n_steps=n_steps, sensitivity=sensitivity
     ), False

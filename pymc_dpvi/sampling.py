@@ -12,15 +12,6 @@ Batches of many steps are drawn in one call and come as a flat array with offset
 probability *q*: exactly (`subsets`), and in time proportional to the batch. Batches may be empty.
 
 **Sampling without replacement.** Every batch is a uniform subset of one fixed size, exactly.
-
-**Truncated Poisson sampling** (Ganesh 2025, arXiv 2508.15089). A Poisson batch above the cap is replaced by
-a uniform subset of it of the size of the cap, which bounds the memory of a step. It is another mechanism than
-Poisson sampling, with an event of its own: a record's part in a batch now depends on the others. With a
-mean of 100 and z = 4 over 10,000 steps at delta = 1e-5, epsilon is 0.947 without a cap and 2.85, 1.13, 0.962,
-0.947 at caps of 100, 120, 130, 150: a cap at the mean plus six standard deviations costs nothing.
-It makes the number of records public. `DPADVI` does not offer it, because it would gain nothing: its sums
-take a batch in pieces, so that memory does not grow with the batch anyway. The sampler serves `accounting`,
-`interpret` and `PrivacyBudget.charge`, for runs of programs whose batches have a fixed place in memory.
 """
 
 from __future__ import annotations
@@ -48,7 +39,6 @@ __all__ = [
     "FullBatchSampler",
     "PoissonSampler",
     "Sampler",
-    "TruncatedPoissonSampler",
     "make_sampler",
 ]
 
@@ -63,7 +53,7 @@ class Sampler(Protocol):
 
     @property
     def name(self) -> str:
-        """``"poisson"``, ``"truncated_poisson"``, ``"fixed_size"`` or ``"full_batch"``."""
+        """``"poisson"``, ``"fixed_size"`` or ``"full_batch"``."""
 
     @property
     def sampling_prob(self) -> float:
@@ -165,92 +155,6 @@ class PoissonSampler:
 
 
 @dataclass(frozen=True)
-class TruncatedPoissonSampler:
-    """Poisson batches, cut down to a uniformly random subset where they exceed a cap.
-
-    Parameters
-    ----------
-    sampling_prob : float
-        The probability with which a record is drawn, before the cap; from ``2^-30`` to ``1 - 2^-16``.
-    max_batch_size : int
-        The cap.
-    num_records : int
-        Number of records. With this sampler it is public, and part of the event.
-
-    Raises
-    ------
-    ArgumentError
-        If an argument is out of range.
-
-    Notes
-    -----
-    Privacy: the event is ``TruncatedSubsampledGaussianDpEvent``. The sizes of the batches are random
-    and private. The sum over a batch has the expectation of Poisson sampling, ``sampling_prob`` times the
-    sum over all records, but for the rare truncation: choose the cap well above the mean.
-
-    Examples
-    --------
-    >>> sampler = TruncatedPoissonSampler(sampling_prob=0.1, max_batch_size=160, num_records=1000)
-    >>> _, offsets = sampler.draw(KeyStream.from_os(), num_records=1000, n_steps=5)
-    >>> bool(np.diff(offsets).max() <= 160)
-    True
-    """
-
-    sampling_prob: float
-    max_batch_size: int
-    num_records: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sampling_prob", _probability(self.sampling_prob))
-        if self.sampling_prob == 1.0:
-            raise ArgumentError(
-                "sampling_prob must be below 1 where batches are truncated; use a FixedSizeSampler."
-            )
-        object.__setattr__(
-            self, "max_batch_size", check_integer("max_batch_size", self.max_batch_size, low=1)
-        )
-        object.__setattr__(self, "num_records", check_integer("num_records", self.num_records, low=1))
-
-    @property
-    def name(self) -> str:
-        """The sampler's name, ``"truncated_poisson"``."""
-        return "truncated_poisson"
-
-    def draw(self, stream: KeyStream, num_records: int, n_steps: int) -> Batches:
-        """Draw batches in time proportional to their size; see `Sampler.draw`.
-
-        `num_records` must be the declared one. Records come in ascending order in a batch that was
-        not truncated, and in no particular order in one that was.
-        """
-        num_records, n_steps = _sizes(num_records, n_steps)
-        if num_records != self.num_records:
-            raise ArgumentError(_OTHER_NUM_RECORDS.format(name="TruncatedPoissonSampler"))
-        indices, offsets = PoissonSampler(self.sampling_prob).draw(stream, num_records, n_steps)
-        sizes = np.diff(offsets)
-        cap = self.max_batch_size
-        if sizes.max(initial=0) <= cap:
-            return indices, offsets
-        batches = []
-        for batch in np.split(indices, offsets[1:-1]):
-            if len(batch) > cap:
-                batch = batch[next(uniform_subsets(stream, len(batch), cap, 1))]
-            batches.append(batch)
-        ends = np.cumsum(np.minimum(sizes, cap))
-        return np.concatenate(batches), np.concatenate([[0], ends]).astype(np.int64)
-
-    def dp_event(self, noise_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """Return one step's event; `noise_event` must be Gaussian."""
-        if not isinstance(noise_event, dp_accounting.GaussianDpEvent):
-            raise ArgumentError(
-                "a truncated Poisson batch is accounted for with Gaussian noise only; found "
-                f"{type(noise_event).__name__}."
-            )
-        return dp_accounting.TruncatedSubsampledGaussianDpEvent(
-            self.num_records, self.sampling_prob, self.max_batch_size, noise_event.noise_multiplier
-        )
-
-
-@dataclass(frozen=True)
 class FixedSizeSampler:
     """Every step takes a uniformly random subset of one fixed size, without replacement.
 
@@ -299,7 +203,7 @@ class FixedSizeSampler:
         """
         num_records, n_steps = _sizes(num_records, n_steps)
         if num_records != self.num_records:
-            raise ArgumentError(_OTHER_NUM_RECORDS.format(name="FixedSizeSampler"))
+            raise ArgumentError(_OTHER_NUM_RECORDS)
         size = self.batch_size
         if size == num_records:
             return _everything(num_records, n_steps)
@@ -435,8 +339,8 @@ def make_sampler(
 
 
 _OTHER_NUM_RECORDS = (
-    "num_records differs from the number of records that this {name} was made and accounted for; make one "
-    "for these data."
+    "num_records differs from the number of records that this FixedSizeSampler was made and accounted "
+    "for; make one for these data."
 )
 
 _BATCH_TOO_LARGE = (

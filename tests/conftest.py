@@ -6,9 +6,10 @@ with PyMC 6. Which third changes from commit to commit.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,17 @@ def without_compiling(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         return backends(backend, compile_kwargs)
 
     monkeypatch.setattr(inference, "backends", in_python)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let a keyboard interrupt raise, whatever the parent made of it.
+
+    A shell starts its background jobs with the signal ignored, and Python leaves it so.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize
 
 Array = Any
 
@@ -157,15 +157,3 @@ def delta_of(parts: Parts, epsilon: float, *, max_points: int = 2**17) -> float:
             return found * math.exp(top)
         before, interval = found, interval / 2.0
     return math.nan
-
-
-def truncated(
-    num_records: int, prob: float, cap: int, noise: float, replace_one: bool, reverse: bool
-) -> list[tuple[float, Step]]:
-    """Return the mixture of a Poisson batch of `num_records` that is cut down to `cap` (Ganesh 2025)."""
-    cut = float(stats.binom.sf(cap - 1, num_records - 1, prob))
-    inside = float(stats.binom.sf(cap, num_records, prob)) * cap / cut / num_records
-    return [
-        (float(stats.binom.cdf(cap - 1, num_records - 1, prob)), Step(prob, noise, replace_one, reverse)),
-        (cut, Step(inside, noise / 2.0, True, reverse)),
-    ]

@@ -3,12 +3,12 @@
 ==============================================  ===========================================================
 way                                             test
 ==============================================  ===========================================================
-loss, ``hist``                                  `test_nothing_keeps_a_loss`, test_inference `test_tracker`
+loss, ``hist``                                  `test_nothing_keeps_a_loss`, test_callbacks `test_tracker`
 observed and constant data groups               test_release `test_released_object`
-deterministics on record data                   test_inference `test_deterministics`, here
+deterministics on record data                   test_sample `test_deterministics`, here
                                                 `test_a_column_of_zeros_is_still_a_column`
 coords of the record axis                       test_release `test_released_object`
-pickle and copy                                 test_inference `test_pickling_and_copying_are_refused`
+pickle and copy                                 test_sample `test_pickling_and_copying_are_refused`
 ``sample_node`` and its relatives               `test_expressions_of_records_are_refused`
 what else PyMC's class computes                 `test_every_attribute_of_the_approximation`
 what callbacks are given                        `test_callbacks_are_given_no_more`
@@ -16,8 +16,8 @@ what callbacks are given                        `test_callbacks_are_given_no_mor
 texts of errors, warnings, logs, progress       test_release; `test_two_datasets_say_the_same`
 local variables on tracebacks                   `test_frames_are_emptied`, `test_frames_held_records`
 compile caches on the disk                      `test_no_record_on_the_disk`
-random seeds                                    test_inference `test_random_seed_is_for_public_draws_only`
-``start`` from the records                      test_inference `test_start_from_the_records_is_refused`
+random seeds                                    test_seeds `test_random_seed_is_for_public_draws_only`
+``start`` from the records                      test_arguments_of_fit `test_start_from_the_records_is_refused`
 optimisers that read the records                `test_an_optimizer_that_reads_records_is_refused`
 optimisers that look behind their gradients     `test_an_optimizer_sees_the_release_alone`
 data exchanged after the checks                 `test_other_data_after_the_checks`,
@@ -28,9 +28,9 @@ lengths that turn on values                     `test_a_length_that_turns_on_val
                                                 `test_a_mask_is_refused_whatever_it_holds`
 lengths that equal N, in what PyMC evaluates    `test_an_expression_does_not_tell_the_number_of_records`
 two threads, one method                         `test_two_threads_cannot_share_a_report`
-keys on tracebacks                              test_randomness `test_no_key_on_a_traceback`
-early stopping, interrupts, errors              test_inference `test_convergence_check_stops` and the next
-calling fit twice                               test_inference `test_fit_twice`, `test_refine_composes_...`
+keys on tracebacks                              test_keystream `test_no_key_on_a_traceback`
+early stopping, interrupts, errors              test_early_end
+calling fit twice                               test_refine `test_fit_twice`, `test_refine_composes_...`
 timing, memory                                  out of scope: ``docs/limitations.md``
 ==============================================  ===========================================================
 """
@@ -53,17 +53,17 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from planted_records import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_text, planted_model
 from pymc.util import WithMemoization
 from pymc.variational.approximations import MeanFieldGroup
 from pymc.variational.opvi import Approximation
 from pytensor.compile.ops import wrap_py
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from test_release import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_text, planted_model
 
 from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.engine.private_sum import PrivateSum
-from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.posterior.open_attributes import OPEN
 from pymc_dpvi.redaction import clear_locals, sealed, shielded
 
@@ -960,7 +960,7 @@ def test_two_datasets_say_the_same_for_every_record(backend: str | None) -> None
 
 
 DISK = """
-from test_release import METHOD, planted_model
+from planted_records import METHOD, planted_model
 from pymc_dpvi import DPADVI
 with planted_model():
     for backend in ("numba", "c"):

@@ -50,7 +50,8 @@ ACCOUNTING_ROOMS = (
     ("events",),
     ("accountants",),
     ("papers", "pld"),
-    ("contract", "gaussian", "relations", "search"),
+    ("contract", "gaussian", "search"),
+    ("relations",),
 )
 
 # Parts that must stay usable, and readable, without PyMC.

@@ -20,12 +20,10 @@ from scipy import stats
 from suite import CLIP, Suite, layers, regression
 
 from pymc_dpvi.accounting.papers import rdp
-from pymc_dpvi.engine import microbatch as pieces
-from pymc_dpvi.engine import private_sum as clipping
-from pymc_dpvi.engine import running_clip, step
+from pymc_dpvi.engine import microbatch, private_sum, running_clip, step
 from pymc_dpvi.engine.private_sum import PrivateSum
-from pymc_dpvi.graph.rebuild import walk
 from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.mechanism.mechanism import Draws, Mechanism, Streams
 from pymc_dpvi.randomness.keystream import KeyStream
 from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler
@@ -43,8 +41,8 @@ class Plant:
     def in_the_step(self) -> bool:
         """Whether it becomes part of a compiled step; otherwise it is looked up at each call."""
         return self.owner in (
-            clipping,
-            pieces,
+            private_sum,
+            microbatch,
             step,
             step.PrivateStep,
             RecordModel,
@@ -58,12 +56,10 @@ class Plant:
 Check = Callable[[Suite], Any]
 
 SCALE = 3  # the entry of the regression's release that belongs to its scale
-BETA = slice(0, 2)
 
 real_draw = Mechanism.draw
 real_sum = step.private_sum
 real_row_logp = RecordModel.row_logp
-real_poisson = PoissonSampler.draw
 real_pull_back = step.PrivateStep._pull_back
 real_epsilon = Mechanism.epsilon
 
@@ -157,7 +153,7 @@ def kernel(bug: Callable[[np.ndarray], np.ndarray]) -> Plant:
 
         return add_clipped
 
-    return Plant(clipping, "make_add_clipped", make)
+    return Plant(private_sum, "make_add_clipped", make)
 
 
 def guarded(rows: np.ndarray) -> np.ndarray:
@@ -182,8 +178,8 @@ def unrounded(
 
 # The counts that move an adaptive clip norm.
 
-real_units = clipping.tally_units
-real_round_and_add = clipping.round_and_add
+real_units = private_sum.tally_units
+real_round_and_add = private_sum.round_and_add
 real_clip_updates = running_clip.RunningClip.updates
 
 
@@ -205,7 +201,7 @@ def tally(share: Callable[[np.ndarray], np.ndarray]) -> Plant:
             norms = np.sqrt(squared_norms) / bound
             out += np.rint(units * share(norms[np.isfinite(norms)])).astype(np.int64).sum(axis=0)
 
-    return Plant(clipping, "add_tally", add_tally)
+    return Plant(private_sum, "add_tally", add_tally)
 
 
 def ramp(norms: np.ndarray) -> np.ndarray:
@@ -479,11 +475,11 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
     "divided by the realised batch, in the sum": (kernel(divided_by_the_batch), SENSITIVITY, {}),
     "NaN let through": (kernel(without_guard), SENSITIVITY, {}),
     "one NaN silences everybody": (kernel(everybody_pays_for_one_nan), SENSITIVITY, {}),
-    "counts weigh twice": (Plant(pieces, "tally_units", twice_the_units), SENSITIVITY, ADAPTIVE),
+    "counts weigh twice": (Plant(microbatch, "tally_units", twice_the_units), SENSITIVITY, ADAPTIVE),
     "a record counts twice": (tally(both_counts), SENSITIVITY, ADAPTIVE),
     "norms are summed, not counted": (tally(sum_of_norms), SENSITIVITY, ADAPTIVE),
     "counts of something else": (tally(lambda norms: ramp(norms)[:, ::-1]), GRADIENT, ADAPTIVE),
-    "counts without noise": (Plant(pieces, "round_and_add", counts_without_noise), NOISE, ADAPTIVE),
+    "counts without noise": (Plant(microbatch, "round_and_add", counts_without_noise), NOISE, ADAPTIVE),
     "counts are not paid for": (
         Plant(Mechanism, "record_norm", property(only_the_gradients)),
         SENSITIVITY,
@@ -494,7 +490,7 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
         ONE_WAY,
         ADAPTIVE,
     ),
-    "the sum is not rounded": (Plant(pieces, "round_and_add", unrounded), Suite.lattice, {}),
+    "the sum is not rounded": (Plant(microbatch, "round_and_add", unrounded), Suite.lattice, {}),
     "noise in floating point": (Plant(step, "private_sum", float_noise), Suite.lattice, {}),
     "sensitivity C where 2C is due": (
         Plant(Mechanism, "sensitivity", property(always_c)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_noise_aware import adam_run, posterior, trace_of
+from noisy_quadratics import adam_run, posterior, trace_of
 
 from pymc_dpvi import Interpretation, accounting, interpret
 from pymc_dpvi.accounting import accountants

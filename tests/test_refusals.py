@@ -39,7 +39,6 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         monkeypatch.setattr(owner, name, classmethod(watched) if inner is not original else watched)
 
     watch(KeyStream, "words")
-    watch(KeyStream, "uniforms")
     watch(Streams, "make")
     watch(Mechanism, "draw")
     watch(PrivateStep, "__call__")

@@ -3,8 +3,7 @@
 ========================  ==============  =====================================================
 name                      guarantee       takes (add-or-remove-one, AR; replace-one, RO)
 ========================  ==============  =====================================================
-``pld``                   proven          full batch, Poisson, truncated Poisson AR and RO;
-                                          fixed size RO
+``pld``                   proven          full batch, Poisson AR and RO; fixed size RO
 ``rdp``                   proven          full batch AR and RO; Poisson AR; fixed size RO
 ``moments``               proven          full batch AR and RO; Poisson AR
 ``advanced_composition``  proven          full batch, Poisson AR and RO; fixed size RO
@@ -40,18 +39,13 @@ from pymc_dpvi.accounting.papers.bayesian import BayesianAccountant, GenericAcco
 from pymc_dpvi.accounting.papers.concentrated import GdpAccountant, ZCdpAccountant
 from pymc_dpvi.accounting.papers.moments import MomentsAccountant
 from pymc_dpvi.accounting.papers.rdp import GuardedRdpAccountant
-from pymc_dpvi.accounting.pld.accountant import DEFAULT_DISCRETIZATION, PLD_MIN_DELTA, GuardedPLDAccountant
-from pymc_dpvi.accounting.pld.tilted_pld import TiltedPLDAccountant
+from pymc_dpvi.accounting.pld.accountant import TiltedPLDAccountant
 from pymc_dpvi.accounting.relations import check_relation
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = [
     "ACCOUNTANT_NAMES",
-    "DEFAULT_DISCRETIZATION",
-    "PLD_MIN_DELTA",
     "AccountantInfo",
-    "GuardedPLDAccountant",
-    "GuardedRdpAccountant",
     "accountant_info",
     "make_accountant",
     "require_proven",
@@ -73,8 +67,7 @@ class AccountantInfo:
     source : str
         Where the bound is proven, or where the recipe comes from.
     factory : callable
-        ``(neighboring_relation, value_discretization_interval) -> PrivacyAccountant``; each call
-        returns a fresh accountant.
+        ``neighboring_relation -> PrivacyAccountant``; each call returns a fresh accountant.
     cacheable : bool
         Whether equal inputs give equal answers, so that they may be remembered.
     schemes : mapping of str to frozenset of NeighboringRelation, optional
@@ -86,7 +79,7 @@ class AccountantInfo:
     name: str
     guarantee: str
     source: str
-    factory: Callable[[NeighboringRelation, float], PrivacyAccountant]
+    factory: Callable[[NeighboringRelation], PrivacyAccountant]
     cacheable: bool = False
     schemes: Schemes | None = field(default=None, hash=False, compare=False)
     data_dependent: bool = False
@@ -96,19 +89,13 @@ class AccountantInfo:
         """Whether its epsilon is a proven upper bound."""
         return self.guarantee == "proven"
 
-    def make(
-        self,
-        neighboring_relation: NeighboringRelation,
-        value_discretization_interval: float = DEFAULT_DISCRETIZATION,
-    ) -> PrivacyAccountant:
+    def make(self, neighboring_relation: NeighboringRelation) -> PrivacyAccountant:
         """Return a fresh accountant.
 
         Parameters
         ----------
         neighboring_relation : dp_accounting.NeighboringRelation
             The relation that it must account for.
-        value_discretization_interval : float
-            Grid step for those that have one; others ignore it.
 
         Returns
         -------
@@ -119,7 +106,7 @@ class AccountantInfo:
         ArgumentError
             If what came back is not a fresh accountant for this relation.
         """
-        made = self.factory(neighboring_relation, value_discretization_interval)
+        made = self.factory(neighboring_relation)
         if not isinstance(made, PrivacyAccountant):
             raise ArgumentError(f"{_WANTED}; the factory returned a {type(made).__name__}.")
         if made.neighboring_relation is not neighboring_relation:
@@ -194,9 +181,7 @@ _WANTED = (
 )
 
 
-def _make_kind(kind: Any, relation: NeighboringRelation, interval: float) -> PrivacyAccountant:
-    if kind is TiltedPLDAccountant:
-        return TiltedPLDAccountant(relation, interval)
+def _make_kind(kind: Any, relation: NeighboringRelation) -> PrivacyAccountant:
     if kind is BayesianAccountant:
         raise ArgumentError(
             "accountant='bayesian' computes epsilon from the distances between records' gradients. Pass "
@@ -205,9 +190,7 @@ def _make_kind(kind: Any, relation: NeighboringRelation, interval: float) -> Pri
     return kind(neighboring_relation=relation)  # type: ignore[no-any-return]
 
 
-def _info_of(
-    kind: Any, factory: Callable[[NeighboringRelation, float], PrivacyAccountant], **more: Any
-) -> Any:
+def _info_of(kind: Any, factory: Callable[[NeighboringRelation], PrivacyAccountant], **more: Any) -> Any:
     return AccountantInfo(
         **{"name": kind.name, "guarantee": kind.guarantee, "source": kind.source, "schemes": kind.schemes}
         | {"factory": factory, "data_dependent": kind is BayesianAccountant}
@@ -222,22 +205,21 @@ _REGISTRY: dict[str, AccountantInfo] = {
 # Google's own, and what stands in for them: the same bound with the guards of this package.
 _GUARDED: dict[type[PrivacyAccountant], Any] = {
     PLDAccountant: TiltedPLDAccountant,
-    GuardedPLDAccountant: TiltedPLDAccountant,
     RdpAccountant: GuardedRdpAccountant,
 }
 
 
-def _fresh_copy(accountant: Any, _relation: NeighboringRelation, _interval: float) -> PrivacyAccountant:
+def _fresh_copy(accountant: Any, _relation: NeighboringRelation) -> PrivacyAccountant:
     """Return a guarded equivalent of Google's accountants, and a copy of any other."""
     _check_fresh(accountant)
-    if type(accountant) in (PLDAccountant, GuardedPLDAccountant):
-        return TiltedPLDAccountant(accountant.neighboring_relation, accountant._value_discretization_interval)
+    if type(accountant) is PLDAccountant:
+        return TiltedPLDAccountant(accountant.neighboring_relation)
     if type(accountant) is RdpAccountant:
         return GuardedRdpAccountant(accountant.neighboring_relation, [float(x) for x in accountant.orders])
     return copy.deepcopy(accountant)  # type: ignore[no-any-return]
 
 
-def _call_factory(factory: Callable[..., Any], relation: NeighboringRelation, _interval: float) -> Any:
+def _call_factory(factory: Callable[..., Any], relation: NeighboringRelation) -> Any:
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):

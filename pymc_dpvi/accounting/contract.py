@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal
 import dp_accounting
 from dp_accounting import NeighboringRelation, PrivacyAccountant
 
+from pymc_dpvi.accounting.relations import sensitivity_factor
 from pymc_dpvi.arguments import check_number
 from pymc_dpvi.errors import ArgumentError
 
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 Guarantee = Literal["proven", "heuristic", "bayesian"]
-Scheme = Literal["full_batch", "poisson", "fixed_size", "truncated_poisson"]
+Scheme = Literal["full_batch", "poisson", "fixed_size"]
 Schemes = Mapping[Scheme, frozenset[NeighboringRelation]]
 
 ADD_OR_REMOVE = frozenset({NeighboringRelation.ADD_OR_REMOVE_ONE})
@@ -65,7 +66,7 @@ class GaussianStep:
 
     Attributes
     ----------
-    scheme : {"full_batch", "poisson", "fixed_size", "truncated_poisson"}
+    scheme : {"full_batch", "poisson", "fixed_size"}
         How the batch was drawn.
     sampling_prob : float
         Probability with which one record was drawn.
@@ -92,8 +93,6 @@ def gaussian_step(event: dp_accounting.DpEvent) -> GaussianStep | None:
     """
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return GaussianStep("full_batch", 1.0, event.noise_multiplier)
-    if isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        return GaussianStep("truncated_poisson", event.sampling_probability, event.noise_multiplier)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         scheme: Scheme = "poisson"
         prob = event.sampling_probability
@@ -187,9 +186,11 @@ def doubles_sensitivity(kind: type[PrivacyAccountant], *, without_replacement: b
     event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(_CANARY_NOISE)
     if without_replacement:  # everybody is in the batch: the same mechanism on another path
         event = dp_accounting.SampledWithoutReplacementDpEvent(1, 1, event)
-    accountant = kind(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    relation = NeighboringRelation.REPLACE_ONE
+    accountant = kind(neighboring_relation=relation)
     found = accountant.compose(event, _CANARY_STEPS).get_epsilon(_CANARY_DELTA)
-    exact = dp_accounting.get_epsilon_gaussian(_CANARY_NOISE / (2.0 * _CANARY_STEPS**0.5), _CANARY_DELTA)
+    mu = sensitivity_factor(relation) * _CANARY_STEPS**0.5 / _CANARY_NOISE
+    exact = dp_accounting.get_epsilon_gaussian(1.0 / mu, _CANARY_DELTA)
     return bool(found >= exact * (1.0 - 1e-9))
 
 
@@ -258,7 +259,7 @@ class CountingAccountant(PrivacyAccountant):
 
     @property
     def _sensitivity(self) -> float:
-        return 2.0 if self.neighboring_relation is NeighboringRelation.REPLACE_ONE else 1.0
+        return sensitivity_factor(self.neighboring_relation)
 
     def _noise(self, step: GaussianStep) -> float:
         """Noise standard deviation over the sensitivity of the relation."""

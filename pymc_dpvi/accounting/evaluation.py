@@ -1,13 +1,7 @@
-r"""What an accountant says of a run: the function that calibration inverts.
+"""What an accountant says of a run: the function that calibration inverts.
 
 A *run* is `n_steps` equal steps: sampler, noise multiplier, relation. :class:`Run` hands it to an accountant,
 checks what comes back, and remembers it, because a fit asks again for what its calibration has found.
-
-dp-accounting's PLD accountant, which a user may pass, needs a grid step :math:`h` of the privacy loss. It
-inflates the variance of a step, :math:`v = q^2(e^{1/z^2}-1)`, by a relative :math:`O(h^2/v)`, always
-upwards, so that a small `sampling_prob` needs a finer one: :math:`h = \min(3\cdot10^{-4}, 0.07\sqrt v)`,
-coarser where the arrays would outgrow some :math:`10^5` points a step or :math:`10^7` in all. The
-accountants that come by name choose for themselves.
 """
 
 from __future__ import annotations
@@ -18,58 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import dp_accounting
-from dp_accounting import NeighboringRelation, PrivacyAccountant
+from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 
-from pymc_dpvi.accounting.accountants import PLD_MIN_DELTA, AccountantInfo
+from pymc_dpvi.accounting.accountants import AccountantInfo
 from pymc_dpvi.accounting.events import EventSampler, step_event
-from pymc_dpvi.accounting.pld.tilted_pld import TiltedPLDAccountant
+from pymc_dpvi.accounting.relations import sensitivity_factor
 from pymc_dpvi.arguments import check_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 from pymc_dpvi.sampling import FullBatchSampler, PoissonSampler
 
-__all__ = ["MIN_SAMPLING_PROB", "Run", "check_sampler", "discretization"]
+__all__ = ["MIN_SAMPLING_PROB", "Run", "check_sampler"]
 
 MIN_SAMPLING_PROB = 1e-6
 
-_MAX_GRID_POINTS_STEP = 2e5
-_MAX_GRID_POINTS = 8e6
-_MAX_DISCRETIZATION = 3e-4
-
-
-def discretization(
-    sampling_prob: float, noise_multiplier: float, n_steps: int, relation: NeighboringRelation
-) -> float:
-    """Return a grid step of the privacy loss for dp-accounting's PLD accountant.
-
-    Parameters
-    ----------
-    sampling_prob, noise_multiplier : float
-        The step.
-    n_steps : int
-        Number of steps.
-    relation : dp_accounting.NeighboringRelation
-        The relation.
-
-    Returns
-    -------
-    float
-    """
-    sensitivity = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
-    noise, steps = noise_multiplier, n_steps
-    if sampling_prob == 1.0:  # Gaussian steps are composed in closed form
-        noise, steps = noise / math.sqrt(n_steps), 1
-    # min: the second moment of a badly covered exponential tail is no guide to the bulk
-    spread = sampling_prob * math.sqrt(math.expm1(min(1.0 / noise**2, 4.0)))
-    fine = min(_MAX_DISCRETIZATION, 0.07 * spread)
-    # The largest loss that matters, of one step and of all of them, in grid points
-    exponent = 10.0 * sensitivity / noise + 0.5 * (sensitivity / noise) ** 2
-    one = max(exponent + math.log(sampling_prob), 0.0) + math.log1p(
-        sampling_prob * math.exp(min(exponent, 30.0))
-    )
-    wide = sensitivity * spread
-    everything = one + steps * wide**2 + 16.0 * wide * math.sqrt(steps)
-    return max(fine, one / _MAX_GRID_POINTS_STEP, everything / _MAX_GRID_POINTS)
+_PLD_MIN_DELTA = 1e-10  # below it dp-accounting's PLD accountants are not believed
 
 
 def check_sampler(sampler: Any, sampling_prob: Any) -> EventSampler:
@@ -146,7 +103,7 @@ class Run:
     @property
     def sensitivity(self) -> float:
         """How far one record moves the sum, in units of its bound."""
-        return 2.0 if self.relation is NeighboringRelation.REPLACE_ONE else 1.0
+        return sensitivity_factor(self.relation)
 
     def epsilon(self, *, noise_multiplier: float, n_steps: int, delta: float) -> float:
         """Return epsilon at `delta`; may be infinite.
@@ -164,9 +121,8 @@ class Run:
         -------
         float
         """
-        event, interval = self._event(noise_multiplier, n_steps)
         ask = _epsilon_cached if self.info.cacheable else _epsilon
-        return ask(self.info, self.relation, event, n_steps, delta, interval)
+        return ask(self.info, self.relation, self._event(noise_multiplier), n_steps, delta)
 
     def delta(self, *, noise_multiplier: float, n_steps: int, epsilon: float) -> float:
         """Return delta at `epsilon`.
@@ -184,33 +140,26 @@ class Run:
         -------
         float
         """
-        event, interval = self._event(noise_multiplier, n_steps)
-        accountant = self.info.make(self.relation, interval).compose(event, n_steps)
+        accountant = self.info.make(self.relation).compose(self._event(noise_multiplier), n_steps)
         found = float(accountant.get_delta(epsilon))
         if not 0.0 <= found <= 1.0 + 1e-9:
             raise CalibrationError(_NOT_A_NUMBER.format("delta", self.info.name, n_steps))
-        if _is_foreign_pld(accountant):  # its FFT resolves no more
-            found = max(found, PLD_MIN_DELTA)
+        if isinstance(accountant, PLDAccountant):  # a user's own
+            found = max(found, _PLD_MIN_DELTA)
         return min(found, 1.0)
 
-    def _event(self, noise_multiplier: float, n_steps: int) -> tuple[dp_accounting.DpEvent, float]:
-        interval = discretization(self.sampler.sampling_prob, noise_multiplier, n_steps, self.relation)
-        event = step_event(
+    def _event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        return step_event(
             sampler=self.sampler,
             noise_multiplier=noise_multiplier,
             neighboring_relation=self.relation,
-            accountant=self.info.make(self.relation, interval),
+            accountant=self.info.make(self.relation),
         )
-        return event, interval
 
 
 _NOT_A_NUMBER = (
     "{0} of accountant {1!r} for n_steps={2} is not a number in its range. Use accountant='pld' or 'rdp'."
 )
-
-
-def _is_foreign_pld(accountant: PrivacyAccountant) -> bool:
-    return isinstance(accountant, PLDAccountant) and not isinstance(accountant, TiltedPLDAccountant)
 
 
 def _epsilon(
@@ -219,13 +168,13 @@ def _epsilon(
     event: dp_accounting.DpEvent,
     n_steps: int,
     delta: float,
-    interval: float,
 ) -> float:
-    accountant = info.make(relation, interval)
-    if _is_foreign_pld(accountant) and delta < PLD_MIN_DELTA:
+    accountant = info.make(relation)
+    if isinstance(accountant, PLDAccountant) and delta < _PLD_MIN_DELTA:  # a user's own
         raise ArgumentError(
-            f"delta={delta:g} is below {PLD_MIN_DELTA:g}, where dp-accounting's PLD accountants under-report "
-            "(rounding in their FFT). Use accountant='pld', this package's own, or a larger delta."
+            f"delta={delta:g} is below {_PLD_MIN_DELTA:g}, where dp-accounting's PLD accountants "
+            "under-report (rounding in their FFT). Use accountant='pld', this package's own, or a larger "
+            "delta."
         )
     found = float(accountant.compose(event, n_steps).get_epsilon(delta))
     if math.isnan(found) or found < 0.0:

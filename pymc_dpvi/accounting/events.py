@@ -12,8 +12,6 @@ full batch                             both               Gaussian(z)           
 Poisson                                both               Poisson(q, Gaussian(z))        tight
 fixed size B of N                      replace one        WithoutReplacement(N, B,       10 % above a
                                                           Gaussian(z))                   lower bound
-Poisson of N, cut at m                 replace one        Truncated(N, q, m, z)          proven
-Poisson of N, cut at m                 add or remove one  Truncated(N + 1, q, m, z)      proven
 =====================================  =================  =============================  ===============
 
 The accountants of this package all take :math:`z` so and know the relation
@@ -26,16 +24,11 @@ The accountants of this package all take :math:`z` so and know the relation
 * an accountant that we do not know gets :math:`z/2`, which can only over-report.
 
 **Fixed size under a user's PLD accountant.** It has no event for sampling without replacement. The worst
-pair (:mod:`pymc_dpvi.accounting.pld.accountant`) is :math:`(1-q) N(0) + q N(2C)` against :math:`N(0)`. Both
-are neighbours, under replace-one, of a Poisson-sampled mechanism whose records contribute up to
-:math:`2C` (replace :math:`2C` by zero), which is what Poisson(q, Gaussian(z/2)) stands for; PLD then
+pair (:mod:`pymc_dpvi.accounting.pld.dominating_pairs`) is :math:`(1-q) N(0) + q N(2C)` against
+:math:`N(0)`. Both are neighbours, under replace-one, of a Poisson-sampled mechanism whose records contribute
+up to :math:`2C` (replace :math:`2C` by zero), which is what Poisson(q, Gaussian(z/2)) stands for; PLD then
 doubles once more. That is proven and about 2x loose. Gaussian(z) in its place is *not* a bound: at q=0.01,
 z=8, T=1e4, delta=1e-5 it gives 0.926, below the 0.947 of the pair above.
-
-**Truncated Poisson** is another mechanism than Poisson: whether a record is cut depends on how many others
-were drawn, so that the cost depends on the number of records N, a public constant here. Adding a record
-makes them N + 1, and truncation likelier: that is the dataset size of the event under
-add-or-remove-one. Under replace-one it stays N.
 
 **The papers' noise.** Jälkö et al. (2017) add :math:`N(0, 4 C^2 \sigma^2)`: their :math:`\sigma` is a
 ``noise_multiplier`` of :math:`2\sigma` here, under either relation.
@@ -64,12 +57,12 @@ from pymc_dpvi.accounting.contract import (
     refuse_unsupported,
 )
 from pymc_dpvi.accounting.papers.rdp import GuardedRdpAccountant
-from pymc_dpvi.accounting.pld.accountant import GuardedPLDAccountant
+from pymc_dpvi.accounting.relations import sensitivity_factor
 from pymc_dpvi.errors import PrivacyError
 
 __all__ = ["EventSampler", "UnsupportedEventError", "replace_one_scale", "step_event"]
 
-_OURS = (CountingAccountant, GuardedPLDAccountant, GuardedRdpAccountant)
+_OURS = (CountingAccountant, GuardedRdpAccountant)
 
 
 class EventSampler(Protocol):
@@ -100,7 +93,7 @@ def replace_one_scale(accountant: PrivacyAccountant, *, without_replacement: boo
     Returns
     -------
     float
-        1.0 if the accountant doubles the sensitivity itself, 0.5 if we must.
+        1.0 if the accountant knows the relation's sensitivity, else one over its factor.
 
     Raises
     ------
@@ -118,9 +111,9 @@ def replace_one_scale(accountant: PrivacyAccountant, *, without_replacement: boo
     if isinstance(accountant, _OURS):
         return 1.0
     if isinstance(accountant, RdpAccountant):
-        doubled = doubles_sensitivity(RdpAccountant, without_replacement=without_replacement)
-        return 1.0 if doubled else 0.5
-    return 0.5
+        if doubles_sensitivity(RdpAccountant, without_replacement=without_replacement):
+            return 1.0
+    return 1.0 / sensitivity_factor(NeighboringRelation.REPLACE_ONE)
 
 
 def step_event(
@@ -182,16 +175,12 @@ def step_event(
         mapped = noise
     elif step.scheme == "poisson":
         mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, noise)
-    elif step.scheme == "truncated_poisson":
-        mapped = dp_accounting.TruncatedSubsampledGaussianDpEvent(
-            event.dataset_size if replace_one else event.dataset_size + 1,
-            event.sampling_probability,
-            event.truncated_batch_size,
-            noise.noise_multiplier,
+    elif isinstance(accountant, PLDAccountant):  # a user's own
+        # see the module docstring: contributions of up to 2C
+        less = dp_accounting.GaussianDpEvent(
+            noise.noise_multiplier / sensitivity_factor(neighboring_relation)
         )
-    elif isinstance(accountant, PLDAccountant) and not isinstance(accountant, GuardedPLDAccountant):
-        half = dp_accounting.GaussianDpEvent(noise.noise_multiplier / 2.0)  # see the module docstring
-        mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, half)
+        mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, less)
     else:
         mapped = dp_accounting.SampledWithoutReplacementDpEvent(
             event.source_dataset_size, event.sample_size, noise

@@ -27,10 +27,11 @@ from pytensor.graph.basic import Constant, Variable
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.graph.densities import rebuild_likelihood
 from pymc_dpvi.graph.gradients import Latents
-from pymc_dpvi.graph.rebuild import walk
-from pymc_dpvi.graph.records import RecordModel, rebuild_likelihood
+from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import Rows, hostile_records, synthetic_records
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.posterior.approximation import DPApproximation
 from pymc_dpvi.sampling import FullBatchSampler

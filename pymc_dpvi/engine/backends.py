@@ -42,7 +42,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from pymc_dpvi.compat import compile_mode, rows_mode
 from pymc_dpvi.errors import ArgumentError, PrivacyError
-from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.lowering import is_python
 
 __all__ = ["FEW_STEPS", "Backend", "StepFailedError", "backends", "bounded", "few_steps", "first_that_works"]

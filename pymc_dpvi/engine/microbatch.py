@@ -75,9 +75,9 @@ from pymc_dpvi.engine.private_sum import (
     tally_units,
 )
 from pymc_dpvi.errors import PrivacyError
+from pymc_dpvi.graph.batched_ops import without_loops
 from pymc_dpvi.graph.blocks import Form
-from pymc_dpvi.graph.rebuild import substituted
-from pymc_dpvi.graph.unlooped import without_loops
+from pymc_dpvi.graph.traversal import substituted
 
 __all__ = ["PiecewiseSum", "in_pieces"]
 

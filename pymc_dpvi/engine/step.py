@@ -49,8 +49,8 @@ from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, PrivacyError
 from pymc_dpvi.graph.blocks import Block, PullBack
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients, informed, prior_gradients, vanilla_gradients
-from pymc_dpvi.graph.rebuild import walk
 from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.optimizers import Optimizer
 from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS

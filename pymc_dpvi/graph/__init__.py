@@ -4,6 +4,15 @@ In: a PyMC model. Out: the log-density of one record as a graph of its row and o
 (`records`), and its gradient for a batch (`gradients`). Nothing here knows ε, noise or a batch's size.
 
 What it may never do: let one record's term depend on another record. So it refuses what it cannot prove.
-`records.build_record_model` reads as the list of what is refused, in order; `separability` then compares the
-terms with the model itself, on synthetic records.
+
+==================  ==========================================================================================
+what is checked     `records.build_record_model` is the list, in order. The checks: `public_data`,
+                    `model_checks`, `selections`, `record_axis`, `precomputed`, `private_constants` (by
+                    `scalar_constants`, `unrolled_loops`, `shape_constants`), `guards`; then `separability`
+                    against the model itself, on `synthetic_records`, and `start`
+the graphs          `densities`, with `rebuild`, `marginalised` and `traversal`
+gradients           `gradients`, factored where that is shorter (`factoring`, `blocks`), without loops over a
+                    batch (`batched_ops`)
+why it failed       `mismatch`
+==================  ==========================================================================================
 """

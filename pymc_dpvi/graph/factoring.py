@@ -8,10 +8,9 @@ Three uses of a variable v give gradients that need not be formed (`blocks`):
   scattered to the places that were looked up;
 * anything else: dense.
 
-A variable that no record's density uses, a parameter of others' priors, has the form of a look-up of nothing.
-
 So the graph is differentiated with respect to h instead of v. If a variable is used several times in one of
-the first two ways, the products, or the entries, are put side by side; used in several ways it is dense.
+the first two ways, the products, or the entries, are put side by side; used in several ways it is dense. A
+variable that no record's density uses, a parameter of others' priors, has the form of a look-up of nothing.
 
 **Uses made visible.** Models are not always written so that v itself is multiplied or looked up. Rewrites
 take operations on the way to the other side of it, for variables that no record enters:
@@ -49,7 +48,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.graph.blocks import MOST_PRODUCTS, Form
-from pymc_dpvi.graph.rebuild import walk
+from pymc_dpvi.graph.traversal import walk
 
 __all__ = ["Use", "find_uses", "lift_uses"]
 
@@ -57,28 +56,17 @@ _INDEXING = ("AdvancedSubtensor", "AdvancedSubtensor1", "Subtensor")
 #: A factored form must be shorter than the gradient by this factor.
 _GAIN = 2
 
+Clients = dict[Variable, list[tuple[Apply, int]]]
+
 
 @dataclass(frozen=True)
 class Use:
-    """How one variable's gradient is put together from gradients by other variables.
-
-    Attributes
-    ----------
-    form : Form
-    by : tuple of TensorVariable
-        The variables to differentiate by.
-    arrays : callable
-        From the gradients by these to the arrays of a `blocks.Block` of one record.
-    """
+    """How one variable's gradient is put together from gradients by other variables."""
 
     form: Form
-    by: tuple[TensorVariable, ...]
+    by: tuple[TensorVariable, ...]  # to differentiate by
+    # From these gradients to the arrays of a `blocks.Block` of one record.
     arrays: Callable[[Sequence[TensorVariable]], list[TensorVariable]]
-
-
-# ------------------------------------------------------------------------------------------------
-# What depends on what
-# ------------------------------------------------------------------------------------------------
 
 
 class _Depends:
@@ -115,7 +103,7 @@ def _entries(node: Apply) -> list[Variable | None] | None:
         if isinstance(entry, Constant) and isinstance(entry.data, slice):
             entry = entry.data
         if isinstance(entry, slice):
-            if not all(part is None or _is_none(part) for part in (entry.start, entry.stop, entry.step)):
+            if any(getattr(b, "data", b) is not None for b in (entry.start, entry.stop, entry.step)):
                 return None
             out.append(None)
         elif isinstance(entry, Variable) and isinstance(entry.type, ScalarType | TensorType):
@@ -129,13 +117,7 @@ def _entries(node: Apply) -> list[Variable | None] | None:
     return out
 
 
-def _is_none(part: object) -> bool:
-    return isinstance(part, Constant) and part.data is None
-
-
-# ------------------------------------------------------------------------------------------------
-# Rewrites
-# ------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------- rewrites
 
 
 def lift_uses(
@@ -143,14 +125,8 @@ def lift_uses(
 ) -> TensorVariable:
     """Bring look-ups and products with the record to the free variables; see the module.
 
-    Parameters
-    ----------
-    graph : TensorVariable
-        One record's log-density. Its nodes are changed in place.
-    draw : sequence of TensorVariable
-        Placeholders of the free variables' values.
-    rows : sequence of TensorVariable
-        Placeholders of the record.
+    `graph` is one record's log-density, whose nodes are changed in place; `draw` and `rows` are placeholders,
+    of known shapes, of the free variables' values and of the record.
     """
     from_record, from_draw = _Depends(rows), _Depends(draw)
 
@@ -257,45 +233,24 @@ def _scaled_product(node: Apply, which: int) -> Variable | None:
     if len(full) != 1 or not scales:
         return None
     other = node.inputs[1 - which]
-    before: list[Variable] = []
-    after: list[Variable] = []
+    inner = {s: s.type.shape[1 - which] for s in scales}  # along the axis that is summed over
     for s in scales:
-        inner = s.type.shape[1 - which]  # along the axis that is summed over: 0 of the right factor
-        (after if inner == 1 else before).append(s)
-    for s in before:
-        other = other * s.T
+        other = other if inner[s] == 1 else other * s.T
     pair = (full[0], other) if which == 0 else (other, full[0])
     out = node.op.make_node(*pair).outputs[0]
-    for s in after:
-        out = out * s
+    for s in scales:
+        out = out * s if inner[s] == 1 else out
     return out
 
 
-# ------------------------------------------------------------------------------------------------
-# Uses
-# ------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------- uses
 
 
 def find_uses(
     graph: TensorVariable, draw: Sequence[TensorVariable], rows: Sequence[TensorVariable]
 ) -> list[Use]:
-    """Say for each free variable how its gradient is computed.
-
-    Parameters
-    ----------
-    graph : TensorVariable
-        One record's log-density.
-    draw : sequence of TensorVariable
-        Placeholders of the free variables' values; their shapes are known.
-    rows : sequence of TensorVariable
-        Placeholders of the record.
-
-    Returns
-    -------
-    list of Use
-        One per variable, in their order.
-    """
-    clients: dict[Variable, list[tuple[Apply, int]]] = {}
+    """Say for each free variable, in their order, how its gradient is computed; given as for `lift_uses`."""
+    clients: Clients = {}
     for node in dict.fromkeys(v.owner for v in walk([graph], into_size=True) if v.owner is not None):
         if not isinstance(node.op, Shape | Shape_i):
             for k, i in enumerate(node.inputs):
@@ -308,9 +263,6 @@ def find_uses(
         or _dense(v)
         for v in draw
     ]
-
-
-Clients = dict[Variable, list[tuple[Apply, int]]]
 
 
 def _dense(v: TensorVariable) -> Use:

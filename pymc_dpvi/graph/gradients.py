@@ -18,8 +18,7 @@ if there is one latent draw.
 Gradients of variables that are multiplied by data or looked up by it are kept in factors and never formed
 (`factoring`, `blocks`).
 
-Either way the one-row graph is differentiated and then vectorised over the batch, so row i of the result
-is a function of record i and of z alone.
+The one-row graph is differentiated and then vectorised over the batch: row i is a function of record i and z.
 """
 
 from __future__ import annotations
@@ -41,8 +40,10 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph.blocks import Block, PullBack, as_matrix
 from pymc_dpvi.graph.factoring import find_uses, lift_uses
-from pymc_dpvi.graph.rebuild import fold_shapes, hint_of_loops, walk
+from pymc_dpvi.graph.model_checks import hint_of_loops
+from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.traversal import walk
 
 __all__ = [
     "Latents",
@@ -58,15 +59,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Latents:
-    """Where each free variable's unconstrained value sits in the flat latent vector.
-
-    Attributes
-    ----------
-    value_vars : tuple of TensorVariable
-        In the order of the flat vector.
-    slices : tuple of slice
-    shapes : tuple of tuple of int
-    """
+    """Where each free variable's unconstrained value sits in the flat latent vector, in its order."""
 
     value_vars: tuple[TensorVariable, ...]
     slices: tuple[slice, ...]
@@ -89,13 +82,9 @@ class Latents:
 def in_draws(
     graphs: Sequence[TensorVariable], latents: Latents
 ) -> tuple[list[TensorVariable], list[TensorVariable]]:
-    """Write graphs in placeholders of the free variables' values, whose shapes are known.
+    """Write graphs in placeholders of the free variables' values, whose shapes are known; return both.
 
-    Returns
-    -------
-    graphs : list of TensorVariable
-    draw : list of TensorVariable
-        The placeholders, to be replaced by :func:`put`.
+    The placeholders are to be replaced by :func:`put`.
     """
     draw = [  # not pt.tensor(name=...), which reads a name such as "1|g" or "a, b" as a signature
         TensorType(v.type.dtype, shape=shape)(name=f"{v.name}_draw")
@@ -154,22 +143,9 @@ def aligned_gradients(
 ) -> list[Block]:
     """Stack the gradients of a batch of records with respect to the latent draws.
 
-    Parameters
-    ----------
-    record : RecordModel
-    batch : sequence of TensorVariable
-        Per record array, the rows of the batch, shape ``(batch, ...)``.
-    latents : Latents
-    z : TensorVariable, shape (n_mc, D)
-        Latent draws.
-    n_mc : int
-        M.
-
-    Returns
-    -------
-    list of Block
-        ``n_mc * D`` columns in all, divided by the square root of `n_mc`; draw by draw, each in the
-        order of the flat vector.
+    `batch` has the rows of each record array, shape (batch, ...), and `z` the latent draws, shape (n_mc, D).
+    The blocks have ``n_mc * D`` columns in all, divided by the square root of `n_mc`; draw by draw, each in
+    the order of the flat vector.
     """
     (logp,), draw = in_draws([record.row_logp], latents)
     logp = lift_uses(_stable(logp), draw, record.rows)

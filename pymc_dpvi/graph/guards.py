@@ -1,19 +1,18 @@
 r"""Make the one-row log-density a total function: no record can make it raise, or read another row.
 
 A compiled batch may not check bounds: an index that is out of range for one record then reads, or in a
-gradient writes, the memory of others, before anything is clipped. An operation that raises tells
-everybody that such a record is there. So on the one-row graph, before it is differentiated and
-vectorised:
+gradient writes, the memory of others, before anything is clipped. An operation that raises tells everybody
+that such a record is there. So, before the one-row graph is differentiated and vectorised:
 
-* every index that depends on the record is put into range, and a record for which that changed
-  anything has log-density :math:`-\infty` and gradient zero;
-* so is every other index that is not a constant within range, in the prior too: one that latent values or
-  a public array lead out of a table reads what lies beside it in memory, and that may be records;
-* so is every float that becomes an integer: what a NaN or 1e300 turns into is undefined in C, and
-  raises in Python;
+* every index that depends on the record is put into range, and a record for which that changed anything has
+  log-density :math:`-\infty` and gradient zero;
+* so is every other index that is not a constant within range, in the prior too: one that latent values or a
+  public array lead out of a table reads what lies beside it in memory, and that may be records;
+* so is every float that becomes an integer: what a NaN or 1e300 turns into is undefined in C, and raises in
+  Python;
 * so is every argument of an operation that iterates, beyond which it would run on for seconds (`_RANGES`);
-* every other operation that sees the record must be known to be harmless for all values (`_TOTAL`);
-  anything else, such as a `Scan`, a shape that depends on values, or a matrix inverse, is refused.
+* every other operation that sees the record must be known to be harmless for all values (`_TOTAL`); anything
+  else, such as a `Scan`, a shape that depends on values, or a matrix inverse, is refused.
 """
 
 from __future__ import annotations
@@ -37,48 +36,21 @@ from pytensor.tensor.type_other import NoneTypeT
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.rebuild import array_value, is_array, walk
-from pymc_dpvi.graph.structural import is_structural
+from pymc_dpvi.graph.shape_constants import is_structural
+from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
 __all__ = ["guard_records"]
 
 #: Operations that neither raise nor mix entries that a batch axis separates, whatever their input holds.
-_TOTAL = {
-    "All",
-    "AllocDiag",
-    "Any",
-    "Argmax",
-    "CAReduce",
-    "CumOp",
-    "DimShuffle",
-    "Dot",
-    "Elemwise",
-    "ExtractDiag",
-    "KroneckerProduct",
-    "LogAddExp",
-    "LogSoftmax",
-    "LogSumExp",
-    "MakeVector",
-    "Max",
-    "Mean",
-    "Min",
-    "Prod",
-    "ScalarFromTensor",
-    "Softmax",
-    "SoftmaxGrad",
-    "Sum",
-    "TensorFromScalar",
-    "XLog1PY",
-    "XLogY",
-}
+_TOTAL = set(
+    """
+    All AllocDiag Any Argmax CAReduce CumOp DimShuffle Dot Elemwise ExtractDiag KroneckerProduct LogAddExp
+    LogSoftmax LogSumExp MakeVector Max Mean Min Prod ScalarFromTensor Softmax SoftmaxGrad Sum
+    TensorFromScalar XLog1PY XLogY
+    """.split()
+)
 #: The same, of matrices, and as core operations of `Blockwise`. Their errors are NaN.
-_TOTAL_MATRIX = {
-    "BlockDiagonal",
-    "Cholesky",
-    "Dot",
-    "ExtractDiag",
-    "SolveTriangular",
-}
+_TOTAL_MATRIX = {"BlockDiagonal", "Cholesky", "Dot", "ExtractDiag", "SolveTriangular"}
 #: Operations in which only the first input may depend on a record: the others are shapes and axes.
 _SHAPED = {"Alloc", "ArgSortOp", "BroadcastTo", "Reshape", "SortOp", "SpecifyShape", "Split", "Unbroadcast"}
 #: Low and high end of the range of each argument within which an operation that iterates, or its gradient,
@@ -94,14 +66,8 @@ _RANGES = {
     "GammaIncC": ((0.0, 1e15, 1), (0.0, 1e15, 1)),
     "Hyp2F1": ((-1e3, 1e3, 1), (-1e3, 1e3, 1), (1e-3, 1e4, 1), (-0.999, 0.999, 0)),
 }
-_INDEXING = {
-    "AdvancedIncSubtensor",
-    "AdvancedIncSubtensor1",
-    "AdvancedSubtensor",
-    "AdvancedSubtensor1",
-    "IncSubtensor",
-    "Subtensor",
-}
+_READING = {"AdvancedSubtensor", "AdvancedSubtensor1", "Subtensor"}
+_INDEXING = {*_READING, "AdvancedIncSubtensor", "AdvancedIncSubtensor1", "IncSubtensor"}
 
 
 _ELEMENTWISE = (
@@ -109,9 +75,8 @@ _ELEMENTWISE = (
     "record by record."
 )
 _BINS = (
-    "To put a record into a bin, compare it with fixed edges: (x[:, None] > edges).sum(axis=1) is the "
-    "number of "
-    "its bin, if x is the record's value. Or bin before the model, by edges that everybody may know."
+    "To put a record into a bin, compare it with fixed edges: (x[:, None] > edges).sum(axis=1) is the number "
+    "of its bin, if x is the record's value. Or bin before the model, by edges that everybody may know."
 )
 #: What to type in place of some operations.
 _INSTEAD = {
@@ -131,32 +96,9 @@ def guard_records(
 ) -> tuple[list[TensorVariable], list[TensorVariable]]:
     """Return the terms of one record, safe for every value that the record may hold.
 
-    Parameters
-    ----------
-    terms : sequence of TensorVariable
-        Log-densities as functions of `rows` and `latent`.
-    rows : sequence of Variable
-        The record's placeholders; none for the prior.
-    latent : iterable of Variable
-        The model's unconstrained values.
-    public : iterable of Variable
-        Arrays that the user declared public.
-    name : callable
-        Names a variable in an error.
-
-    Returns
-    -------
-    terms : list of TensorVariable
-    fixed : list of TensorVariable
-        Whether indices are within range on which neither records nor latent values decide, one bool for each.
-
-    Raises
-    ------
-    NotSeparableError
-        If an operation that sees the record is not known to be harmless.
-    UnsupportedModelError
-        If a record looks up a constant table that was not declared public, or an array is indexed where
-        the index cannot be put into range.
+    `terms` are log-densities as functions of `rows`, the record's placeholders (none for the prior), and
+    `latent`, the unconstrained values. `name` names a variable in an error. The second result says whether
+    indices are within range on which neither records nor latent values decide, one bool for each.
     """
     seen = set(rows)
     free = set(latent)
@@ -237,8 +179,8 @@ def _in_range(index: Variable, table: Variable, axis: int) -> tuple[Variable, Va
 def _length(table: Variable, axis: int) -> Variable:
     """Return the length of an axis, a constant if the type knows it.
 
-    If it is that of a public array (``X - pm.Data("center", ...)``), it is asked of the array: of the
-    difference, it would be computed for each record, and no index may differ between records.
+    That of a public array (``X - pm.Data("center", ...)``) is asked of the array: of the difference, it would
+    be computed for each record, and no index may differ between records.
     """
     known = table.type.shape[axis]
     if known is not None:

@@ -1,12 +1,12 @@
-"""Models from which `pymc_extras.marginalize` took a discrete variable.
+"""Models from which `pymc_extras.marginalize` took a discrete variable, and advice to take others out.
 
 Such a model has, in place of an observed variable, one operation with a graph of its own inside, in which the
 discrete variable and all that depends on it stand as they were written. The log-density sums over the values
 of the discrete variable. For one record it is remade with the same operation around the graph of one row.
 
-No record can leak through a mistake made here: every record array is replaced by a placeholder of one row
-before the log-density is derived, and `unprotected` and `guards` look at the log-density that comes of it.
-A wrong one is refused by `separability`, against the model's own.
+A mistake here leaks no record: every record array is replaced by a placeholder of one row before the
+log-density is derived, and `private_constants` and `guards` look at what comes of it. `separability` refuses
+a wrong one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pymc as pm
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 
-__all__ = ["is_marginal", "marginalised_name", "per_record", "remake_marginal"]
+__all__ = ["how_to_marginalise", "is_marginal", "marginalised_name", "per_record", "remake_marginal"]
 
 #: What `pymc_extras` keeps of a marginalised variable beside its graph, in the versions for PyMC 5 and 6.
 _KEPT = ("dims_connections", "dims", "marginalized_name", "marginalized_dims", "n_dependent_rvs")
@@ -59,23 +61,10 @@ def remake_marginal(
     replaced: Mapping[Variable, Variable],
     remake: Callable[[Sequence[Variable], Mapping[Variable, Variable]], list[Variable]],
 ) -> list[Variable]:
-    """Remake the operation around its inner graph for other inputs.
+    """Remake the operation of `node` around its inner graph for other inputs; one variable per output.
 
-    Parameters
-    ----------
-    node : Apply
-        A node of such an operation.
-    inputs : sequence of Variable
-        Its inputs, remade.
-    replaced : mapping of Variable to Variable
-        What has been replaced outside: constants in it may be captured inside.
-    remake : callable
-        Remakes the outputs of the inner graph, given what to replace in it.
-
-    Returns
-    -------
-    list of Variable
-        One for each output of `node`.
+    `replaced` is what has been replaced outside: constants in it may be captured inside. `remake` makes the
+    outputs of the inner graph anew, given what to replace in it.
     """
     op: Any = node.op
     # Constants go inside: the length of the summed-out variable may be one of them, and has to follow the
@@ -101,3 +90,39 @@ def remake_marginal(
     kept = {name: getattr(op, name) for name in _KEPT if hasattr(op, name)}
     new = type(op)(inputs=[k for k, _ in given], outputs=outputs, **kept)
     return list(new.make_node(*(i for _, i in given)).outputs)
+
+
+#: Distributions whose mixture over a parameter's prior has a closed form: the prior, the outcome, what to
+#: write.
+_CONJUGATE = {
+    ("Beta", "Binomial"): "pm.BetaBinomial",
+    ("Beta", "Bernoulli"): "pm.BetaBinomial with n=1",
+    ("Gamma", "Poisson"): "pm.NegativeBinomial",
+    ("Dirichlet", "Multinomial"): "pm.DirichletMultinomial",
+    ("Normal", "Normal"): "pm.Normal with the sum of both variances",
+}
+
+
+def how_to_marginalise(model: pm.Model, latent: Variable) -> str:
+    """Say how a latent value per record is taken out of the likelihood."""
+    for rv in model.observed_RVs:
+        op = rv.owner.op
+        closed = _CONJUGATE.get((_kind(latent), _kind(rv)))
+        if closed is not None and isinstance(op, RandomVariable) and latent in op.dist_params(rv.owner):
+            return (
+                f"Marginalise it out of the likelihood, by a distribution that has it integrated out: give "
+                f"'{rv.name}' {closed}, with the hyperparameters of '{latent.name}', in place of "
+                f"pm.{_kind(rv)}."
+            )
+    return (
+        "Marginalise it out of the likelihood, by a distribution that has it integrated out: "
+        "pm.BetaBinomial, "
+        "pm.NegativeBinomial, pm.StudentT, pm.MvNormal with its variance in the covariance, pm.Mixture."
+    )
+
+
+def _kind(rv: Variable) -> str:
+    """Name the distribution of a random variable as PyMC does."""
+    op = rv.owner.op  # type: ignore[union-attr]
+    name = getattr(op, "_print_name", ("",))[0]
+    return name if isinstance(name, str) and name else type(op).__name__.removesuffix("RV")

@@ -20,10 +20,12 @@ from pytensor.tensor.type import TensorType
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
-from pymc_dpvi.graph.model_checks import array_name, depends_on, hint_of_orientation, how_to_marginalise
-from pymc_dpvi.graph.rebuild import array_shape, is_array, resize_records, walk
+from pymc_dpvi.graph.marginalised import how_to_marginalise
+from pymc_dpvi.graph.model_checks import array_name, hint_of_orientation
+from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.records import RecordModel, build_record_model
 from pymc_dpvi.graph.separability import check_separable
+from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
 from pymc_dpvi.redaction import shielded
 
 __all__ = ["explained", "take_apart"]
@@ -31,32 +33,17 @@ __all__ = ["explained", "take_apart"]
 T = TypeVar("T")
 
 _UNKNOWN = (
-    "The model could not be taken apart by records: {} was raised on the way. Often lengths or shapes do "
-    "not fit: a predictor that is one shorter than the outcome, or an outcome of "
-    "shape (N, 1), as df[['y']] has, beside a mean of shape (N,). The text of the error may quote data and "
-    "is left out; to read it, build the model on made-up data and call "
-    "pymc_dpvi.graph.mismatch.take_apart(model)."
+    "The model could not be taken apart by records: {} was raised on the way. Often lengths or shapes do not "
+    "fit: a predictor that is one shorter than the outcome, or an outcome of shape (N, 1), as df[['y']] has, "
+    "beside a mean of shape (N,). The text of the error may quote data and is left out; to read it, build "
+    "the model on made-up data and call pymc_dpvi.graph.mismatch.take_apart(model)."
 )
 
 
 def explained(action: Callable[[], T], model: pm.Model) -> T:
     """Run a part of the analysis of `model`; say in words why, if it raises what is not ours.
 
-    Parameters
-    ----------
-    action : callable
-        Without arguments.
-    model : pymc.Model
-
-    Returns
-    -------
-    object
-        What `action` returns.
-
-    Raises
-    ------
-    UnsupportedModelError
-        In place of an exception of another package, without its text.
+    The exception of another package is replaced, without its text, by an `UnsupportedModelError`.
     """
     failure: UnsupportedModelError | None = None
     try:
@@ -73,20 +60,8 @@ class _Failed(UnsupportedModelError):
 def take_apart(model: pm.Model, **kwargs: Any) -> RecordModel:
     """Run the analysis of a model with nothing hidden: for models on made-up data.
 
-    Parameters
-    ----------
-    model : pymc.Model
-        Built on made-up data: the exceptions that it raises quote them.
-    **kwargs
-        ``record_dim`` and ``public_data``, as for `DPADVI`.
-
-    Returns
-    -------
-    RecordModel
-
-    Notes
-    -----
-    Privacy: nothing is spent. On real data, what is raised must not leave the process.
+    The exceptions that it raises quote the data, so on real data they must not leave the process. `kwargs`
+    are ``record_dim`` and ``public_data``, as for `DPADVI`.
     """
     record = build_record_model(model, **kwargs)
     point: Mapping[str, np.ndarray] = model.initial_point()

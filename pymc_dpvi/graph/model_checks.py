@@ -7,47 +7,33 @@ instead. None of them looks at a data value: they read types, shapes, dims and t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-import numpy as np
 import pymc as pm
 from pymc.distributions.continuous import InterpolatedRV
-from pymc.distributions.dist_math import SplineWrapper
 from pymc.distributions.simulator import SimulatorRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.tensor.random.op import RandomVariable
+from pytensor.graph.basic import Variable
+from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.type import discrete_dtypes
-from scipy.interpolate import InterpolatedUnivariateSpline
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.marginalised import is_marginal, marginalised_name, per_record
-from pymc_dpvi.graph.rebuild import array_shape, is_array, walk
+from pymc_dpvi.graph.marginalised import how_to_marginalise, is_marginal, marginalised_name, per_record
+from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
 
 __all__ = [
     "array_name",
     "check_against_records",
     "check_before_records",
     "check_orientation",
-    "depends_on",
+    "draws",
     "global_dims",
+    "hint_of_loops",
     "hint_of_orientation",
-    "how_to_marginalise",
-    "is_written_spline",
+    "record_potentials",
+    "refuse_draws",
+    "refuse_shape_alone",
 ]
-
-
-def depends_on(
-    outputs: Iterable[Variable],
-    held: Iterable[Variable],
-    stop: Iterable[Variable] = (),
-    *,
-    into_size: bool = False,
-) -> bool:
-    """Whether the values of `outputs` can depend on the values of `held` (shapes do not count)."""
-    wanted = set(held)
-    found = walk(outputs, stop=stop, into_size=into_size, columns_of=None)
-    return any(v in wanted for v in found)
 
 
 def global_dims(model: pm.Model) -> set[str]:
@@ -55,13 +41,25 @@ def global_dims(model: pm.Model) -> set[str]:
     return {dim for rv in model.free_RVs for dim in model.named_vars_to_dims.get(rv.name) or () if dim}
 
 
+def record_potentials(model: pm.Model, arrays: Sequence[Variable]) -> list[TensorVariable]:
+    """Return the Potentials that depend on records: they are likelihood terms."""
+    held = [*arrays, *model.observed_RVs]
+    return [p for p in model.potentials if depends_on([p], held, stop=model.free_RVs)]
+
+
+def _axes_over_records(model: pm.Model, var: Variable, num_records: int) -> list[int]:
+    """Return axes of an array, but the first, that are as long as the records and have no global dim."""
+    names = model.named_vars_to_dims.get(var.name) if var.name else None
+    own = global_dims(model)
+    lengths = enumerate(array_shape(var)[1:], start=1)
+    return [k for k, n in lengths if n == num_records and not (names and names[k] in own)]
+
+
 def check_before_records(model: pm.Model) -> None:
     """Refuse what can be seen before the record axis is known.
 
-    Raises
-    ------
-    UnsupportedModelError
-        Missing values, discrete or no free variables, Minibatch, total_size, sparse or xtensor data.
+    Missing values, discrete or no free variables, Minibatch, total_size, sparse or xtensor data,
+    distributions whose density is no formula.
     """
     if not model.free_RVs:
         raise UnsupportedModelError(
@@ -152,28 +150,21 @@ def check_against_records(
 ) -> None:
     """Refuse what can be seen once the record arrays are known.
 
-    Raises
-    ------
-    UnsupportedModelError
-        Record-local latents, priors or initial values that look at records, scalar Potentials on them.
-    NotSeparableError
-        Observations that are one draw from a joint distribution over all records.
+    Latent values per record, priors or initial values that look at records, Potentials that are one number
+    for all of them, and observations that are one draw from a joint distribution over all records.
     """
     held = [*arrays, *model.observed_RVs]
-    globals_ = global_dims(model)
     shapes = model.eval_rv_shapes()
     local = [rv for rv in model.free_RVs if _runs_over_records(model, rv, shapes[rv.name], num_records, dims)]
     for var in arrays:
-        names = model.named_vars_to_dims.get(var.name) if var.name else None
-        for axis, length in enumerate(array_shape(var)[1:], start=1):
-            if length == num_records and not (names and names[axis] in globals_):
-                raise UnsupportedModelError(
-                    f"{array_name(model, var)} has a second axis as long as the number of records (axis "
-                    f"{axis}), so one row of it may hold other people's data. If that axis holds records, "
-                    "keep only what belongs to a row's own record. If the length is the same by chance, "
-                    "put the array into pm.Data(name, ..., dims=...) and give that axis and its "
-                    "coefficients a dim of their own." + _also_local(local)
-                )
+        if axes := _axes_over_records(model, var, num_records):
+            raise UnsupportedModelError(
+                f"{array_name(model, var)} has a second axis as long as the number of records (axis "
+                f"{axes[0]}), so one row of it may hold other people's data. If that axis holds records, "
+                "keep only what belongs to a row's own record. If the length is the same by chance, "
+                "put the array into pm.Data(name, ..., dims=...) and give that axis and its "
+                "coefficients a dim of their own." + _also_local(local)
+            )
     for rv in model.free_RVs:
         if rv not in local and depends_on([rv], held, into_size=True):
             size = not depends_on([rv], held)
@@ -214,43 +205,49 @@ def check_against_records(
                 f"The observed variable '{rv.name}' is one draw from {kind}, whose entries depend on each "
                 f"other: one record enters other records' terms. {_joint_advice(kind)}"
             )
-    for pot in model.potentials:
-        if depends_on([pot], held, stop=model.free_RVs):
-            if pot.type.ndim == 0 or pot.type.shape[0] not in (None, num_records):
-                raise UnsupportedModelError(
-                    f"The Potential '{pot.name}' depends on the records but has no entry for each, so "
-                    "one record's share of it is unknown. Leave out the sum: a Potential with one entry per "
-                    "record is a likelihood term. For censored rows, use pm.Censored on all rows."
-                )
-
-
-#: Distributions whose mixture over a parameter's prior has a closed form: the prior, the outcome, what to
-#: write.
-_CONJUGATE = {
-    ("Beta", "Binomial"): "pm.BetaBinomial",
-    ("Beta", "Bernoulli"): "pm.BetaBinomial with n=1",
-    ("Gamma", "Poisson"): "pm.NegativeBinomial",
-    ("Dirichlet", "Multinomial"): "pm.DirichletMultinomial",
-    ("Normal", "Normal"): "pm.Normal with the sum of both variances",
-}
-
-
-def how_to_marginalise(model: pm.Model, latent: Variable) -> str:
-    """Say how a latent value per record is taken out of the likelihood."""
-    for rv in model.observed_RVs:
-        op = rv.owner.op
-        closed = _CONJUGATE.get((_kind(latent), _kind(rv)))
-        if closed is not None and isinstance(op, RandomVariable) and latent in op.dist_params(rv.owner):
-            return (
-                f"Marginalise it out of the likelihood, by a distribution that has it integrated out: give "
-                f"'{rv.name}' {closed}, with the hyperparameters of '{latent.name}', in place of "
-                f"pm.{_kind(rv)}."
+    for pot in record_potentials(model, arrays):
+        if pot.type.ndim == 0 or pot.type.shape[0] not in (None, num_records):
+            raise UnsupportedModelError(
+                f"The Potential '{pot.name}' depends on the records but has no entry for each, so "
+                "one record's share of it is unknown. Leave out the sum: a Potential with one entry per "
+                "record is a likelihood term. For censored rows, use pm.Censored on all rows."
             )
-    return (
-        "Marginalise it out of the likelihood, by a distribution that has it integrated out: "
-        "pm.BetaBinomial, "
-        "pm.NegativeBinomial, pm.StudentT, pm.MvNormal with its variance in the covariance, pm.Mixture."
+
+
+def draws(term: Variable) -> bool:
+    """Whether a log-density draws random numbers, or has a copy of a variable in place of its value."""
+    return any(v.owner is not None and isinstance(v.owner.op, RNGConsumerOp) for v in walk([term]))
+
+
+def refuse_draws(name: str) -> None:
+    """Raise for a log-density that :func:`draws`."""
+    raise UnsupportedModelError(
+        f"The log-density of '{name}' has a random variable in it that is none of the model's, so it would "
+        "be another one at each call. pm.logp makes a copy of the model's variables where it derives a "
+        "density, such as that of pt.exp(pm.Normal.dist(...)): write an outcome with observed=, as in "
+        "pm.LogNormal or pm.CustomDist(..., dist=...), and other densities out."
     )
+
+
+def refuse_shape_alone(
+    model: pm.Model, arrays: Sequence[Variable], rows: Sequence[Variable], graphs: Sequence[Variable]
+) -> None:
+    """Raise if an array of a static length has fallen out of the likelihood, which read its shape alone.
+
+    It is then a record array for no other reason than its length. (That of ``pm.Data`` is no constant: for
+    any other number of records it stays, and is refused as what is not indexed by them.)
+    """
+    initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, Variable)]
+    # What is behind a prior or an initial value is refused for that.
+    read = {*walk(graphs, into_size=True), *walk([*model.free_RVs, *initial])}
+    for array, row in zip(arrays, rows, strict=True):
+        static = array.type.shape[0] is not None  # type: ignore[attr-defined]
+        if static and row not in read and array not in read:
+            raise NotSeparableError(
+                f"{array_name(model, array)} gives the likelihood its shape alone, and no entry: it is as "
+                "long as the records, and it cannot be seen whether it holds them. Write that length as a "
+                "number, or take it from an array of records whose entries are read."
+            )
 
 
 def hint_of_orientation(model: pm.Model) -> str:
@@ -266,40 +263,37 @@ def hint_of_orientation(model: pm.Model) -> str:
     return ""
 
 
+def hint_of_loops(outputs: Sequence[Variable], names: Iterable[str]) -> str:
+    """Return a sentence for an error if `outputs` depend on a loop, the terms of `names`."""
+    for var in walk(outputs):
+        op = var.owner.op if var.owner is not None else None
+        if "Scan" in (type(op).__name__, type(getattr(op, "core_op", None)).__name__):
+            return (
+                f" The likelihood of {', '.join(map(repr, names))} holds a loop (a Scan, as of a "
+                "differential equation), whose steps cannot be told apart by records: write its result in "
+                "closed form, with each record's own time, or as a fixed number of steps written out."
+            )
+    return ""
+
+
 def check_orientation(
     model: pm.Model, num_records: int, arrays: Sequence[Variable], public: Iterable[Variable]
 ) -> None:
-    """Refuse arrays whose records are in the columns, before the likelihood is remade without effect.
-
-    Raises
-    ------
-    UnsupportedModelError
-    """
+    """Refuse arrays whose records are in the columns, before the likelihood is remade without effect."""
     known = {*arrays, *public}
-    globals_ = global_dims(model)
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs), *model.potentials]
     for var in walk(roots, stop=model.free_RVs, columns_of=None):
         if not is_array(var) or var in known:
             continue
-        names = model.named_vars_to_dims.get(var.name) if var.name else None
-        for axis, length in enumerate(array_shape(var)[1:], start=1):
-            if length == num_records and not (names and names[axis] in globals_):
-                raise UnsupportedModelError(
-                    f"{array_name(model, var)} is as long as the observations along axis {axis}, and not "
-                    "along "
-                    "its first axis. Records run along the first axis of every array: if its columns are "
-                    "records, transpose it before the model, in NumPy (X.T in pm.Data or beside the "
-                    "formula, as X.T @ beta for beta @ X). If the length is the same by chance, put the "
-                    "array into pm.Data(name, ..., dims=...) and give that axis the dim of a free variable, "
-                    "or name it in public_data=[...] if everybody may know it."
-                )
-
-
-def _kind(rv: Variable) -> str:
-    """Name the distribution of a random variable as PyMC does."""
-    op = rv.owner.op  # type: ignore[union-attr]
-    name = getattr(op, "_print_name", ("",))[0]
-    return name if isinstance(name, str) and name else type(op).__name__.removesuffix("RV")
+        if axes := _axes_over_records(model, var, num_records):
+            raise UnsupportedModelError(
+                f"{array_name(model, var)} is as long as the observations along axis {axes[0]}, and not "
+                "along its first axis. Records run along the first axis of every array: if its columns are "
+                "records, transpose it before the model, in NumPy (X.T in pm.Data or beside the formula, as "
+                "X.T @ beta for beta @ X). If the length is the same by chance, put the array into "
+                "pm.Data(name, ..., dims=...) and give that axis the dim of a free variable, or name it in "
+                "public_data=[...] if everybody may know it."
+            )
 
 
 def _joint_advice(kind: str) -> str:
@@ -323,29 +317,6 @@ def _joint_advice(kind: str) -> str:
         "Use a likelihood with independent records given the parameters; for several time series, one "
         "record a series, with observed of shape (number of series, steps)."
     )
-
-
-def is_written_spline(model: pm.Model, op: Any) -> bool:
-    """Whether an operation of a prior is the spline of one of the model's ``pm.Interpolated``, and no other.
-
-    Proof that it holds no number of a record: PyMC fits the spline of ``pm.Interpolated`` to `x_points` and
-    `pdf_points`, which are constants behind the prior. As all such constants they are numbers that the user
-    wrote: the report lists them, and none of them may be as long as the records (`unprotected`). The spline
-    is fitted to them once more here, and it counts only if knots, coefficients, degree and what it does
-    beyond its ends are the same; these four are all that it computes with. Its derivative, which the gradient
-    uses, is made of them.
-    """
-    if type(op) is not SplineWrapper or type(op.spline) is not InterpolatedUnivariateSpline:
-        return False
-    for rv in model.free_RVs:
-        points = rv.owner.op.dist_params(rv.owner)[:2] if type(rv.owner.op) is InterpolatedRV else ()
-        if not points or not all(isinstance(p, Constant) for p in points):
-            continue
-        again = InterpolatedUnivariateSpline(*(p.data for p in points), k=1, ext="zeros")
-        same = zip(op.spline._eval_args, again._eval_args, strict=True)
-        if op.spline.ext == again.ext and all(np.array_equal(a, b) for a, b in same):
-            return True
-    return False
 
 
 def array_name(model: pm.Model, var: Variable) -> str:

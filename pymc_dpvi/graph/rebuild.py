@@ -1,26 +1,26 @@
 """Remake a PyTensor graph for another number of records.
 
-``pytensor.graph.replace`` swaps variables but keeps the nodes, with all that was decided when the
-model was built on N records: static shapes, ``SpecifyShape``, ``Alloc(x, N)``, the ``size`` of a
-random variable. :func:`resize_records` makes every node anew, in topological order, so that the shapes
-follow from the replaced arrays:
+``pytensor.graph.replace`` swaps variables but keeps the nodes, with all that was decided when the model was
+built on N records: static shapes, ``SpecifyShape``, ``Alloc(x, N)``, the ``size`` of a random variable.
+:func:`resize_records` makes every node anew, in topological order, so that the shapes follow from the
+replaced arrays:
 
 * a random variable is resized with PyMC's own ``change_dist_size``;
 * an ``OpFromGraph`` is inlined;
-* a parameter check becomes ``switch(ok, x, -inf)`` and an assertion is dropped. Vectorised, either
-  would ask whether *all* records of a batch are valid, and one record could then silence the others;
-* a constant N that stands for the leading length in ``Alloc``, ``Reshape`` or ``SpecifyShape`` becomes
-  the new number of rows;
+* a parameter check becomes ``switch(ok, x, -inf)`` and an assertion is dropped. Vectorised, either would ask
+  whether *all* records of a batch are valid, and one record could then silence the others;
+* a constant N that stands for the leading length in ``Alloc``, ``Reshape`` or ``SpecifyShape`` becomes the
+  new number of rows;
 * every other node is ``op.make_node`` on the new inputs.
 
-Whatever this gets wrong cannot leak a record, because all record arrays are replaced (the caller
-asserts it on the result); it can only give a wrong log-density, which `separability` then refuses.
+A mistake here leaks no record, because all record arrays are replaced (`private_constants` looks at the
+result); it can only give a wrong log-density, which `separability` then refuses.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,140 +29,22 @@ from pymc.distributions.shape_utils import change_dist_size
 from pymc.logprob.abstract import MeasurableOp
 from pymc.logprob.utils import CheckParameterValue
 from pytensor.compile.builders import OpFromGraph
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.traversal import io_toposort
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, MakeVector, ScalarFromTensor
 from pytensor.tensor.math import All
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import TensorType
-from pytensor.tensor.type_other import NoneTypeT
+from pytensor.tensor.type_other import NoneTypeT, SliceType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError
-from pymc_dpvi.graph.leading_indices import with_leading_indices
 from pymc_dpvi.graph.marginalised import is_marginal, remake_marginal
+from pymc_dpvi.graph.traversal import walk
 
-__all__ = [
-    "array_shape",
-    "array_value",
-    "fold_shapes",
-    "hint_of_loops",
-    "inner_constants",
-    "is_array",
-    "is_static_shape",
-    "resize_records",
-    "substituted",
-    "walk",
-]
-
-
-def walk(
-    outputs: Iterable[Variable],
-    stop: Iterable[Variable] = (),
-    *,
-    into_size: bool = False,
-    columns_of: Collection[Variable] | None = (),
-) -> list[Variable]:
-    """List the ancestors of `outputs`, inputs before outputs, not looking behind `stop`.
-
-    Parameters
-    ----------
-    outputs : iterable of Variable
-        Where the walk starts; they are part of the result.
-    stop : iterable of Variable
-        Variables whose owners are not visited (they are part of the result themselves).
-    into_size : bool
-        Whether to follow the ``size`` and generator inputs of random variables too.
-    columns_of : collection of Variable, optional
-        Record arrays: their number of columns is part of the schema, so what is asked for that alone is not
-        followed. None stands for any array.
-
-    Returns
-    -------
-    list of Variable
-        In topological order, each once; with the arrays that are captured in inner graphs.
-    """
-    stopped = set(stop)
-    order: list[Variable] = []
-    done: set[Variable] = set()
-    stack: list[tuple[Variable, bool]] = [(v, False) for v in reversed(list(outputs))]
-    while stack:
-        var, expanded = stack.pop()
-        if var in done:
-            continue
-        if expanded or var.owner is None or var in stopped:
-            done.add(var)
-            order.append(var)
-            continue
-        stack.append((var, True))
-        inputs = var.owner.inputs
-        if columns_of != () and _reads_columns(var, columns_of):
-            inputs = []
-        elif isinstance(var.owner.op, RandomVariable) and not into_size:
-            inputs = var.owner.op.dist_params(var.owner)
-        stack.extend((i, False) for i in reversed([*inner_constants(var.owner.op), *inputs]) if i not in done)
-    return order
-
-
-def inner_constants(op: Any) -> list[Variable]:
-    """Return the constants that are captured in the inner graph of an op, such as that of a `Scan`."""
-    found: list[Variable] = []
-    for inner in (op, getattr(op, "core_op", None)):
-        graph = getattr(inner, "fgraph", None)
-        for node in getattr(graph, "apply_nodes", ()):
-            random = isinstance(node.op, RandomVariable)  # of which the lengths are left out, as in `walk`
-            inputs = node.op.dist_params(node) if random else node.inputs
-            found += [i for i in inputs if isinstance(i, Constant)]
-            found += inner_constants(node.op)
-    return found
-
-
-def _reads_columns(var: Variable, arrays: Collection[Variable] | None) -> bool:
-    """Whether `var` is the length of a trailing axis of one of these arrays as it was given: ``X.shape[1]``.
-
-    Such lengths are part of the schema. The leading one is the number of records, and so may be any length of
-    an array that is not indexed by records (of ``X.T``); and the shape of something computed,
-    ``pt.nonzero(x)[0].shape``, may depend on any value.
-    """
-    node = var.owner
-    if node is None:
-        return False
-    if isinstance(node.op, Shape_i):
-        base, axis = node.inputs[0], node.op.i
-    elif isinstance(node.op, Subtensor) and len(node.inputs) in (1, 2):
-        shape = node.inputs[0].owner
-        entries = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
-        if shape is None or not isinstance(shape.op, Shape) or len(entries) != 1:
-            return False
-        base, axis = shape.inputs[0], getattr(entries[0], "data", entries[0])
-        if not isinstance(axis, int | np.integer | np.ndarray):
-            return False
-    else:
-        return False
-    known = arrays is None or base in arrays or not is_array(base)
-    trailing = int(axis) > 0 or -base.type.ndim < int(axis) < 0
-    return known and base.owner is None and trailing
-
-
-def is_array(var: Variable) -> bool:
-    """Whether `var` is a constant or shared array of numbers."""
-    return isinstance(var, Constant | SharedVariable) and isinstance(var.type, TensorType)
-
-
-def array_value(var: Variable) -> np.ndarray:
-    """Return the numbers of a constant or shared array, without a copy where that is possible."""
-    value = var.get_value(borrow=True) if isinstance(var, SharedVariable) else var.data  # type: ignore[attr-defined]
-    return np.asarray(value)
-
-
-def array_shape(var: Variable) -> tuple[int, ...]:
-    """Return the shape of a constant or shared array, dense or sparse."""
-    value = var.get_value(borrow=True) if isinstance(var, SharedVariable) else var.data  # type: ignore[attr-defined]
-    return tuple(value.shape)
+__all__ = ["fold_shapes", "is_static_shape", "resize_records", "with_leading_indices"]
 
 
 def resize_records(
@@ -176,37 +58,12 @@ def resize_records(
     inline: bool = True,
     describe: Callable[[Variable], str] = str,
 ) -> tuple[list[Variable], dict[Variable, Variable]]:
-    """Remake `outputs` with `rows` records in place of `num_records`.
+    """Remake `outputs` with `rows` records in place of `num_records`; return the memo of what changed, too.
 
-    Parameters
-    ----------
-    outputs : sequence of Variable
-        What to remake.
-    replacements : mapping of Variable to Variable
-        Every record array and its stand-in with `rows` rows; and variables to swap as they are.
-    num_records : int
-        N, the leading length in the original graph.
-    rows : int
-        The leading length in the new graph.
-    resize : iterable of Variable
-        Random variables (the observed ones) whose leading batch axis is known to be the record axis.
-    everything : bool
-        Remake every node, also those that no replacement reaches.
-    inline : bool
-        Whether to inline an ``OpFromGraph``.
-    describe : callable
-        Names a variable in an error.
-
-    Returns
-    -------
-    new_outputs : list of Variable
-    memo : dict of Variable to Variable
-        Original variable to new variable, for every variable that changed.
-
-    Raises
-    ------
-    NotSeparableError
-        If a node cannot be made for another number of records; the message names it.
+    `replacements` has every record array and its stand-in with `rows` rows, and variables to swap as they
+    are; `resize` the random variables (the observed ones) whose leading batch axis is known to be the record
+    axis. `everything`: also what no replacement reaches. `inline`: an ``OpFromGraph``. `describe` names a
+    variable in an error.
     """
     memo: dict[Variable, Variable] = dict(replacements)
     observed = set(resize)
@@ -256,34 +113,6 @@ def resize_records(
                 fresh.name = old.name
             memo[old] = fresh
     return [memo.get(v, v) for v in outputs], memo
-
-
-def hint_of_loops(outputs: Sequence[Variable], names: Iterable[str]) -> str:
-    """Return a sentence for an error if a loop stands behind `outputs`, the terms of `names`."""
-    for var in walk(outputs):
-        op = var.owner.op if var.owner is not None else None
-        if "Scan" in (type(op).__name__, type(getattr(op, "core_op", None)).__name__):
-            return (
-                f" The likelihood of {', '.join(map(repr, names))} holds a loop (a Scan, as of a "
-                "differential equation), whose steps cannot be told apart by records: write its result in "
-                "closed form, with each record's own time, or as a fixed number of steps written out."
-            )
-    return ""
-
-
-def substituted(outputs: Sequence[Variable], swap: Mapping[Variable, Variable]) -> list[Variable]:
-    """Put other variables in place of some; what stands behind a replaced one is not looked at.
-
-    ``pytensor.graph.replace.graph_replace`` raises "not a part of graph" in PyTensor 2 where one of the
-    replaced variables is needed for another one alone.
-    """
-    memo = dict(swap)
-    for node in io_toposort(list(swap), list(outputs)):
-        inputs = [memo.get(i, i) for i in node.inputs]
-        if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-            for old, new in zip(node.outputs, node.clone_with_new_inputs(inputs).outputs, strict=True):
-                memo.setdefault(old, new)
-    return [memo.get(out, out) for out in outputs]
 
 
 def fold_shapes(outputs: Sequence[Variable]) -> list[Variable]:
@@ -388,11 +217,48 @@ def _one_table(node: Apply, inputs: Sequence[Variable]) -> Variable | None:
     return table[(0,) * batch_ndim][tuple(indices)]
 
 
+def with_leading_indices(inputs: Sequence[Variable]) -> TensorVariable | None:
+    """Write an index of PyTensor 2 without slices and new axes; None if there are none, or a mask.
+
+    PyTensor 2 cannot vectorise an advanced index beside a slice or a new axis if the index differs from
+    record to record, PyTensor 3 can. With the indices broadcast to ``B``,
+
+        x[..., i_1, ..., i_k, ...]  =  x.transpose(advanced axes, other axes)[i_1, ..., i_k],
+
+    whose axes are those of ``B`` and then the others. NumPy leaves them there if the advanced axes are not
+    next to each other, and else moves those of ``B`` to the place of the first advanced one.
+    """
+    x: Any = inputs[0]
+    indices = list(inputs[1:])
+    kinds = [type(i.type) for i in indices]
+    if not {SliceType, NoneTypeT} & {*kinds}:
+        return None
+    if any(getattr(i.type, "dtype", "") == "bool" for i in indices):
+        return None
+    x = pt.expand_dims(x, [k for k, kind in enumerate(kinds) if kind is NoneTypeT])
+    advanced = [k for k, kind in enumerate(kinds) if kind not in (SliceType, NoneTypeT)]
+    x = x[tuple(_as_slice(i) if isinstance(i.type, SliceType) else slice(None) for i in indices)]
+    others = [k for k in range(x.type.ndim) if k not in advanced]
+    out = x.transpose(*advanced, *others)[tuple(indices[k] for k in advanced)]
+    if advanced != list(range(advanced[0], advanced[-1] + 1)):
+        return out
+    looked_up = list(range(out.type.ndim - len(others)))
+    rest = list(range(len(looked_up), out.type.ndim))
+    return out.transpose(*rest[: advanced[0]], *looked_up, *rest[advanced[0] :])
+
+
+def _as_slice(var: Variable) -> slice:
+    if isinstance(var, Constant):
+        return var.data
+    assert var.owner is not None
+    return slice(*(None if isinstance(i.type, NoneTypeT) else i for i in var.owner.inputs))
+
+
 def _row_by_row(condition: Variable, value: Variable) -> TensorVariable:
     """Let PyMC's check of parameters hold for each row.
 
-    PyMC takes ``all`` over everything, so that one record with an invalid parameter would make the terms
-    of all records minus infinity. For one record the check is that record's own.
+    PyMC takes ``all`` over everything, so one record with an invalid parameter would make all terms minus
+    infinity.
     """
     if condition.owner is not None and isinstance(condition.owner.op, ScalarFromTensor):
         condition = condition.owner.inputs[0]
@@ -413,8 +279,8 @@ def _resize_random(
 ) -> Variable:
     """Remake a random variable with PyMC's `change_dist_size`.
 
-    The node that is handed to it carries the new parameters under the old op: `change_dist_size` reads
-    the parameters and builds everything else afresh, so that node is never evaluated.
+    It is handed a node with the new parameters under the old op: it reads the parameters and builds
+    everything else afresh, so that node is never evaluated.
     """
     node = var.owner
     assert node is not None

@@ -1,4 +1,4 @@
-"""Where the records are: the record axis, the arrays that run along it, and what was declared public."""
+"""Where the records are: the record axis, and the arrays that run along it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pytensor.raise_op import CheckAndRaise
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.model_checks import global_dims, hint_of_orientation
-from pymc_dpvi.graph.opaque import opaque_part
-from pymc_dpvi.graph.rebuild import array_shape, array_value, is_array, substituted, walk
+from pymc_dpvi.graph.private_constants import opaque_part
+from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.selections import function_of_lengths
-from pymc_dpvi.graph.structural import is_structural
+from pymc_dpvi.graph.shape_constants import is_structural
+from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, substituted, walk
 
-__all__ = ["describe_unit", "find_record_arrays", "find_record_axis", "public_variables"]
+__all__ = ["describe_unit", "find_record_arrays", "find_record_axis"]
 
 _SPARSE_GP = (
     " A sparse Gaussian process with its marginal likelihood is one draw for all records: write f as a basis "
@@ -81,7 +82,7 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
     if record_dim is not None:
         if not isinstance(record_dim, str) or record_dim not in model.dim_lengths:
             raise ArgumentError(
-                f"record_dim={_shown(record_dim)} is not a dim of the model; its dims are "
+                f"record_dim={shown(record_dim)} is not a dim of the model; its dims are "
                 f"{sorted(model.dim_lengths)}."
             )
         if record_dim in global_dims(model):
@@ -93,8 +94,7 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
         if strange:
             raise UnsupportedModelError(
                 f"record_dim={record_dim!r}, but an observed variable has {sorted(strange)} as its first "
-                "dim. Transpose the data so that records run along the first axis of every observed "
-                "variable."
+                "dim. Transpose the data so that records run along the first axis of every observed variable."
             )
         leading_dims.add(record_dim)
         if not lengths:
@@ -131,11 +131,8 @@ def _refuse_black_boxes(model: pm.Model) -> None:
 def _length(var: Variable, name: str, free: Sequence[Variable] = ()) -> int:
     """Return the length of the first axis, without looking at a value of the data or drawing from a prior.
 
-    Raises
-    ------
-    NotSeparableError
-        If the length depends on values, as that of ``x[keep]`` does: what comes of the model would then
-        turn on single records.
+    It is refused if it depends on values, as that of ``x[keep]`` does: what comes of the model would then
+    turn on single records.
     """
     if is_array(var):
         return array_shape(var)[0]
@@ -161,13 +158,8 @@ def find_record_arrays(
 ) -> tuple[list[Variable], frozenset[str]]:
     """Every array of leading length N behind the likelihood, and the dims of those leading axes.
 
-    The only exceptions are arrays declared public, and arrays whose leading dim is also the dim of a
-    free variable (as many groups as records, by chance).
-
-    Raises
-    ------
-    UnsupportedModelError
-        If nothing but their length says that the arrays of a Potential are records.
+    The only exceptions are arrays declared public, and arrays whose leading dim is also the dim of a free
+    variable (as many groups as records, by chance).
     """
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
     found: list[Variable] = []
@@ -236,37 +228,6 @@ def _refuse_lengths_alone(
                 "If they are, give it or its pm.Data the records' dim (dims=...). If they are not, put them "
                 "into pm.Data and declare it: public_data=[...]."
             )
-
-
-def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> set[Variable]:
-    """Return the model's arrays that were declared public.
-
-    Raises
-    ------
-    ArgumentError
-        If an item is no ``pm.Data`` of the model.
-    """
-    if isinstance(public_data, str | Variable):
-        public_data = [public_data]
-    if not isinstance(public_data, list | tuple | set | frozenset):
-        # Not any iterable: a column of strings would be taken for names, and the first one quoted.
-        raise ArgumentError(f"public_data must be a list of names; found {_shown(public_data)}.")
-    public: set[Variable] = set()
-    names = sorted(repr(d.name) for d in model.data_vars)
-    for item in public_data:
-        var = model.named_vars.get(item) if isinstance(item, str) else item
-        if not isinstance(var, Variable) or not is_array(var):
-            raise ArgumentError(
-                f"public_data must name pm.Data of the model; found {_shown(item)}. The model "
-                f"{'has ' + ', '.join(names) if names else 'has no pm.Data'}."
-            )
-        public.add(var)
-    return public
-
-
-def _shown(value: object) -> str:
-    """Show what the user typed if it is a name; else only its type, since it may be data."""
-    return repr(value) if type(value) is str else f"a {type(value).__name__}"
 
 
 def describe_unit(model: pm.Model, dims: frozenset[str]) -> str:

@@ -1,12 +1,12 @@
-"""Parts of arrays that no record may choose: by a mask, by counts, by a bound among the records.
+"""Refuse parts of arrays that a record may choose: by a mask, by counts, by a bound among the records.
 
 The length of ``x[keep]`` follows from the values of ``keep``, and so does what comes of the model after it:
 another shape, another exception, another refusal. :func:`refuse_masks` finds such operations by their types,
 before anything else is worked out, so that the refusal is the same whatever the values are. So it does with
 a free variable whose shape the values decide, as that of ``pm.Normal("b", shape=group.max() + 1)``.
 
-``x[:11]`` of twelve records is another thing: the same part, whatever they hold. But a batch is not cut
-there, and the model would be fitted as if nothing were cut. :func:`cuts_records` finds it in the graph.
+``x[:11]`` of twelve records is the same part, whatever they hold. But a batch is not cut there, and the model
+would be fitted as if nothing were cut. :func:`cuts_records` finds it in the graph.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.type import TensorType
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.rebuild import array_shape, is_array, resize_records, walk
-from pymc_dpvi.graph.single_numbers import shape_vectors
+from pymc_dpvi.graph.rebuild import resize_records
+from pymc_dpvi.graph.shape_constants import shape_vectors
+from pymc_dpvi.graph.traversal import array_shape, is_array, walk
 
 __all__ = ["cuts_records", "function_of_lengths", "has_bounds", "refuse_masks"]
 
@@ -46,19 +47,7 @@ def refuse_masks(model: pm.Model, public: Collection[Variable]) -> None:
     """Refuse parts of data whose length depends on values, by the types of the operations alone.
 
     A mask that was declared public may stand, and one that chooses among numbers of the model that are not as
-    many as the records.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    public : collection of Variable
-        What was declared public.
-
-    Raises
-    ------
-    NotSeparableError
-    UnsupportedModelError
-        If values decide on the shape of a free variable. No value is looked at.
+    many as the records. Free variables whose shape depends on values are refused, too.
     """
     _refuse_shapes(model, public)
     values = {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}
@@ -70,11 +59,10 @@ def refuse_masks(model: pm.Model, public: Collection[Variable]) -> None:
                 among = _data([table], public, model)
                 if by and (among or any(array_shape(a)[0] in lengths for a in by)):
                     raise NotSeparableError(
-                        f"The likelihood of '{term.name}' takes a part whose size depends on values "
-                        "of the data (a mask, or counts, whatever they hold), so which "
-                        "entry is whose turns on other records. Use pt.switch with a condition instead, or "
-                        "select the records before the model, each by its own values, and give it those and "
-                        "no others."
+                        f"The likelihood of '{term.name}' takes a part whose size depends on values of the "
+                        "data (a mask, or counts, whatever they hold), so which entry is whose turns on "
+                        "other records. Use pt.switch with a condition instead, or select the records before "
+                        "the model, each by its own values, and give it those and no others."
                     )
 
 
@@ -127,21 +115,7 @@ def _shapes_read(graphs: list[Any], arrays: list[Variable]) -> bool:
 
 
 def function_of_lengths(arrays: Sequence[Variable], outputs: Sequence[Variable]) -> tuple[Any, bool]:
-    """Compile what should follow from the lengths of arrays alone.
-
-    Parameters
-    ----------
-    arrays : sequence of Variable
-        Placeholders.
-    outputs : sequence of Variable
-
-    Returns
-    -------
-    function : pytensor.compile.function.types.Function
-        Of the arrays.
-    bool
-        Whether it reads their entries too.
-    """
+    """Compile what should follow from the lengths of placeholders alone; say whether it reads entries too."""
     fn = pm_compile(arrays, outputs, mode=Mode("py", "fast_run"), on_unused_input="ignore")
     graph = fn.maker.fgraph
     given = set(graph.inputs[: len(arrays)])  # generators come after
@@ -185,25 +159,12 @@ def cuts_records(
 ) -> bool:
     """Whether a graph takes records by their place, in a way that a small batch does not show.
 
-    Parameters
-    ----------
-    graphs : iterable of Variable
-        Of the model, or of the small batch.
-    record_axes : callable
-        Of a variable, its axes that run along the records.
-    at_more : callable
-        Of a variable, what stands in its place in a larger batch, if it is known; else the variable.
-    rows : tuple of int
-        How many rows the small batch and the larger one have.
-    num_records : int
-        The number of records in the model.
+    That is if a slice along the records, read or set, is all of the small batch or nothing of it, and another
+    part of the model's `num_records`; or if it has a bound that is computed, and is not the number of all
+    rows.
 
-    Returns
-    -------
-    bool
-        Whether a slice along the records, read or set, is all of the small batch or nothing of it, and
-        another part of the model's records; or has a bound that is computed, and is not the number of all
-        rows.
+    `record_axes` gives the axes of a variable that run along the records, `at_more` what stands in its place
+    in a larger batch, if it is known, else the variable; `rows` are the numbers of rows of the two batches.
     """
     for cut in _slices(walk(graphs), record_axes):
         bounds = [cut.start, cut.stop, cut.step]
@@ -220,19 +181,7 @@ def cuts_records(
 
 
 def has_bounds(found: Iterable[Variable], record_axes: Callable[[Variable], Collection[int]]) -> bool:
-    """Whether a slice along the records begins or ends at a number.
-
-    Parameters
-    ----------
-    found : iterable of Variable
-        All variables of a graph.
-    record_axes : callable
-        Of a variable, its axes that run along the records.
-
-    Returns
-    -------
-    bool
-    """
+    """Whether a slice along the records (see :func:`cuts_records`) begins or ends at a number."""
     return any(
         isinstance(_number(b), int) for cut in _slices(found, record_axes) for b in (cut.start, cut.stop)
     )

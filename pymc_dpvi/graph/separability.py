@@ -29,11 +29,13 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.graph.blocks import as_matrix
+from pymc_dpvi.graph.densities import Likelihood, rebuild_likelihood
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients, in_draws, put
-from pymc_dpvi.graph.rebuild import array_value, hint_of_loops, is_array, walk
-from pymc_dpvi.graph.records import Likelihood, RecordModel, rebuild_likelihood
+from pymc_dpvi.graph.model_checks import hint_of_loops
+from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.selections import cuts_records, has_bounds
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
+from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
 __all__ = ["check_separable"]
 
@@ -45,17 +47,8 @@ FEW, MANY, MOST, BEYOND = 5, 23, 200, 3
 def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
     """Raise unless the one-record log-density is the model's own and records are independent.
 
-    Parameters
-    ----------
-    record : RecordModel
-    latents : Latents
-    start : ndarray, shape (D,)
-        Unconstrained values around which z is drawn.
-
-    Raises
-    ------
-    NotSeparableError
-        Naming the variable whose terms differ, and the first operation that mixes records.
+    `start` are the unconstrained values, shape (D,), around which z is drawn. The message names the variable
+    whose terms differ, and the first operation that mixes records.
     """
     few = _remade(record, FEW)
     more = None if few is None else _remade(record, _rows_to_try(record, few))

@@ -23,10 +23,9 @@ from pytensor.graph.basic import Variable
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
-from pymc_dpvi.graph.model_checks import depends_on
-from pymc_dpvi.graph.rebuild import array_shape, is_array, walk
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
+from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
 
 __all__ = ["START_SIGMA", "check_finite_start", "check_starting_values", "narrow_full_rank"]
 
@@ -51,28 +50,9 @@ def check_starting_values(
 ) -> dict[str, Any]:
     """Check `start` and `start_sigma`; return them as keyword arguments of PyMC's approximation.
 
-    Parameters
-    ----------
-    record : RecordModel
-        The model.
-    start : mapping, optional
-        Initial means by name of a free variable (or of its value variable), in the variable's own space.
-    start_sigma : mapping, optional
-        Initial standard deviations, in the unconstrained space.
-    mean_field : bool
-        Whether the family has standard deviations to start from.
-
-    Returns
-    -------
-    dict
-        ``start`` if it is given, and ``start_sigma``, for all variables of a mean-field family.
-
-    Raises
-    ------
-    ArgumentError
-        A name or a value that does not fit the model.
-    UnsupportedModelError
-        A value that depends on the records.
+    Both map names of free variables (or of their value variables) to values: `start` in the variable's own
+    space, `start_sigma` standard deviations in the unconstrained space, for a mean-field family alone, and
+    then for all variables. A value must not depend on the records.
     """
     model = record.model
     by_name = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
@@ -121,29 +101,17 @@ def check_starting_values(
 def check_finite_start(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
     """Raise if a variable does not start at a finite number, or where the prior has no density.
 
-    A fit would end with non-finite parameters at its first step, after the charge.
-
-    Parameters
-    ----------
-    record : RecordModel
-    latents : Latents
-    start : ndarray, shape (D,)
-        Unconstrained means.
-
-    Raises
-    ------
-    UnsupportedModelError
-        Naming the variable. No record is looked at: the start and the prior depend on none.
+    A fit would end with non-finite parameters at its first step, after the charge. `start` are unconstrained
+    means, shape (D,). No record is looked at: the start and the prior depend on none.
     """
     names = {record.model.rvs_to_values[rv]: rv.name for rv in record.model.free_RVs}
     for var, at in zip(latents.value_vars, latents.slices, strict=True):
         if not np.isfinite(start[at]).all():
             raise UnsupportedModelError(
                 f"The variable '{names[var]}' starts at a number that is not finite in the unconstrained "
-                "space "
-                "(NaN, or outside of its support or at the end of it; an ordered variable must not start "
-                f"with equal entries). Give it a start within: pm...('{names[var]}', ..., initval=...), or "
-                f"start={{'{names[var]}': ...}}."
+                "space (NaN, or outside of its support or at the end of it; an ordered variable must not "
+                f"start with equal entries). Give it a start within: pm...('{names[var]}', ..., "
+                f"initval=...), or start={{'{names[var]}': ...}}."
             )
     z = pt.vector("z", shape=(latents.size,), dtype=pytensor.config.floatX)
     (prior,), draw = in_draws([record.prior_logp], latents)
@@ -178,7 +146,7 @@ def narrow_full_rank(parameters: Mapping[str, Any]) -> None:
 
 
 def _has_record_axis(record: RecordModel, value: Variable) -> bool:
-    """Whether an array as long as the records stands behind an expression: ``pt.as_tensor(y).mean()``."""
+    """Whether an expression depends on an array as long as the records: ``pt.as_tensor(y).mean()``."""
     behind = walk([value], into_size=True, columns_of=record.arrays)
     return any(record.num_records in array_shape(v) for v in behind if is_array(v) and v not in record.public)
 

@@ -15,9 +15,10 @@ from pymc.pytensorf import compile as pm_compile
 from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.graph.densities import Likelihood, in_values
 from pymc_dpvi.graph.gradients import Latents, put
-from pymc_dpvi.graph.rebuild import walk
-from pymc_dpvi.graph.records import Likelihood, RecordModel, in_values
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.lowering import python_as_it_stands
 
 __all__ = ["Rows", "hostile_records", "python_function", "synthetic_records"]
@@ -54,25 +55,9 @@ def synthetic_records(
 ) -> Iterator[tuple[Rows, np.ndarray]]:
     """Yield synthetic records and latent values, ever more elaborate ones, until `done`.
 
-    Parameters
-    ----------
-    record : RecordModel
-    many : Likelihood
-        The likelihood rebuilt for as many rows as are wanted at a time.
-    latents : Latents
-    z : TensorVariable, shape (1, D)
-        A placeholder.
-    start : ndarray, shape (D,)
-        Unconstrained values around which z is drawn.
-    rng : numpy.random.Generator
-    done : callable
-        Asked after each kind of records.
-
-    Yields
-    ------
-    rows : list of ndarray
-        One per record array.
-    point : ndarray, shape (1, D)
+    `many` is the likelihood rebuilt for as many rows as are wanted at a time, `z` a placeholder of shape (1,
+    D), `start` the unconstrained values, shape (D,), around which z is drawn. `done` is asked after each kind
+    of records. Yields one array per record array, and a point of shape (1, D).
     """
     kinds = [(r.type.shape, np.dtype(r.type.dtype)) for r in many.rows]
 
@@ -123,18 +108,8 @@ def _uniform(
 def hostile_records(rows: Rows, rng: np.random.Generator) -> Rows:
     """Make records that are meant to break a sum: NaN, infinities, huge and tiny numbers.
 
-    Parameters
-    ----------
-    rows : list of ndarray
-        Ordinary records to start from.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    list of ndarray
-        For each hostile value, one record that has it in one place of each array in turn, one that
-        has it all over that array, and one that has it all over every array. Integers get the limits
-        of their type, -1 and 0.
+    For each hostile value, one of the ordinary `rows` has it in one place of each array in turn, one has it
+    all over that array, and one all over every array. Integers get the limits of their type, -1 and 0.
     """
     made: list[Rows] = []
     for value in _HOSTILE:

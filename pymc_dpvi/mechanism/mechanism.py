@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pymc_dpvi import accounting
+from pymc_dpvi.accounting.relations import sensitivity_factor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.limits import LARGEST_SUM, MAX_PARAMS, MAX_RECORDS, TALLY_COLUMNS
@@ -122,7 +123,7 @@ class Mechanism:
     @property
     def sensitivity(self) -> float:
         """Largest Euclidean distance by which one record can move the unnoised sum."""
-        return self.record_norm * (2.0 if self.neighboring_relation == "replace_one" else 1.0)
+        return self.record_norm * sensitivity_factor(self.neighboring_relation)
 
     @property
     def noise(self) -> LatticeNoise:

@@ -18,9 +18,9 @@ from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
-from pymc_dpvi.graph.rebuild import walk
 from pymc_dpvi.graph.records import RecordModel
-from pymc_dpvi.graph.written_loops import is_long
+from pymc_dpvi.graph.traversal import walk
+from pymc_dpvi.graph.unrolled_loops import is_long
 from pymc_dpvi.posterior.open_attributes import SealedApproximation
 
 __all__ = ["CheckedExpressions", "depends", "variables"]

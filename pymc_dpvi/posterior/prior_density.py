@@ -7,8 +7,8 @@ not known, and NaN and infinite, where a prior cannot be drawn from (`pm.Flat`),
 what may hold data: a function of the user's (``pm.CustomDist(random=...)``), an array that nobody declared
 public.
 
-Privacy: uses no records. The prior's graph is checked to hold none (`unprotected`), and what only its draws
-would need is left out here.
+Privacy: uses no records. The prior's graph is checked to hold none (`private_constants`), and what only its
+draws would need is left out here.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pytensor.tensor.random.type import RandomType
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
+from pymc_dpvi.graph.batched_ops import stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import Latents, prior_and_slope
-from pymc_dpvi.graph.opaque import is_opaque_value, opaque_part
-from pymc_dpvi.graph.rebuild import fold_shapes, walk
+from pymc_dpvi.graph.private_constants import is_opaque_value, opaque_part
+from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.records import RecordModel
-from pymc_dpvi.graph.stacks import stacked, written_out
 from pymc_dpvi.graph.synthetic_records import python_function
-from pymc_dpvi.graph.unlooped import without_loops
+from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.lowering import fast_compile
 
 __all__ = ["FARTHEST", "Prior"]

@@ -216,21 +216,6 @@ class KeyStream:
                     raise RuntimeError("The cipher returned fewer bytes than asked for.")
         return room[:n].astype(np.uint64, copy=False)
 
-    def uniforms(self, n: int) -> NDArray[np.float64]:
-        """Draw independent uniforms strictly between 0 and 1.
-
-        Parameters
-        ----------
-        n : int
-            How many.
-
-        Returns
-        -------
-        ndarray of float64, shape (n,)
-            Values in ``[2^-65, 1 - 2^-53]``.
-        """
-        return words_to_uniforms(self.words(n))
-
     def integers(self, high: int, n: int) -> NDArray[np.int64]:
         """Draw independent integers, exactly uniform on ``0, ..., high - 1``.
 

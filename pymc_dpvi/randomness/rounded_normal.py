@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.randomness.keystream import KeyStream
 
-__all__ = ["LARGEST", "LATTICE_BITS", "Tables", "rounded_normals"]
+__all__ = ["LATTICE_BITS", "Tables", "rounded_normals"]
 
 #: X counts steps of 2^-40 standard deviations.
 LATTICE_BITS = 40
@@ -54,8 +54,6 @@ LATTICE_BITS = 40
 _HALF_BITS = LATTICE_BITS + 1
 _STRIP_BITS = 6
 _STRIPS = 12 << _STRIP_BITS
-#: No draw is larger in magnitude.
-LARGEST = 12 << LATTICE_BITS
 #: Bits of M that say where in its strip it lies.
 _INNER_BITS = _HALF_BITS - _STRIP_BITS
 _INNER_MASK = (1 << _INNER_BITS) - 1

@@ -40,6 +40,7 @@ from pymc_dpvi import (
 from pymc_dpvi.accounting import UnsupportedEventError
 from pymc_dpvi.accounting.budget.composition import decimal, float_at_most
 from pymc_dpvi.accounting.budget.renyi_filter import RenyiFilter, _bound, renyi_cost
+from pymc_dpvi.errors import LedgerError
 from pymc_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler
 
 pytestmark = pytest.mark.usefixtures("without_compiling")
@@ -767,7 +768,7 @@ def test_a_budget_in_a_file_outlives_the_fit(tmp_path: Path, logistic: Callable[
     with logistic(), pytest.raises(BudgetExceededError):
         pm.fit(5, method=DPADVI(**FIT, budget=again), **QUIET)
     path.unlink()  # a fit whose budget is gone is not run
-    with logistic(), pytest.raises(accounting.ledger.LedgerError, match="There is no budget file"):
+    with logistic(), pytest.raises(LedgerError, match="There is no budget file"):
         pm.fit(5, method=DPADVI(epsilon=0.01, delta=1e-8, sampling_prob=0.3, budget=again), **QUIET)
 
 

@@ -30,7 +30,7 @@ from pymc_dpvi.accounting.gdp_limit import clt_noise, clt_steps, gdp_mu
 from pymc_dpvi.accounting.search import largest_integer, least_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 from pymc_dpvi.randomness.subsets import LARGEST_PROB
-from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler, TruncatedPoissonSampler
+from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler
 
 PROPERTY = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 DEEP = settings(PROPERTY, max_examples=150)
@@ -50,26 +50,19 @@ RELATIONS = st.sampled_from(["add_or_remove_one", "replace_one"])
 @st.composite
 def mechanisms(draw: st.DrawFn) -> dict[str, Any]:
     """Any sampler under any relation that it has a meaning for."""
-    kind = draw(st.sampled_from(["poisson", "full_batch", "fixed_size", "truncated"]))
+    kind = draw(st.sampled_from(["poisson", "full_batch", "fixed_size"]))
     if kind == "poisson":
         prob = draw(PROBS)  # between the two no batches are drawn: an error says to use 1
         return dict(sampling_prob=prob if prob <= LARGEST_PROB else 1.0, neighboring_relation=draw(RELATIONS))
     if kind == "full_batch":
         return dict(sampler="full_batch", neighboring_relation=draw(RELATIONS))
     num_records = draw(st.integers(2, 1_000_000))
-    if kind == "truncated":
-        prob = min(draw(PROBS), 0.999)
-        mean = prob * num_records
-        cap = max(1, math.ceil(mean + draw(st.floats(-1.0, 8.0)) * math.sqrt(mean)))
-        sampler = TruncatedPoissonSampler(prob, cap, num_records)
-        return dict(sampler=sampler, neighboring_relation=draw(RELATIONS))
     sampler = FixedSizeSampler(max(1, round(draw(PROBS) * num_records)), num_records)
     return dict(sampler=sampler, neighboring_relation="replace_one")
 
 
 # -------------------------------------------------------------------------------- the arguments
 
-GOOD = dict(delta=1e-5, n_steps=10, sampling_prob=0.1)
 FUNCTIONS: dict[Any, dict[str, Any]] = {
     epsilon: dict(delta=1e-5, noise_multiplier=1.0, n_steps=10, sampling_prob=0.1),
     delta: dict(epsilon=1.0, noise_multiplier=1.0, n_steps=10, sampling_prob=0.1),
@@ -280,8 +273,7 @@ def check_rdp(target: float, at: float, mechanism: dict[str, Any], steps: int) -
     """As above, but that epsilon may jump to zero, and that its orders may not reach the target."""
     arguments = dict(delta=at, **mechanism, accountant="rdp")
     poisson = mechanism.get("sampling_prob", 1.0) < 1.0
-    truncated = isinstance(mechanism.get("sampler"), TruncatedPoissonSampler)
-    if truncated or (poisson and mechanism["neighboring_relation"] == "replace_one"):
+    if poisson and mechanism["neighboring_relation"] == "replace_one":
         with pytest.raises((ArgumentError, UnsupportedEventError), match="accountant='pld'"):
             noise_multiplier(epsilon=target, n_steps=steps, **arguments)
         return

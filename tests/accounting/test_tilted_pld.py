@@ -10,23 +10,18 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
+from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inversion import Step, delta_of, log_moment, truncated
+from inversion import Step, delta_of, log_moment
 
 from pymc_dpvi.accounting import make_accountant
 from pymc_dpvi.accounting.gaussian import gaussian_epsilon, log_gaussian_delta
-from pymc_dpvi.accounting.pld import (
-    GuardedPLDAccountant,
-    dominating_pairs,
-    gaussian_steps,
-    tilted_composition,
-)
-from pymc_dpvi.accounting.pld.batch_pairs import FixedSizePair, TruncatedPair
-from pymc_dpvi.accounting.pld.dominating_pairs import MASS_ERROR, GaussianPair
+from pymc_dpvi.accounting.pld import dominating_pairs, gaussian_steps, tilted_composition
+from pymc_dpvi.accounting.pld.accountant import TiltedPLDAccountant
+from pymc_dpvi.accounting.pld.dominating_pairs import MASS_ERROR, FixedSizePair, GaussianPair
 from pymc_dpvi.accounting.pld.gaussian_steps import LossPair, composed_delta, composed_epsilon
 from pymc_dpvi.accounting.pld.tilted_composition import Composition
-from pymc_dpvi.accounting.pld.tilted_pld import TiltedPLDAccountant
 from pymc_dpvi.errors import ArgumentError
 
 AR = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -235,12 +230,6 @@ def fixed(q: float, noise: float, steps: int, epsilon: float) -> Case:
     return FixedSizePair(q, noise), [[(1.0, Step(q, noise / 2.0, fixed_size=True))]], steps, epsilon
 
 
-def cut(size: int, q: float, cap: int, noise: float, replace_one: bool, steps: int, epsilon: float) -> Case:
-    ways = (False,) if replace_one else (False, True)
-    truth = [truncated(size, q, cap, noise, replace_one, reverse) for reverse in ways]
-    return TruncatedPair.make(size, q, cap, noise, replace_one), truth, steps, epsilon
-
-
 CASES = {
     "abadi": sampled(0.01, 4.0, False, 10_000, 0.9468674254140242),
     "abadi, replace": sampled(0.01, 4.0, True, 10_000, 2.0),
@@ -254,9 +243,6 @@ CASES = {
     "most steps": sampled(0.001, 3.0, True, 10**7, 20.0),
     "fixed": fixed(0.01, 8.0, 10_000, 1.039),
     "fixed, short": fixed(0.3, 3.0, 10, 2.0),
-    "cut at the mean": cut(1001, 0.05, 50, 2.0, False, 100, 2.0),
-    "cut above it": cut(1001, 0.05, 80, 2.0, False, 1000, 3.0),
-    "cut, replace": cut(1000, 0.05, 60, 2.0, True, 100, 3.0),
 }
 
 
@@ -291,11 +277,9 @@ LAW = gaussian_steps._law
         # a replaced record moves the sum by its bound once
         (
             "fixed, short",
-            "batch_pairs.FixedSizePair._pair",
+            "dominating_pairs.FixedSizePair._pair",
             property(lambda s: GaussianPair(s.sampling_prob, s.noise_multiplier)),
         ),
-        # the cap is forgotten
-        ("cut at the mean", "gaussian_steps._law", lambda pair, *a: LAW(pair.ordinary, *a)),
         # the tilt is not undone to the last per cent
         (
             "far tail",
@@ -309,7 +293,7 @@ def test_a_planted_bug_is_below_the_truth(
 ) -> None:
     LAW.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(f"pymc_dpvi.accounting.{where}", planted)
+        patch.setattr(f"pymc_dpvi.accounting.pld.{where}", planted)
         with pytest.raises(AssertionError, match="<="):
             against_inversion(CASES[name])
     LAW.cache_clear()
@@ -361,9 +345,6 @@ def test_a_short_window_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (AR, dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(2.0))),
         (RO, dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(2.0))),
-        (RO, dp_accounting.SampledWithoutReplacementDpEvent(100, 5, dp_accounting.GaussianDpEvent(4.0))),
-        (AR, dp_accounting.TruncatedSubsampledGaussianDpEvent(1001, 0.05, 60, 2.0)),
-        (RO, dp_accounting.TruncatedSubsampledGaussianDpEvent(1000, 0.05, 60, 2.0)),
         (
             AR,
             dp_accounting.ComposedDpEvent(
@@ -376,14 +357,39 @@ def test_a_short_window_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_every_event_against_the_guarded_accountant(relation: Any, event: Any) -> None:
+def test_every_event_against_googles_accountant(relation: Any, event: Any) -> None:
     """The same pairs on another path: dp-accounting's grid and its plain FFT."""
     ours = TiltedPLDAccountant(relation).compose(event, 50)
-    theirs = GuardedPLDAccountant(relation, 2e-4).compose(event, 50)
+    theirs = PLDAccountant(relation, 2e-4).compose(event, 50)
     for delta in (1e-3, 1e-6, 1e-9):
         expected = theirs.get_epsilon(delta)
         assert ours.get_epsilon(delta) == pytest.approx(expected, rel=1e-3)
         assert ours.get_delta(expected) == pytest.approx(theirs.get_delta(expected), rel=1e-2)
+
+
+def test_fixed_size_on_googles_grid() -> None:
+    """Proposition 30 of Zhu, Dong and Wang (2022), by dp-accounting's dots and its plain FFT."""
+    q, noise, interval, steps = 0.05, 4.0, 2e-4, 50
+    losses = [
+        privacy_loss_mechanism.GaussianPrivacyLoss(noise / 2.0, sampling_prob=q, adjacency_type=adjacency)
+        for adjacency in privacy_loss_mechanism.AdjacencyType
+        if adjacency.name in ("ADD", "REMOVE")
+    ]
+    bounds = [loss.connect_dots_bounds() for loss in losses]
+    upper = math.ceil(max(bound.epsilon_upper for bound in bounds) / interval)
+    lower = math.floor(min(bound.epsilon_lower for bound in bounds) / interval)
+    deltas = np.maximum(
+        *(loss.get_delta_for_epsilon(np.arange(lower, upper + 1) * interval) for loss in losses)
+    )
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lower, upper, deltas)
+    theirs = privacy_loss_distribution.PrivacyLossDistribution(pmf).self_compose(steps)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(100, 5, dp_accounting.GaussianDpEvent(noise))
+    ours = TiltedPLDAccountant(RO).compose(event, steps)
+    for delta in (1e-3, 1e-6, 1e-9):
+        expected = theirs.get_epsilon_for_delta(delta)
+        assert ours.get_epsilon(delta) == pytest.approx(expected, rel=1e-3)
+        found = ours.get_delta(expected)
+        assert found == pytest.approx(theirs.get_delta_for_epsilon(expected), rel=1e-2)
 
 
 def test_full_batches_have_a_closed_form_whatever_they_are_called() -> None:
@@ -419,41 +425,6 @@ def test_a_whole_curve(relation: Any) -> None:
     for bad in ([-1.0], [math.nan], [math.inf]):
         with pytest.raises(ArgumentError, match="epsilons"):
             accountant.delta_curve(bad)
-
-
-def test_a_rare_cut_costs_nothing_and_a_frequent_one_much() -> None:
-    ordinary = GaussianPair(0.05, 2.0)
-    cut = GaussianPair(0.05, 1.0, True)
-    steps = composed_epsilon([(ordinary, 100)], 1e-6)
-    rare = composed_epsilon([(TruncatedPair(ordinary, cut, 1.0, 1e-200), 100)], 1e-6)
-    often = composed_epsilon([(TruncatedPair(ordinary, cut, 0.5, 0.5), 100)], 1e-6)
-    assert steps * (1.0 - 1e-9) <= rare <= steps * (1.0 + 1e-3)
-    assert often > 1.5 * steps
-    assert TruncatedPair.make(1000, 0.05, 1000, 2.0, False) == ordinary
-
-
-@pytest.mark.parametrize(
-    ("size", "prob", "cap"), [(1000, 0.05, 60), (1000, 0.05, 130), (50, 0.5, 50), (3, 0.3, 1), (700, 1e-4, 5)]
-)
-def test_the_mixture_of_a_cut_batch_by_counting(size: int, prob: float, cap: int) -> None:
-    """Who is drawn, and who is cut, by sums in 50 digits over the number of other records drawn."""
-    pair = TruncatedPair.make(size, prob, cap, 2.0, True)
-    with mpmath.workdps(50):
-        q = mpmath.mpf(prob)
-        others = [mpmath.binomial(size - 1, k) * q**k * (1 - q) ** (size - 1 - k) for k in range(size)]
-        reached = mpmath.fsum(others[cap:])
-        takes_part = q * mpmath.fsum(p * cap / (k + 1) for k, p in enumerate(others) if k >= cap)
-        if not reached:
-            assert isinstance(pair, GaussianPair)
-            return
-        assert isinstance(pair, TruncatedPair)
-        for found, exact in (
-            (pair.cut_prob, reached),
-            (pair.ordinary_prob, 1 - reached),
-            (pair.cut.sampling_prob, takes_part / reached),
-        ):
-            assert exact <= found <= exact * (1 + mpmath.mpf("1e-9"))
-    assert (pair.cut.noise_multiplier, pair.cut.replace_one) == (1.0, True)
 
 
 def test_fixed_size_is_symmetric_and_above_both_orders() -> None:

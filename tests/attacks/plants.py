@@ -22,13 +22,13 @@ import numpy as np
 from attacks.operations import operation_data
 from attacks.subjects import GRID, SUBJECTS, Subject
 from pymc_dpvi import DPADVI, inference
-from pymc_dpvi.engine import private_sum as clipping
+from pymc_dpvi.engine import private_sum
 from pymc_dpvi.engine.microbatch import PiecewiseSum
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graph import guards, records
-from pymc_dpvi.graph.rebuild import array_value
 from pymc_dpvi.graph.records import RecordModel
-from pymc_dpvi.graph.single_numbers import written_shapes
+from pymc_dpvi.graph.shape_constants import written_shapes
+from pymc_dpvi.graph.traversal import array_value
 from pymc_dpvi.posterior import approximation
 
 __all__ = ["PLANTS", "Plant", "planted"]
@@ -256,7 +256,7 @@ PLANTS: dict[str, Plant] = {
     "a kernel kills the process": Plant("the process dies", (in_rows(dies),), ends=False),
     "a kernel takes its time": Plant("longer", (in_rows(is_slow),)),
     "others' last digits": Plant("moves the gradients of 2 other records", (in_rows(last_digits),)),
-    "no clip": Plant("share is", ((clipping, "clip_factors", no_clip),)),
+    "no clip": Plant("share is", ((private_sum, "clip_factors", no_clip),)),
     "a value in the log": Plant("another said", (after(DPADVI, "_warn", logs),), "fits"),
     "a file named by a value": Plant("another files", (after(DPADVI, "_warn", writes),), "fits"),
     "a value in an error": Plant("another errors: profile", ((DPADVI, "run_profiling", tells),), "fits"),

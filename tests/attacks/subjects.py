@@ -22,8 +22,8 @@ import pytensor.tensor as pt
 from zoo import ZOO, Entry
 
 from attacks.operations import OPERATIONS, Data, operation_data, operation_model
-from pymc_dpvi.graph.rebuild import array_value
 from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.traversal import array_value
 
 __all__ = ["COLUMNS", "SUBJECTS", "Subject", "named"]
 

@@ -118,9 +118,10 @@ def test_products_treat_all_rows_of_a_piece_alike(kernels: str) -> None:
         pytest.skip("kernels of another processor")
     own = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     own |= {"OPENBLAS_CORETYPE": kernels} if kernels else {}
-    check = f"import test_batch_position as t; [t.check_products(n) for n in {(*_LENGTHS, 960)}]"
-    here = str(Path(__file__).parents[1])
-    subprocess.run([sys.executable, "-c", check], check=True, env={**os.environ, **own}, cwd=here)
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    check = f"import sys; sys.path[:0] = {paths}; import test_batch_position as t; "
+    check += f"[t.check_products(n) for n in {(*_LENGTHS, 960)}]"
+    subprocess.run([sys.executable, "-c", check], check=True, env={**os.environ, **own})
 
 
 def check_products(length: int) -> None:

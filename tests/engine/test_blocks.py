@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pymc_dpvi.engine import kernels as block_sums
+from pymc_dpvi.engine import kernels
 from pymc_dpvi.engine.kernels import CANCELLATION
 from pymc_dpvi.engine.private_sum import SHIFT_SLACK, PrivateSum, private_sum
 from pymc_dpvi.graph.blocks import Block, Form, PullBack, as_matrix
@@ -100,7 +100,7 @@ def cancels(values: Arrays, layout: Layout) -> bool:
             with np.errstate(all="ignore"):
                 norms = np.array([np.linalg.norm(left, axis=2), np.linalg.norm(right, axis=2)])
                 length = norms.prod(axis=0).sum(axis=1)
-                if np.any((norms.min(axis=0) > 0) & (norms.min(axis=0) < 1.01 * block_sums._SMALL**0.5)):
+                if np.any((norms.min(axis=0) > 0) & (norms.min(axis=0) < 1.01 * kernels._SMALL**0.5)):
                     return True
                 total = np.linalg.norm(columns(pair, [form]), axis=1)
             if np.any(total < length / CANCELLATION * 1.01):
@@ -182,7 +182,7 @@ def test_products_that_cancel_are_not_let_through(rows: int, seed: int, left_ove
     right[0, :] = right[0, 0]
     left[0, -1] = -left[0, :-1].sum(axis=0) * (1 + 10.0**left_over)
     norms = np.zeros(1)
-    block_sums.add_squared_norms_products(left * scale, right / scale, norms)
+    kernels.add_squared_norms_products(left * scale, right / scale, norms)
     exact = (left[0].T.astype("longdouble") @ right[0].astype("longdouble")).astype("float64")
     length = np.sum(np.linalg.norm(left[0], axis=1) * np.linalg.norm(right[0], axis=1))
     counted = math.sqrt(norms[0])
@@ -198,7 +198,7 @@ def test_a_double_sum_alone_would_let_them_through():
     gram = np.einsum("ra,sa->rs", left[0], left[0]) * np.einsum("ra,sa->rs", right[0], right[0])
     assert gram.sum() < 0.5 * np.linalg.norm(left[0].T @ right[0]) ** 2
     norms = np.zeros(1)
-    block_sums.add_squared_norms_products(left, right, norms)
+    kernels.add_squared_norms_products(left, right, norms)
     assert norms[0] >= np.linalg.norm(left[0].T @ right[0]) ** 2
 
 
@@ -229,7 +229,7 @@ def test_products_that_underflow_reached_beyond_the_bound():
     left = np.full((1, 64, 512), 2.0**-538)
     right = np.full((1, 64, 512), 2.0**511.99 / math.sqrt(512))
     norms = np.zeros(1)
-    block_sums.add_squared_norms_products(left, right, norms)
+    kernels.add_squared_norms_products(left, right, norms)
     assert math.sqrt(norms[0]) >= 64 * math.sqrt(512) * 2.0**-538 * 2.0**511.98
 
 
@@ -268,7 +268,7 @@ def test_a_position_outside_makes_a_record_count_as_zero(position: int, distinct
 
 def test_entries_at_one_position_have_one_norm():
     values, positions = np.array([[3.0, -3.0, 4.0, 4.0]]), np.array([[1, 1, 2, 2]])
-    entries = block_sums.merged(values, positions, 1, 3, False)
+    entries = kernels.merged(values, positions, 1, 3, False)
     np.testing.assert_array_equal(entries, [[0.0, 0.0, 8.0, 0.0]])
     got = release([values, positions], [Form("sparse", 3)], 1.0, zeros(3))
     np.testing.assert_allclose(got, [0, 0, 1], atol=2 * SLACK)
@@ -351,17 +351,17 @@ def test_a_pulled_back_norm_is_never_too_small(seed: int, left_over: float, magn
     exact = np.linalg.norm(
         (slope.astype("longdouble") * np.outer(left, right).ravel() + shift).astype("float64")
     )
-    weights, cross, size = block_sums.column_weights(np.arange(12), slope, shift, 12)
+    weights, cross, size = kernels.column_weights(np.arange(12), slope, shift, 12)
     for add in (
-        lambda n, m: block_sums.add_pulled(np.outer(left, right).reshape(1, 12), weights, cross, n, m),
-        lambda n, m: block_sums.add_pulled_outer(left, right, weights, cross, n, m),
-        lambda n, m: block_sums.add_pulled_sparse(
+        lambda n, m: kernels.add_pulled(np.outer(left, right).reshape(1, 12), weights, cross, n, m),
+        lambda n, m: kernels.add_pulled_outer(left, right, weights, cross, n, m),
+        lambda n, m: kernels.add_pulled_sparse(
             np.outer(left, right).reshape(1, 12), np.arange(12)[None], weights, cross, n, m
         ),
     ):
         norms, mixed = np.zeros(1), np.zeros(1)
         add(norms, mixed)
-        block_sums.finish_pulled(norms, mixed, size, 13)
+        kernels.finish_pulled(norms, mixed, size, 13)
         assert math.sqrt(norms[0]) >= exact * (1 - 1e-14)
         assert math.sqrt(norms[0]) <= exact + 1e-6 * size
 
@@ -371,7 +371,7 @@ def test_a_shift_of_many_entries_is_not_counted_short(size: int):
     """A sum of squares in float64 loses up to a unit of roundoff for each of its terms."""
     shift = np.full(size * size, 1.0 + 2.0**-26)
     shift[0] = 2.0**20
-    _, _, norm = block_sums.column_weights(np.zeros(shift.size, np.int64), np.ones(shift.size), shift, 1)
+    _, _, norm = kernels.column_weights(np.zeros(shift.size, np.int64), np.ones(shift.size), shift, 1)
     assert norm**2 >= 2.0**40 + (shift.size - 1) * (1.0 + 2.0**-25)
 
 

@@ -18,7 +18,7 @@ from pytensor.compile.mode import get_mode
 
 from pymc_dpvi import DPADVI
 from pymc_dpvi.compat import compile_mode
-from pymc_dpvi.engine import compile_cache as compiled_cache
+from pymc_dpvi.engine import compile_cache
 from pymc_dpvi.engine.compile_cache import Postponed, name_of, shared
 from pymc_dpvi.engine.microbatch import PiecewiseSum
 from pymc_dpvi.engine.multistep import Chunk
@@ -28,7 +28,7 @@ FITS = {"epsilon": 1.0, "delta": 1e-6, "accountant": "rdp"}
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_cache, "_kept", type(compiled_cache._kept)())
+    monkeypatch.setattr(compile_cache, "_kept", type(compile_cache._kept)())
 
 
 def chunk(data: np.ndarray, factor: float = 1.0, **more: Any) -> tuple[Chunk, Any]:
@@ -88,7 +88,7 @@ def test_what_is_not_known_to_be_equal_is_not_shared(monkeypatch: pytest.MonkeyP
 
 
 def test_no_more_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_cache, "MOST", 2)
+    monkeypatch.setattr(compile_cache, "MOST", 2)
     made: list[str] = []
 
     def make(name: str) -> Any:
@@ -99,7 +99,7 @@ def test_no_more_are_kept_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch
     make("c")  # b was used longest ago
     assert make("a") is a and make("b") is not b
     assert made == ["a", "b", "c", "b"]
-    assert len(compiled_cache._kept) == 2
+    assert len(compile_cache._kept) == 2
     assert shared(None, object) is not shared(None, object)
 
 
@@ -156,7 +156,7 @@ def test_fits_of_an_equal_model_share_one_step_that_holds_no_data() -> None:
         assert [r() for r in forgotten] == [None] * len(forgotten)
         assert not [v for v in _arrays() if n in v.shape]
     assert loops[0] is loops[1] is loops[2]
-    assert loops[0] in compiled_cache._kept.values()
+    assert loops[0] in compile_cache._kept.values()
 
 
 def test_what_would_be_kept_is_seen() -> None:

@@ -112,8 +112,7 @@ import warnings
 warnings.simplefilter("ignore")
 import numpy as np, pymc as pm
 from pymc_dpvi import DPADVI
-from pymc_dpvi.engine import multistep as chunk
-from pymc_dpvi.engine import microbatch as pieces
+from pymc_dpvi.engine import microbatch, multistep
 import python_mode
 found = []
 def kept(make):
@@ -121,7 +120,7 @@ def kept(make):
         found.append(make(*args))
         return found[-1]
     return key
-chunk.graph_key, pieces.graph_key = kept(chunk.graph_key), kept(pieces.graph_key)
+multistep.graph_key, microbatch.graph_key = kept(multistep.graph_key), kept(microbatch.graph_key)
 rng = np.random.default_rng(0)
 x, group = rng.normal(size=(50, 3)), rng.integers(4, size=50)
 with pm.Model():

@@ -16,7 +16,7 @@ from test_fetching import LAYOUTS
 from zoo import ZOO
 
 from pymc_dpvi import DPADVI, PrivacyBudget
-from pymc_dpvi.engine import microbatch as pieces
+from pymc_dpvi.engine import microbatch
 from pymc_dpvi.engine.microbatch import PiecewiseSum, in_pieces
 from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
 from pymc_dpvi.errors import ArgumentError, PrivacyError
@@ -107,7 +107,7 @@ def test_all_records_in_pieces(mode: str):
 
 def test_pieces_of_python_are_bounded(monkeypatch: pytest.MonkeyPatch):
     """However wide the gradients are."""
-    monkeypatch.setattr(pieces, "_PIECE_NUMBERS", 1)
+    monkeypatch.setattr(microbatch, "_PIECE_NUMBERS", 1)
     both = functions("PYTHON")
     (op,) = {n.op for n in both[1].maker.fgraph.apply_nodes if isinstance(n.op, PiecewiseSum)}
     assert op.piece == 8

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pymc_dpvi.engine import kernels as block_sums
-from pymc_dpvi.engine import private_sum as clipping
+from pymc_dpvi.engine import fetching, kernels
+from pymc_dpvi.engine import private_sum as private_sum_module
 from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
 from pymc_dpvi.graph import blocks
 from pymc_dpvi.graph.blocks import Block, Form
-from pymc_dpvi.mechanism.limits import SLACK
+from pymc_dpvi.mechanism.limits import MAX_PARAMS, MAX_RECORDS, SLACK
 
 HOSTILE = [
     0.0,
@@ -238,7 +238,7 @@ def test_float_sums_stay_within_the_proven_error(num_params: int, monkeypatch: p
     for records in (constant, mixed, np.concatenate([constant, -constant, mixed])):
         assert rounding_error(records) <= 1
     # Planted: one block for all, as in a plain loop over the records.
-    monkeypatch.setattr(clipping, "BLOCK_RECORDS", 10**9)
+    monkeypatch.setattr(private_sum_module, "BLOCK_RECORDS", 10**9)
     assert rounding_error(np.full((1_000_000, num_params), 0.1)) > 1
 
 
@@ -258,15 +258,15 @@ def test_outer_sums_stay_within_the_proven_error():
 
 def test_the_slack_covers_the_largest_batch():
     # The inequality at the end of the proof, step by step (docs/noise.md).
-    eps, batch, size = Fraction(1, 2**53), clipping.MAX_RECORDS, clipping.MAX_PARAMS
+    eps, batch, size = Fraction(1, 2**53), MAX_RECORDS, MAX_PARAMS
     norm_error = (2 * size + 16) * eps
     # What a record adds in magnitude is this times its share, where a sum of products cancels.
-    uncancelled = int(block_sums.CANCELLATION)
+    uncancelled = int(kernels.CANCELLATION)
     sum_error = 2 * 1030 * uncancelled * eps * batch
     assert (1 - Fraction(SLACK)) * (1 + norm_error) + sum_error <= 1 - Fraction(1, 2**14)
-    assert max(clipping.BLOCK_RECORDS, blocks.MOST_PRODUCTS) + 6 <= 1030
+    assert max(private_sum_module.BLOCK_RECORDS, blocks.MOST_PRODUCTS) + 6 <= 1030
     # Pulled back, each unit of ‖c‖ adds two units of magnitude at the most.
-    assert 2 * 2 * 1030 * eps * batch <= Fraction(clipping.SHIFT_SLACK)
+    assert 2 * 2 * 1030 * eps * batch <= Fraction(private_sum_module.SHIFT_SLACK)
     assert batch >= 10**7
 
 
@@ -435,9 +435,10 @@ def test_noise_of_another_length_is_refused(compiled: Callable[..., np.ndarray],
 
 
 def test_kernels_may_not_assume_that_nan_does_not_occur():
-    kernels = [k for m in (blocks, clipping) for k in vars(m).values() if hasattr(k, "targetoptions")]
-    assert len(kernels) >= 3
-    for kernel in kernels:
+    modules = (kernels, private_sum_module, fetching)
+    found = {k for m in modules for k in vars(m).values() if hasattr(k, "targetoptions")}
+    assert len(found) >= 15
+    for kernel in found:
         option = kernel.targetoptions.get("fastmath", False)
         assert option is False or set(option) <= {"reassoc"}, option
 

@@ -21,9 +21,8 @@ from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph import guards
 from pymc_dpvi.graph.blocks import as_matrix
 from pymc_dpvi.graph.gradients import aligned_gradients, prior_gradients
-from pymc_dpvi.graph.rebuild import array_value
 from pymc_dpvi.graph.records import RecordModel, build_record_model
-from pymc_dpvi.graph.structural import is_grid, is_structural
+from pymc_dpvi.graph.traversal import array_value
 
 HOSTILE_INTS = (3, 4, -4, -5, 50, 10**6, 2**31 - 1, -(2**31))
 
@@ -158,55 +157,6 @@ def test_an_array_captured_in_a_scan_is_seen() -> None:
         pm.CustomDist("y", b, logp=logp, signature="(k)->()", observed=np.zeros(11))
     with pytest.raises(UnsupportedModelError):
         build_record_model(model)
-
-
-@pytest.mark.parametrize(
-    ("array", "expected"),
-    [
-        (np.zeros(4), True),
-        (np.full((2, 3), 7.5), True),
-        (np.eye(3), True),
-        (np.arange(5), True),
-        (np.tril_indices(4)[0], True),
-        (np.tril_indices(4)[1], True),
-        (np.array(3.2), True),
-        (np.array([1.0, 2.0]), False),
-        (np.diag([1.0, 2.0]), False),
-        (np.array([0, 2, 1]), False),
-    ],
-)
-def test_structural_arrays(array: np.ndarray, expected: bool) -> None:
-    assert is_structural(array) is expected
-
-
-X1, X2 = (g.ravel() for g in np.meshgrid([1.0, 2.0, 3.0], [4.0, 6.0]))
-
-
-@pytest.mark.parametrize(
-    ("array", "expected"),
-    [
-        (np.array([5.0, 8.0]), True),  # two numbers
-        (np.linspace(-0.3, 7.1, 12)[:, None], True),
-        (np.pi * np.arange(1, 9), True),
-        (np.stack([X1, X2], axis=1), True),
-        (np.stack([X1, X2]), True),
-        (np.full((3, 2), 7.0), True),
-        (1e-4 * np.eye(3), True),
-        (np.array([1.0, 2.0, 3.0 + 1e-9]), False),
-        (np.array([1.0, 2.0, 4.0]), False),
-        (np.array([1.0, 1.0, 2.0]), False),
-        (np.array([1.0, 2.0, 1.0, 3.0]), False),
-        (np.array([1.0, np.nan, 3.0]), False),
-        (np.array([True, False, True, True]), False),
-        (np.array([[1.0, 2.0], [3.0, 9.0]]), False),
-        (np.array([[1.0, 2.0], [1.0, 4.0], [2.0, 8.0]]), False),
-        (np.stack([X1, X2 + 1e-3 * X1], axis=1), False),
-        (np.zeros((0, 2)), False),
-        (np.zeros((2, 3, 2)), True),
-    ],
-)
-def test_grids(array: np.ndarray, expected: bool) -> None:
-    assert is_grid(array) is expected
 
 
 # ------------------------------------------------------------------------- other indices

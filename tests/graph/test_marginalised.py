@@ -12,8 +12,8 @@ import pytest
 
 from pymc_dpvi import DPADVI
 from pymc_dpvi.errors import NotSeparableError
-from pymc_dpvi.graph.rebuild import array_value
 from pymc_dpvi.graph.records import build_record_model
+from pymc_dpvi.graph.traversal import array_value
 
 pmx = pytest.importorskip("pymc_extras")
 

@@ -13,6 +13,7 @@ from scipy import stats
 from pymc_dpvi import accounting
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.mechanism.mechanism import Draws, Mechanism, Streams
+from pymc_dpvi.randomness.keystream import words_to_uniforms
 from pymc_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler
 
 ADD, REPLACE = "add_or_remove_one", "replace_one"
@@ -158,7 +159,7 @@ def test_secure_streams_do_not_repeat():
 def test_sampling_and_noise_streams_are_independent():
     s = streams(5)
     assert s.sampling is not s.noise
-    a, b = s.sampling.uniforms(2000), s.noise.uniforms(2000)
+    a, b = (words_to_uniforms(one.words(2000)) for one in (s.sampling, s.noise))
     assert not np.isin(a, b).any()
     assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(2000)
     # How many batches were drawn does not shift the noise.

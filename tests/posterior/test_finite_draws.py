@@ -8,10 +8,10 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from noisy_quadratics import adam_run, posterior, trace_of
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.random.type import RandomType
 from scipy import stats
-from test_noise_aware import adam_run, posterior, trace_of
 
 from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyError
 from pymc_dpvi.posterior.noise_aware import NoiseAwarePosterior

@@ -22,7 +22,7 @@ from scipy import stats
 
 import pymc_dpvi.randomness.keystream as randomness
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.randomness.keystream import KeyStream
+from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
 
 # Seeds are fixed, so that these tests cannot fail by chance: right code must reach P_GOOD, and a
 # planted bug must fall below P_BAD.
@@ -426,7 +426,7 @@ def test_uniforms_stay_inside_and_are_rounded_right() -> None:
 
 
 def test_uniforms_are_uniform_with_power() -> None:
-    u = stream("uniforms").uniforms(200_000)
+    u = words_to_uniforms(stream("uniforms").words(200_000))
     assert u.shape == (200_000,)
     assert p_uniform(u) > P_GOOD
     assert p_uniform(u**1.03) < P_BAD  # planted
@@ -477,14 +477,14 @@ def test_integers_refuse_bad_limits(high: object) -> None:
 
 @pytest.mark.parametrize("n", [-1, 1.0, True, "2", None])
 def test_bad_counts_are_refused(n: object) -> None:
-    for draw in (stream().words, stream().uniforms, lambda m: stream().integers(5, m)):
+    for draw in (stream().words, lambda m: stream().integers(5, m)):
         with pytest.raises(ArgumentError, match="n must"):
             draw(n)  # type: ignore[operator]
 
 
 def test_empty_draws() -> None:
     tested = stream()
-    assert tested.words(0).shape == (0,) and tested.uniforms(0).shape == (0,)
+    assert tested.words(0).shape == (0,) and words_to_uniforms(tested.words(0)).shape == (0,)
     assert tested.integers(5, 0).shape == (0,)
 
 

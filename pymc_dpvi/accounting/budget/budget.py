@@ -18,12 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pymc_dpvi.accounting.budget.charge import RELATIONS, Charge, draft_charge
+from pymc_dpvi.accounting.budget.charge import Charge, draft_charge
 from pymc_dpvi.accounting.budget.composition import BasicComposition, Composition, EpsilonDelta, RefusedError
 from pymc_dpvi.accounting.budget.ledger import FileLedger, Ledger, MemoryLedger
 from pymc_dpvi.accounting.budget.ledger_table import as_html, as_text, heading
 from pymc_dpvi.accounting.budget.renyi_filter import RenyiFilter
 from pymc_dpvi.accounting.events import EventSampler
+from pymc_dpvi.accounting.relations import RELATIONS
 from pymc_dpvi.arguments import check_choice, check_number
 from pymc_dpvi.errors import ArgumentError, BudgetExceededError, LedgerError
 
@@ -100,7 +101,7 @@ class PrivacyBudget:
         if not isinstance(allow_unproven, bool):
             raise ArgumentError("allow_unproven must be True or False.")
         if neighboring_relation is not None:
-            check_choice("neighboring_relation", neighboring_relation, RELATIONS)
+            check_choice("neighboring_relation", neighboring_relation, tuple(RELATIONS))
         check_choice("composition", composition, _RULES)
         self._dataset = dataset
         self._relation = neighboring_relation
@@ -363,7 +364,7 @@ class PrivacyBudget:
         """Return the charge, complete, if it may follow `charges`."""
         self._check_total(charges)
         fixed = self._relation_of(charges)
-        relation = draft.neighboring_relation or fixed or RELATIONS[0]
+        relation = draft.neighboring_relation or fixed or "add_or_remove_one"
         if relation != (fixed or relation):
             raise ArgumentError(
                 f"This budget protects against {fixed}, and the charge is under {relation}; the two do "

@@ -11,12 +11,11 @@ from typing import Any
 from pymc_dpvi.accounting.accountants import accountant_info, require_proven
 from pymc_dpvi.accounting.calibration import MAX_STEPS
 from pymc_dpvi.accounting.events import EventSampler
+from pymc_dpvi.accounting.relations import RELATIONS
 from pymc_dpvi.arguments import check_choice, check_integer, check_number, check_run_id
 from pymc_dpvi.errors import ArgumentError
 
-__all__ = ["RELATIONS", "Charge", "draft_charge"]
-
-RELATIONS = ("add_or_remove_one", "replace_one")
+__all__ = ["Charge", "draft_charge"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +118,7 @@ def draft_charge(
         raise ArgumentError("label must be a text of one line.")
     check_run_id("run_id", run_id)
     if neighboring_relation is not None:
-        check_choice("neighboring_relation", neighboring_relation, RELATIONS)
+        check_choice("neighboring_relation", neighboring_relation, tuple(RELATIONS))
     info = None if accountant is None else accountant_info(accountant)
     if info is not None:
         require_proven(info, allow_unproven)

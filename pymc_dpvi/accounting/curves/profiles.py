@@ -1,4 +1,4 @@
-r"""The privacy profile of planned steps: the whole curve of the default accountant (`tilted_pld`).
+r"""The privacy profile of planned steps: the whole curve of the default accountant (`pld.accountant`).
 
 Its error is relative to delta, so that the curve is tight up to its grid from 1 down to 1e-40: groups of
 records need the far tail, because :math:`e^a` multiplies it there. For full batches it is the exact curve of
@@ -25,7 +25,7 @@ from pymc_dpvi.accounting.calibration import (
 )
 from pymc_dpvi.accounting.curves.tradeoff import PrivacyProfile
 from pymc_dpvi.accounting.events import EventSampler, step_event
-from pymc_dpvi.accounting.pld.tilted_pld import TiltedPLDAccountant
+from pymc_dpvi.accounting.pld.accountant import TiltedPLDAccountant
 from pymc_dpvi.accounting.relations import check_relation
 from pymc_dpvi.arguments import check_choice, check_integer, check_number
 from pymc_dpvi.errors import ArgumentError

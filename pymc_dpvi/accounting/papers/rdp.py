@@ -57,6 +57,7 @@ from pymc_dpvi.accounting.contract import (
     why_unsupported,
 )
 from pymc_dpvi.accounting.papers.fixed_size_rdp import fixed_size_divergence
+from pymc_dpvi.accounting.relations import sensitivity_factor
 from pymc_dpvi.arguments import check_number
 from pymc_dpvi.errors import ArgumentError
 
@@ -135,7 +136,7 @@ class GuardedRdpAccountant(RdpAccountant):
 
     @property
     def _sensitivity(self) -> float:
-        return 2.0 if self.neighboring_relation is NeighboringRelation.REPLACE_ONE else 1.0
+        return sensitivity_factor(self.neighboring_relation)
 
     @property
     def _rdp(self) -> np.ndarray:

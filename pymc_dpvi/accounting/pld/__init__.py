@@ -1,5 +1,5 @@
 """Privacy loss distributions: the default accountant.
 
-`dominating_pairs` and `batch_pairs` say what a step can tell at worst; `gaussian_steps` and
-`tilted_composition` compose the losses of many; the accountants put that behind dp-accounting's interface.
+`dominating_pairs` says what a step can tell at worst; `gaussian_steps` and `tilted_composition` compose the
+losses of many steps; `accountant` puts that behind dp-accounting's interface.
 """

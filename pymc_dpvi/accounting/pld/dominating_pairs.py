@@ -48,7 +48,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-__all__ = ["MASS_ERROR", "GaussianPair", "LossLaw"]
+from pymc_dpvi.accounting.relations import sensitivity_factor
+
+__all__ = ["MASS_ERROR", "FixedSizePair", "GaussianPair", "LossLaw"]
 
 Array = NDArray[np.float64]
 
@@ -151,6 +153,11 @@ class GaussianPair:
     replace_one: bool = False
 
     @property
+    def _distance(self) -> float:
+        """How far apart P's and Q's outermost components lie: the sensitivity."""
+        return sensitivity_factor("replace_one" if self.replace_one else "add_or_remove_one")
+
+    @property
     def directions(self) -> tuple[bool, ...]:
         """Whether the pair is to be reversed: both ways unless it is symmetric."""
         return (False,) if self.replace_one or self.sampling_prob == 1.0 else (False, True)
@@ -159,7 +166,7 @@ class GaussianPair:
         r"""Return about the standard deviation of the loss, :math:`q\sqrt{e^{1/\sigma^2}-1}`."""
         # min: the second moment of a badly covered exponential tail is no guide to the bulk
         wide = self.sampling_prob * math.sqrt(math.expm1(min(self.noise_multiplier**-2, 4.0)))
-        return 2.0 * wide if self.replace_one else wide
+        return self._distance * wide
 
     def _edges(self, tail: float) -> tuple[float, float]:
         """Return x beyond which every component has less than `tail`."""
@@ -318,12 +325,66 @@ class GaussianPair:
         q, scale = self.sampling_prob, self.noise_multiplier**-2
         own = np.abs(grid)
         if q == 1.0:
-            slope: Array | float = (1.0 + self.replace_one) * scale
+            slope: Array | float = self._distance * scale
         elif self.replace_one:  # the log of a sinh, which is exact in relative terms near zero
-            slope = 2.0 * scale
+            slope = self._distance * scale
             own = own + (own + 0.5 * scale - math.log(q)) * np.minimum(scale * x + own, 1.0)
         else:  # exp(L) - (1 - q) cancels near the least loss
             own = own * np.maximum(1.0, np.exp(-grid))
             # the posterior probability of having been in the batch
             slope = scale * np.minimum(q * np.exp(np.minimum(scale * x - grid, 50.0)), 1.0)
         return 16.0 * _UNIT * float(np.max(own + slope * (x + 1.0), initial=0.0))
+
+
+@dataclass(frozen=True)
+class FixedSizePair:
+    """Dominating curve of a Gaussian step on a batch of fixed size, under replace-one.
+
+    By Proposition 30 of Zhu, Dong and Wang (2022) it is, for all real epsilon, the larger one of the curves
+    of the Poisson pair (P, Q) and of (Q, P), with q = B/N and the noise relative to the sensitivity 2C.
+    That is the first for epsilon >= 0; the second one, below, is its mirror image. On the grid: the
+    probabilities of positive losses are those of (P, Q), a loss of -l has exp(-l) times the probability of
+    l, and zero has the rest.
+
+    Parameters
+    ----------
+    sampling_prob : float
+        Share of the records that are in a batch.
+    noise_multiplier : float
+        Standard deviation of the noise, in units of the bound on one record.
+    """
+
+    sampling_prob: float
+    noise_multiplier: float
+
+    @property
+    def _pair(self) -> GaussianPair:
+        return GaussianPair(self.sampling_prob, self.noise_multiplier / sensitivity_factor("replace_one"))
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """Only one: the curve is symmetric."""
+        return (False,)
+
+    def spread(self) -> float:
+        """Return about the standard deviation of the loss."""
+        return self._pair.spread()
+
+    def range(self, tail: float) -> tuple[float, float]:
+        """Return the losses that leave out less than `tail`."""
+        high = self._pair.range(tail)[1]
+        return -high, high
+
+    def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
+        """Return the privacy loss on the grid; see `GaussianPair.law`."""
+        one = self._pair.law(interval, tail=tail, reverse=False)
+        positive = one.places > 0
+        places, right, splits = one.places[positive], one.probs[positive], one.split[positive]
+        shrink = np.exp(-interval * places)
+        left = right * shrink
+        # The sum is known to be one, up to the error of the others
+        zero = max(1.0 - float(left.sum()) - float(right.sum()) - one.infinite, 0.0) + MASS_ERROR
+        split = np.concatenate([(splits * shrink)[::-1], one.split[one.places == 0], splits])
+        probs = np.concatenate([left[::-1], [zero], right])
+        both = np.concatenate([-places[::-1], [0], places])
+        return LossLaw(interval, both, probs, one.infinite, split, one.loss_error)

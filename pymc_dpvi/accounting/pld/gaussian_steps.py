@@ -30,7 +30,7 @@ from pymc_dpvi.accounting.pld.dominating_pairs import LossLaw
 from pymc_dpvi.accounting.pld.tilted_composition import MAX_WINDOW, Composition
 from pymc_dpvi.accounting.search import least_number
 
-__all__ = ["LossPair", "composed_delta", "composed_epsilon", "composed_profile"]
+__all__ = ["LossPair", "Parts", "composed_delta", "composed_epsilon", "composed_profile"]
 
 GRID_TOLERANCE = 5e-4
 """What the grid may add to epsilon, relatively."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytensor.tensor as pt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pymc_dpvi.graph.structural import is_grid, is_structural
+from pymc_dpvi.graph.shape_constants import is_grid, is_structural, shape_vectors, written_shapes
+from pymc_dpvi.graph.traversal import array_value, walk
 
 SECOND_DIFFERENCES = np.diff(np.eye(7), n=2, axis=0)
 PAIRS = np.array(np.triu_indices(6, 1))
@@ -124,3 +126,60 @@ def test_few_index_arrays_say_nothing(values: list[int]) -> None:
                 for pair in (np.tril_indices(n, k, m), np.triu_indices(n, k, m)):
                     made += [p for p in pair if p.size == array.size]
     assert any(np.array_equal(array, one) for one in made), values
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.zeros(4), True),
+        (np.full((2, 3), 7.5), True),
+        (np.eye(3), True),
+        (np.arange(5), True),
+        (np.tril_indices(4)[0], True),
+        (np.tril_indices(4)[1], True),
+        (np.array(3.2), True),
+        (np.array([1.0, 2.0]), False),
+        (np.diag([1.0, 2.0]), False),
+        (np.array([0, 2, 1]), False),
+    ],
+)
+def test_structural_arrays(array: np.ndarray, expected: bool) -> None:
+    assert is_structural(array) is expected
+
+
+X1, X2 = (g.ravel() for g in np.meshgrid([1.0, 2.0, 3.0], [4.0, 6.0]))
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.array([5.0, 8.0]), True),  # two numbers
+        (np.linspace(-0.3, 7.1, 12)[:, None], True),
+        (np.pi * np.arange(1, 9), True),
+        (np.stack([X1, X2], axis=1), True),
+        (np.stack([X1, X2]), True),
+        (np.full((3, 2), 7.0), True),
+        (1e-4 * np.eye(3), True),
+        (np.array([1.0, 2.0, 3.0 + 1e-9]), False),
+        (np.array([1.0, 2.0, 4.0]), False),
+        (np.array([1.0, 1.0, 2.0]), False),
+        (np.array([1.0, 2.0, 1.0, 3.0]), False),
+        (np.array([1.0, np.nan, 3.0]), False),
+        (np.array([True, False, True, True]), False),
+        (np.array([[1.0, 2.0], [3.0, 9.0]]), False),
+        (np.array([[1.0, 2.0], [1.0, 4.0], [2.0, 8.0]]), False),
+        (np.stack([X1, X2 + 1e-3 * X1], axis=1), False),
+        (np.zeros((0, 2)), False),
+        (np.zeros((2, 3, 2)), True),
+    ],
+)
+def test_grids(array: np.ndarray, expected: bool) -> None:
+    assert is_grid(array) is expected
+
+
+def test_lengths_are_told_from_counts() -> None:
+    x = pt.tensor("x", shape=(4, 3, 2))
+    shape, counts, part = (pt.constant(np.array(v)) for v in ([12, 2], [5, 9], [3, 2]))
+    graphs = [x.reshape(shape), x.sum() * counts[0] + counts[1], x.sum() * part[0] + part[1]]
+    found = [find(walk(graphs)) for find in (shape_vectors, written_shapes)]
+    assert [{tuple(array_value(v)) for v in one} for one in found] == [{(12, 2)}, {(12, 2), (3, 2)}]

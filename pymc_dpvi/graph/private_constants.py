@@ -1,7 +1,7 @@
-"""What would enter a fit beside one record's row: arrays, and operations that may hold data.
+"""What would enter a fit whole beside one record's row: arrays, and operations that may hold data.
 
 Every record array is replaced by one row before gradients are taken. So whatever else is an array of numbers
-in a graph that is evaluated enters the fit whole, without a clip and without noise. These are the graphs:
+in a graph that is evaluated enters the fit without a clip and without noise. These are the graphs:
 
 ==========  ==================================================================================================
 likelihood  the observed variables and Potentials for one record, and what PyMC, or a function of the user's
@@ -11,48 +11,63 @@ start       initial points, and transforms of them
 released    Deterministics and other expressions (`records.RecordModel.may_be_released`)
 ==========  ==================================================================================================
 
-:func:`refuse_unprotected` goes through the first three:
+:func:`refuse_private_constants` goes through the first three:
 
 * an array with an axis as long as the records may be records, whatever it holds;
 * a shared array (``pm.Data``) has to be declared public, and so has a constant array in the likelihood or
-  in a data-free Potential, unless it says next to nothing (`structural`);
-* very many single numbers are an array (`single_numbers`), and so is what a loop over records leaves in the
-  structure of a graph (`written_loops`);
-* an operation or a constant may hold data where no graph shows them (`opaque`: a black-box likelihood,
-  ``pytensor.wrap_py``, a fitted spline).
+  in a data-free Potential, unless it says next to nothing (`shape_constants`);
+* very many single numbers are an array (`scalar_constants`), and so is what a loop over records leaves in the
+  structure of a graph (`unrolled_loops`);
+* an operation or a constant may hold data where no graph shows them (a black-box likelihood,
+  ``pytensor.wrap_py``, a fitted spline). A graph shows its numbers only if its operations compute what they
+  say *from their inputs alone*, and its constants are dense arrays. So an operation of a package other than
+  PyTensor's and PyMC's is refused, one that calls a function of the user's, and one that keeps more than
+  settings (:func:`opaque_part`); and so is any constant that is sparse, a list or another Python object.
 
 What PyMC itself puts into a log-density are single numbers, index tables and counts 0, 1, 2, ..., all of
-which pass (`tests/zoo.py` is the proof by trial). So an array that is in the log-density, and not in what
-it was derived from, is the user's: from the closure of a ``logp=`` or ``dist=`` function. There is one
-exception: PyMC evaluates what it can of constants. So where such an array is found, `records` derives the
-log-density once more with the model's constants as variables, of which nothing can be evaluated.
+which pass (`tests/zoo.py` is the proof by trial). So an array that is in the log-density, and not in what it
+was derived from, is the user's: from the closure of a ``logp=`` or ``dist=`` function. There is one
+exception: PyMC evaluates what it can of constants. So where such an array is found, the log-density is
+derived once more with the model's constants as variables, of which nothing can be evaluated
+(`densities.unevaluated`).
 
 Constants in a prior or an initial value are numbers that the user wrote there. They count as public, and
-the report lists them (`describe_public`). In a prior by a function of the user's that holds for what it is
+the report lists them (`public_data`). In a prior by a function of the user's that holds for what it is
 given as arguments; what it brings along in its closure nobody sees who reads the model, and is refused.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Collection, Mapping, Sequence
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
 
 import numpy as np
 import pymc as pm
+from pymc.distributions.continuous import InterpolatedRV
 from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
+from pymc.distributions.dist_math import SplineWrapper
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import Op
+from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.type import DenseTensorType
+from pytensor.tensor.type_other import NoneTypeT, SliceType
+from scipy.interpolate import InterpolatedUnivariateSpline
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.model_checks import array_name, global_dims, is_written_spline
-from pymc_dpvi.graph.opaque import is_opaque_value, opaque_part
-from pymc_dpvi.graph.rebuild import array_shape, array_value, is_array, walk
-from pymc_dpvi.graph.single_numbers import holds_table, shape_vectors
-from pymc_dpvi.graph.structural import is_grid, is_structural
-from pymc_dpvi.graph.written_loops import MOST_NUMBERS, spells_data
+from pymc_dpvi.graph.model_checks import array_name, global_dims
+from pymc_dpvi.graph.scalar_constants import holds_table
+from pymc_dpvi.graph.shape_constants import is_grid, is_structural, shape_vectors
+from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
+from pymc_dpvi.graph.unrolled_loops import MOST_NUMBERS, spells_data
 
-__all__ = ["refuse_unprotected", "says_nothing"]
+__all__ = ["is_opaque_value", "opaque_part", "refuse_private_constants", "says_nothing"]
 
 _AXIS_ADVICE = (
     "If that axis holds records, transpose the array so that they run along the first axis only; if the "
@@ -60,18 +75,25 @@ _AXIS_ADVICE = (
     "the dim of a free variable, or name it in public_data=[...] if everybody may know it."
 )
 
-
 _MANY = (
     f"There are more than {MOST_NUMBERS} different single numbers in the {{}}, or one expression stands "
     "there that often with other numbers, positions or operands in it, as a loop over an array writes it. So "
     "much is an array of data, and nothing protects it. If everybody may know it, put it into one "
-    "pm.Data('name', array), say public_data=['name'], and write the formula with that array "
-    "(b[group], pt.switch(answers, b, c)); if it is the records', give the whole array to a variable as "
-    "observed=..."
+    "pm.Data('name', array), say public_data=['name'], and write the formula with that array (b[group], "
+    "pt.switch(answers, b, c)); if it is the records', give the whole array to a variable as observed=..."
 )
 
+#: Packages whose operations compute what they say, from their inputs alone.
+_KNOWN_PACKAGES = frozenset({"pymc", "pymc_extras", "pytensor"})
+#: Operations of these packages that call a function of the user's.
+_CALLS_OUT = frozenset({"FromFunctionOp", "JAXOp"})
+#: Packages whose objects are settings, not data, where an operation keeps them.
+_SETTINGS = _KNOWN_PACKAGES | {"builtins", "collections", "functools", "numpy", "pathlib", "types", "weakref"}
+#: Numbers that a setting consists of at the most.
+_FEW = 8
 
-def refuse_unprotected(
+
+def refuse_private_constants(
     model: pm.Model,
     num_records: int,
     *,
@@ -84,37 +106,14 @@ def refuse_unprotected(
     data_free: Sequence[Variable],
     start: Sequence[Variable],
 ) -> None:
-    """Raise if an array or an operation is left that may hold private data.
+    """Raise if an array or an operation is left that may hold private data; the message names it.
 
-    Only lengths of trailing axes of record arrays may be read (a matrix's number of columns, say). Arrays
-    in inner graphs count.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    num_records : int
-    held : collection of Variable
-        The record arrays and the lengths of their dims.
-    public : collection of Variable
-        What was declared public.
-    generative : sequence of Variable
-        The observed variables for one record, before their log-densities were derived. PyMC computes what
-        it can of constants on the way, and the mean of a constant matrix is a number without an axis.
-    derived : sequence of Variable
-        The log-densities that were derived of them, in terms of the free variables.
-    factors : mapping of str to Variable
-        One record's log-densities, in terms of the unconstrained values, by observed variable or Potential.
-    prior : Variable
-        The log prior.
-    data_free : sequence of Variable
-        Potentials in it.
-    start : sequence of Variable
-        Initial points.
-
-    Raises
-    ------
-    UnsupportedModelError, NotSeparableError
-        Naming the array or the operation.
+    `held` are the record arrays and the lengths of their dims: only lengths of trailing axes of them may be
+    read (a matrix's number of columns, say). `generative` are the observed variables for one record, before
+    their log-densities, `derived`, were derived: PyMC computes what it can of constants on the way, and the
+    mean of a constant matrix is a number without an axis. `factors` are the same in terms of the
+    unconstrained values, by observed variable or Potential; `data_free` the Potentials in the log prior;
+    `start` the initial points. Arrays in inner graphs count.
     """
     own = {rv for rv in model.free_RVs}
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, np.ndarray)]
@@ -271,7 +270,7 @@ def _refuse_opaque(model: pm.Model, var: Variable, where: str, factors: Mapping[
     # The density of a random variable is a graph of its own.
     if var.owner is None or isinstance(var.owner.op, RandomVariable):
         return
-    if where == "prior" and is_written_spline(model, var.owner.op):
+    if where == "prior" and _is_written_spline(model, var.owner.op):
         return  # of a pm.Interpolated, whose points are constants behind the prior
     if (name := opaque_part(var.owner.op)) is not None:
         own = [repr(n) for n, f in factors.items() if var.owner.op in _operations(f)]
@@ -285,3 +284,82 @@ def _refuse_opaque(model: pm.Model, var: Variable, where: str, factors: Mapping[
 
 def _operations(graph: Variable) -> list[Op]:
     return [v.owner.op for v in walk([graph]) if v.owner is not None]
+
+
+def opaque_part(op: Op) -> str | None:
+    """Name the class of a part of an operation that may hold numbers of its own; None if there is none."""
+    for part in (op, getattr(op, "core_op", None), getattr(op, "scalar_op", None)):
+        if part is None:
+            continue
+        if not isinstance(part, OpFromGraph):
+            kind = type(part)
+            package = kind.__module__.partition(".")[0]
+            if package not in _KNOWN_PACKAGES or kind.__name__ in _CALLS_OUT:
+                return kind.__name__
+            if isinstance(part, RandomVariable) and not _is_static(kind):
+                return kind.__name__  # made for one user's function, such as that of a CustomDist
+            if any(_is_data(value, 3) for value in getattr(part, "__dict__", {}).values()):
+                return kind.__name__
+        for node in getattr(getattr(part, "fgraph", None), "apply_nodes", ()):
+            if (name := opaque_part(node.op)) is not None:
+                return name
+    return None
+
+
+def is_opaque_value(var: Variable) -> bool:
+    """Whether a constant or shared variable is something else than a dense array of numbers.
+
+    Lengths, slices, ``None`` and random generators are what they seem.
+    """
+    if not isinstance(var, Constant | SharedVariable):
+        return False
+    if isinstance(var.type, DenseTensorType):
+        return bool(np.dtype(var.type.dtype) == object)
+    return not isinstance(var.type, ScalarType | NoneTypeT | SliceType | RandomType)
+
+
+def _is_static(kind: type) -> bool:
+    """Whether a class was written in the module that it says, and not made at run time."""
+    return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
+
+
+def _is_data(value: Any, depth: int) -> bool:
+    """Whether an attribute of an operation may be data, or compute with some."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.ndim > 0 or value.dtype == object
+    if isinstance(value, FunctionType):
+        return value.__module__.partition(".")[0] not in _SETTINGS if value.__module__ else True
+    if isinstance(value, MethodType):
+        return _is_data(value.__func__, depth)
+    if isinstance(value, functools.partial):
+        return any(_is_data(v, depth - 1) for v in (value.func, *value.args, *value.keywords.values()))
+    if isinstance(value, type | ModuleType):
+        return False
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        inside = [*value, *value.values()] if isinstance(value, Mapping) else list(value)
+        if sum(isinstance(v, float | complex) for v in inside) > _FEW:
+            return True
+        return depth > 0 and any(_is_data(v, depth - 1) for v in inside)
+    return type(value).__module__.partition(".")[0] not in _SETTINGS
+
+
+def _is_written_spline(model: pm.Model, op: Any) -> bool:
+    """Whether an operation of a prior is the spline of one of the model's ``pm.Interpolated``, and no other.
+
+    Proof that it holds no number of a record: PyMC fits that spline to `x_points` and `pdf_points`, constants
+    behind the prior. As all such constants they are numbers that the user wrote: the report lists them, and
+    none may be as long as the records. The spline is fitted to them once more here, and it counts only if
+    knots, coefficients, degree and what it does beyond its ends are the same; these four are all that it
+    computes with. Its derivative, which the gradient uses, is made of them.
+    """
+    if type(op) is not SplineWrapper or type(op.spline) is not InterpolatedUnivariateSpline:
+        return False
+    for rv in model.free_RVs:
+        points = rv.owner.op.dist_params(rv.owner)[:2] if type(rv.owner.op) is InterpolatedRV else ()
+        if not points or not all(isinstance(p, Constant) for p in points):
+            continue
+        again = InterpolatedUnivariateSpline(*(p.data for p in points), k=1, ext="zeros")
+        same = zip(op.spline._eval_args, again._eval_args, strict=True)
+        if op.spline.ext == again.ext and all(np.array_equal(a, b) for a, b in same):
+            return True
+    return False

@@ -1,25 +1,51 @@
-"""What a release takes as public: arrays beside the records, and labels of dims, for the report to list.
+"""What counts as public beside the records: what the user declared, and what else the report lists.
 
 Whatever the release depends on beside the records and single numbers is listed, with its shape as it is:
 arrays that were declared public, constants that the user wrote into a prior, an initial value or a
 transform, grids in the likelihood, and the labels of released dims. What PyMC itself puts into graphs is
-not listed where it says no more than a shape (`structural`).
+not listed where it says no more than a shape (`shape_constants`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import pymc as pm
 from pytensor.graph.basic import Constant, Variable
 
-from pymc_dpvi.graph.rebuild import array_value, is_array, walk
-from pymc_dpvi.graph.single_numbers import MOST_NUMBERS, holds_table, written_shapes
-from pymc_dpvi.graph.structural import is_structural
+from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.graph.scalar_constants import MOST_NUMBERS, holds_table
+from pymc_dpvi.graph.shape_constants import is_structural, written_shapes
+from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
-__all__ = ["describe_public"]
+__all__ = ["describe_public", "public_variables", "shown"]
+
+
+def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> set[Variable]:
+    """Return the model's arrays that were declared public; raise if one is no ``pm.Data`` of the model."""
+    if isinstance(public_data, str | Variable):
+        public_data = [public_data]
+    if not isinstance(public_data, list | tuple | set | frozenset):
+        # Not any iterable: a column of strings would be taken for names, and the first one quoted.
+        raise ArgumentError(f"public_data must be a list of names; found {shown(public_data)}.")
+    public: set[Variable] = set()
+    names = sorted(repr(d.name) for d in model.data_vars)
+    for item in public_data:
+        var = model.named_vars.get(item) if isinstance(item, str) else item
+        if not isinstance(var, Variable) or not is_array(var):
+            raise ArgumentError(
+                f"public_data must name pm.Data of the model; found {shown(item)}. The model "
+                f"{'has ' + ', '.join(names) if names else 'has no pm.Data'}."
+            )
+        public.add(var)
+    return public
+
+
+def shown(value: object) -> str:
+    """Show what the user typed if it is a name; else only its type, since it may be data."""
+    return repr(value) if type(value) is str else f"a {type(value).__name__}"
 
 
 def describe_public(
@@ -29,25 +55,12 @@ def describe_public(
     prior: Sequence[Variable],
     dims: Collection[str],
 ) -> list[str]:
-    """Name what the release depends on beside the records.
+    """Name what the release depends on beside the record arrays `arrays`.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    arrays : sequence of Variable
-        The record arrays.
-    evaluated : sequence of Variable
-        All graphs that a fit and a release evaluate, but for `prior`.
-    prior : sequence of Variable
-        The log prior and the initial points.
-    dims : collection of str
-        Dims whose labels are released.
-
-    Returns
-    -------
-    list of str
-        Such as ``"region (7,)"`` for an array with a name, ``"constant of beta (3,)"`` for one without,
-        ``"labels of county (7,)"``, and one sentence if prior or start hold very many single numbers.
+    `evaluated` are all graphs that a fit and a release evaluate, but for `prior`, the log prior and the
+    initial points; `dims` are those whose labels are released. Entries are such as ``"region (7,)"`` for an
+    array with a name, ``"constant of beta (3,)"`` for one without, ``"labels of county (7,)"``, and one
+    sentence if prior or start hold very many single numbers.
     """
     values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
     roots = [*model.free_RVs, *model.observed_RVs, *model.potentials, *values]

@@ -37,7 +37,7 @@ from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType
 
-from pymc_dpvi.graph.rebuild import is_array
+from pymc_dpvi.graph.traversal import is_array
 
 __all__ = ["MOST_NUMBERS", "breaks", "is_long", "spells_data"]
 
@@ -64,16 +64,8 @@ Letter = tuple[int, tuple[float, ...]]
 def spells_data(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] = ()) -> bool:
     """Whether the structure of a graph tells more than a few letters, in a word of more than `MOST_NUMBERS`.
 
-    Parameters
-    ----------
-    found : iterable of Variable
-        All variables of the graph, inputs before outputs (`rebuild.walk`).
-    lists : sequence of sequence of Variable
-        Variables of it that are a list, such as the Potentials of a model.
-
-    Returns
-    -------
-    bool
+    `found` are all variables of the graph, inputs before outputs (`traversal.walk`); each of `lists` are
+    variables of it that are a list, such as the Potentials of a model.
     """
     nodes = list({v.owner: None for v in found if v.owner is not None})
     alphabet = _Alphabet(nodes)
@@ -87,20 +79,10 @@ def spells_data(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] =
 
 
 def is_long(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] = ()) -> bool:
-    """Whether a graph could hold data, whatever it holds.
+    """Whether a graph could hold data, whatever it holds; `found` and `lists` as for :func:`spells_data`.
 
-    Parameters
-    ----------
-    found : iterable of Variable
-        All variables of the graph, inputs before outputs (`rebuild.walk`).
-    lists : sequence of sequence of Variable
-        Variables of it that are a list.
-
-    Returns
-    -------
-    bool
-        Whether single numbers stand in it more often than `MOST_NUMBERS` times (equal ones too, and axes and
-        positions), or one of its words is longer.
+    That is if single numbers stand in it more often than `MOST_NUMBERS` times (equal ones too, and axes and
+    positions), or one of its words is longer.
     """
     nodes = list({v.owner: None for v in found if v.owner is not None})
     numbers = sum(
@@ -251,17 +233,7 @@ def _told(word: Sequence[Letter]) -> int:
 
 
 def breaks(values: np.ndarray) -> int:
-    """Count the entries that break the rule ``v[i + p] = v[i] + step``, for the best p and step.
-
-    Parameters
-    ----------
-    values : ndarray, shape (n,)
-
-    Returns
-    -------
-    int
-        Zero also for fewer than five.
-    """
+    """Count what breaks ``v[i + p] = v[i] + step``, for the best p and step; 0 for fewer than five."""
     if len(values) < _PERIODS or not np.isfinite(values).all():
         return 0
     width = float(np.ptp(values)) or 1.0

@@ -1,4 +1,4 @@
-r"""Constants that are no array and still hold one: many single numbers, and vectors read entry by entry.
+"""Single numbers in a formula that together are an array of data.
 
 A single number that is written into a model counts as public: nobody can tell ``0.5`` from a mean of the
 records. A hundred of them are a table, in whatever way they were put in::
@@ -18,21 +18,16 @@ table:
   all rows but eight at most are the same. Nor are ``x**0``, ``x**1``, ..., ``x**99``: equal steps, each
   as often, say two numbers.
 
-A constant array that says next to nothing (`structural`) counts for two numbers: seventy of them are a table.
-
-What a loop writes into positions, operands and turns, `written_loops` looks for.
-
-The threshold says how many numbers go uncounted: a user who writes up to 64 summaries of the data into a
-model, one by one, is not stopped (``docs/limitations.md``, 1).
-
-:func:`shape_vectors` finds the integer vectors that are shapes, by the operations that read them.
+A constant array that says next to nothing (`shape_constants`) counts for two numbers: seventy of them are a
+table. What a loop writes into positions, operands and turns, `unrolled_loops` looks for. Up to 64 summaries
+of the data that a user writes into a model, one by one, go uncounted (``docs/limitations.md``, 1).
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,30 +35,20 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar.basic import Cast, ScalarType
-from pytensor.tensor.basic import Alloc, Join, Split
+from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.random.op import RandomVariable
-from pytensor.tensor.shape import Reshape
-from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
-from pymc_dpvi.graph.rebuild import array_value, is_array, is_static_shape
-from pymc_dpvi.graph.written_loops import MOST_NUMBERS, breaks, spells_data
+from pymc_dpvi.graph.traversal import array_value, is_array
+from pymc_dpvi.graph.unrolled_loops import MOST_NUMBERS, breaks, spells_data
 
-__all__ = [
-    "MOST_NUMBERS",
-    "constant_parts",
-    "holds_table",
-    "joined_numbers",
-    "shape_vectors",
-    "written_shapes",
-    "written_triangles",
-]
+__all__ = ["MOST_NUMBERS", "constant_parts", "holds_table"]
 
 #: Rows of a table that may differ from the others, and it is none.
 _FEW = 8
-#: Axes that an array has at most, and so entries of a vector of lengths.
-_MOST_AXES = 8
+#: Entries of a vector of lengths.
+_MOST_LENGTHS = 8
 #: Operations whose first input alone is computed with: the others are shapes, axes and indices.
 _FIRST_ONLY = {"Alloc", "BroadcastTo", "Reshape", "SpecifyShape", "Unbroadcast", "Split"}
 #: Operations whose inputs are lengths.
@@ -73,16 +58,8 @@ _NO_INPUT = {"ARange", "AllocEmpty", "Eye", "MakeSlice"}
 def holds_table(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] = ()) -> bool:
     """Whether a graph tells as much as an array of data has, by its single numbers or by its structure.
 
-    Parameters
-    ----------
-    found : iterable of Variable
-        All variables of the graph, inputs before outputs (`rebuild.walk`).
-    lists : sequence of sequence of Variable
-        Variables of it that are a list, such as the Potentials of a model.
-
-    Returns
-    -------
-    bool
+    `found` are all variables of the graph (`traversal.walk`); each of `lists` are variables of it that are a
+    list, such as the Potentials of a model.
     """
     found = list(found)
     nodes = list({var.owner: None for var in found if var.owner is not None})
@@ -156,7 +133,7 @@ def _small_arrays(node: Apply) -> Iterator[Hashable]:
         if not isinstance(var, Constant) or not is_array(var):
             continue
         value = array_value(var)
-        length = value.dtype.kind in "iu" and value.ndim == 1 and value.size <= _MOST_AXES
+        length = value.dtype.kind in "iu" and value.ndim == 1 and value.size <= _MOST_LENGTHS
         if value.size > 1 and (
             k in _computed_with(node) or not length or "Subtensor" in type(node.op).__name__
         ):
@@ -199,19 +176,10 @@ def _number(var: Variable, known: dict[Variable, float]) -> float | None:
 
 
 def constant_parts(found: Iterable[Variable]) -> list[Variable]:
-    """Return the arrays in a graph that follow from constants alone, and are computed with.
+    """Return the arrays in a graph that follow from constants alone and are computed with.
 
-    Shapes, axes and indices are left out.
-
-    Parameters
-    ----------
-    found : iterable of Variable
-        All variables of the graph, inputs before outputs (`rebuild.walk`).
-
-    Returns
-    -------
-    list of Variable
-        The last ones of their kind: what is computed from them depends on something else.
+    Shapes, axes and indices are left out. `found` are all variables of the graph. Of what follows from each
+    other the last is returned: what is computed from it depends on something else.
     """
     fixed: set[Variable] = set()
     parts: dict[Variable, None] = {}
@@ -239,138 +207,3 @@ def _leaf(var: Variable) -> Any:
         if value is not None and value.size == 1:
             return (str(value.dtype), value.flat[0].item())
     return id(var)
-
-
-def shape_vectors(found: Iterable[Variable]) -> set[Variable]:
-    """Return the constant integer vectors that are read as shapes and in no other way.
-
-    That is the shape of a reshape, the size of a random variable, the lengths of parts, and what stands for
-    the shape of an array whose type knows it. The operations that read a vector decide, and no entry of it.
-
-    Parameters
-    ----------
-    found : iterable of Variable
-        All variables of the graph (`rebuild.walk`).
-
-    Returns
-    -------
-    set of Variable
-    """
-    return {v for v, how in _readers(found).items() if how == {"shape"} or is_static_shape(v)}
-
-
-def joined_numbers(found: Iterable[Variable]) -> set[Variable]:
-    """Return the constants of one entry that are joined to something, and read in no other way.
-
-    That is how a number is put before a vector: ``pt.concatenate([[0.0], cutpoints])``. No type tells it from
-    an array of the records of which one entry is left (``docs/limitations.md``, 1).
-
-    Parameters
-    ----------
-    found : iterable of Variable
-        All variables of the graph (`rebuild.walk`).
-
-    Returns
-    -------
-    set of Variable
-    """
-    joined: set[Variable] = set()
-    others: set[Variable] = set()
-    for node in _all_nodes(found):
-        for i in node.inputs:
-            one = isinstance(i, Constant) and is_array(i) and array_value(i).shape == (1,)
-            (joined if one and isinstance(node.op, Join) else others).add(i)
-    return joined - others
-
-
-def written_shapes(found: Sequence[Variable]) -> set[Variable]:
-    """Return `shape_vectors`, and the vectors that are read entry by entry and repeat a part of a shape.
-
-    PyMC reads the size of a random variable so. Counts of records may repeat a shape too: so this decides
-    what the report lists of what counts as public, and neither a refusal nor a release.
-
-    Parameters
-    ----------
-    found : sequence of Variable
-        All variables of the graph (`rebuild.walk`).
-
-    Returns
-    -------
-    set of Variable
-    """
-    shapes: set[tuple[int | None, ...]] = {getattr(v.type, "shape", ()) for v in found if not is_array(v)}
-    for node in _all_nodes(found):
-        shapes.update(getattr(v.type, "shape", ()) for v in node.outputs)
-    parts = {s[a:b] for s in shapes for a in range(len(s)) for b in range(a + 1, len(s) + 1)}
-    return shape_vectors(found) | {
-        v
-        for v, how in _readers(found).items()
-        if how <= {"shape", "entry"} and tuple(array_value(v).tolist()) in parts
-    }
-
-
-def _all_nodes(found: Iterable[Variable]) -> Iterator[Apply]:
-    """Yield the operations of a graph and of the graphs inside them."""
-    nodes = list({v.owner: None for v in found if v.owner is not None})
-    while nodes:
-        node = nodes.pop()
-        yield node
-        nodes += getattr(getattr(node.op, "fgraph", None), "apply_nodes", ())
-
-
-def _readers(found: Iterable[Variable]) -> dict[Variable, set[str]]:
-    """Say of each constant vector of a few integers how it is read: as a shape, an entry of it, else."""
-    readers: dict[Variable, set[str]] = {}
-    for node in _all_nodes(found):
-        for k, i in enumerate(node.inputs):
-            if not isinstance(i, Constant) or not is_array(i):
-                continue
-            if i.type.dtype[:3] in ("int", "uin") and i.type.ndim == 1 and array_value(i).size <= _MOST_AXES:
-                entry = isinstance(node.op, Subtensor) and node.outputs[0].type.ndim == 0
-                shape = (
-                    (isinstance(node.op, Reshape) and k == 1)
-                    or (isinstance(node.op, Split) and k == len(node.inputs) - 1)
-                    or (isinstance(node.op, RandomVariable) and i is node.op.size_param(node))
-                )
-                readers.setdefault(i, set()).add("shape" if shape else "entry" if entry else "other")
-    return readers
-
-
-def written_triangles(
-    found: Iterable[Variable], is_packed: Callable[[Variable], bool] = lambda packed: True
-) -> set[Variable]:
-    """Return the index tables by which a packed vector is written into the lower triangle of a new matrix.
-
-    That is how PyMC unpacks the Cholesky factor of ``pm.LKJCholeskyCov``. The tables are ``tril_indices(n)``
-    of the n by n matrix that is made for it.
-
-    The entries are compared, so that no other table passes. Whether one passes tells nothing if the packed
-    vector is an LKJ variable (`is_packed`): at other places than the triangle's its numbers are no Cholesky
-    factor, so there is no model in which a record decides about the places. A vector of any other
-    variable may be written where records say, to the pairs that occur among them.
-
-    Parameters
-    ----------
-    found : iterable of Variable
-        All variables of the graph (`rebuild.walk`).
-    is_packed : callable
-        Whether a vector is an LKJ variable's.
-
-    Returns
-    -------
-    set of Variable
-    """
-    tables: set[Variable] = set()
-    for node in {v.owner: None for v in found if v.owner is not None}:
-        if "IncSubtensor" not in type(node.op).__name__ or len(node.inputs) != 4:
-            continue
-        into, packed, *indices = node.inputs
-        n = into.type.shape[0] if into.type.ndim == 2 and len(set(into.type.shape)) == 1 else None
-        if n is None or into.owner is None or not isinstance(into.owner.op, Alloc) or not is_packed(packed):
-            continue
-        if all(isinstance(i, Constant) and is_array(i) for i in indices) and all(
-            np.array_equal(array_value(i), table)
-            for i, table in zip(indices, np.tril_indices(n), strict=True)
-        ):
-            tables.update(indices)
-    return tables

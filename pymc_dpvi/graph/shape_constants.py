@@ -1,11 +1,12 @@
-r"""Arrays that say no more than their shape and a few numbers.
+r"""Constants that say no more than a shape and a few numbers, by their entries or by how they are read.
 
-A constant array beside the records is public only if somebody declares it, as nobody can see where its
-entries come from. Some need no declaration, because they hold nothing to be told: an identity, an index
-table, a regular grid. One argument recognises them. *Let a rule make an array out of a shape, at most k real
-numbers and a few lengths. Whoever knows these can write the array down, so it tells no more than they do.*
-Single numbers and lengths that are written into a model count as public anyway. So each rule states the
-numbers and lengths that it needs, and an array passes only if the rule gives it back, entry by entry.
+**By their entries.** A constant array beside the records is public only if somebody declares it, as nobody
+can see where its entries come from. Some need no declaration, because they hold nothing to be told: an
+identity, an index table, a regular grid. One argument recognises them. *Let a rule make an array out of a
+shape, at most k real numbers and a few lengths. Whoever knows these can write the array down, so it tells no
+more than they do.* Single numbers and lengths that are written into a model count as public anyway. So each
+rule states the numbers and lengths that it needs, and an array passes only if the rule gives it back, entry
+by entry.
 
 =======================================================================  =============  =============
 array                                                                    numbers        lengths
@@ -27,15 +28,35 @@ grid: ``a + b * ((i // r) % p)``, as in the last row but one             2 a row
 
 All but the last are *structural* (`is_structural`), and may stand in any graph. A *grid* (`is_grid`) has
 numbers of its own for each axis, and may stand in the likelihood.
+
+**By how they are read.** A constant vector is a shape if every operation that reads it takes it for one
+(`shape_vectors`). What is released goes by that, as no entry may decide there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
 import numpy as np
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.tensor.basic import Alloc, Join, Split
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Reshape
+from pytensor.tensor.subtensor import Subtensor
 
-__all__ = ["is_grid", "is_structural"]
+from pymc_dpvi.graph.rebuild import is_static_shape
+from pymc_dpvi.graph.traversal import array_value, is_array
 
-#: Rows of a grid of points, each with its own numbers and lengths.
+__all__ = [
+    "is_grid",
+    "is_structural",
+    "joined_numbers",
+    "shape_vectors",
+    "written_shapes",
+    "written_triangles",
+]
+
+#: Axes of an array: entries of a vector of lengths, and rows of a grid of points.
 _MOST_AXES = 8
 #: Times that a band matrix changes from its first diagonal to its last.
 _MOST_CHANGES = 4
@@ -46,17 +67,7 @@ _MOST_COLUMNS = 2048
 
 
 def is_structural(array: np.ndarray) -> bool:
-    """Whether an array says no more than its shape, a few lengths and at most one number.
-
-    Parameters
-    ----------
-    array : numpy.ndarray
-
-    Returns
-    -------
-    bool
-        Whether one of the rules of this module, the last one excepted, gives the array back exactly.
-    """
+    """Whether one of the rules of this module, the last one excepted, gives the array back exactly."""
     array = _squeezed(array)
     if array.size <= 1 or bool(np.all(array == array.flat[0])):
         return True
@@ -76,20 +87,10 @@ def is_structural(array: np.ndarray) -> bool:
 
 
 def is_grid(array: np.ndarray) -> bool:
-    """Whether an array says no more than its shape, and two numbers and two lengths for each axis of a grid.
+    """Whether the last rule gives the array back, up to rounding, to 1 part in 10¹².
 
-    That is steps of equal width, ``a, a + b, a + 2 b, ...`` (the frequencies of a Fourier series, inducing
-    points), or the points of a grid of several such axes as ``numpy.meshgrid`` lays them out (the basis of
-    ``pm.gp.HSGP``).
-
-    Parameters
-    ----------
-    array : numpy.ndarray
-
-    Returns
-    -------
-    bool
-        Up to rounding, to 1 part in 10¹².
+    That is steps of equal width (the frequencies of a Fourier series, inducing points), or the points of a
+    grid of several such axes as ``numpy.meshgrid`` lays them out (the basis of ``pm.gp.HSGP``).
     """
     array = _squeezed(array)
     if array.dtype.kind not in "iuf" or not array.size or not np.isfinite(array).all():
@@ -214,3 +215,96 @@ def _is_slope(counts: np.ndarray) -> bool:
     rises = bool((steps >= 0).all() and (steps <= 1).all() and (np.diff(steps) <= 0).all())
     falls = bool((steps <= 0).all() and (steps >= -1).all() and (np.diff(steps) <= 0).all())
     return rises or falls
+
+
+def shape_vectors(found: Iterable[Variable]) -> set[Variable]:
+    """Return the constant integer vectors of a graph that are read as shapes and in no other way.
+
+    That is the shape of a reshape, the size of a random variable, the lengths of parts, and what stands for
+    the shape of an array whose type knows it. The operations that read a vector decide, and no entry of it.
+    """
+    return {v for v, how in _readers(found).items() if how == {"shape"} or is_static_shape(v)}
+
+
+def joined_numbers(found: Iterable[Variable]) -> set[Variable]:
+    """Return the constants of one entry that are joined to something, and read in no other way.
+
+    That is how a number is put before a vector: ``pt.concatenate([[0.0], cutpoints])``. No type tells it from
+    an array of the records of which one entry is left (``docs/limitations.md``, 1).
+    """
+    joined: set[Variable] = set()
+    others: set[Variable] = set()
+    for node in _all_nodes(found):
+        for i in node.inputs:
+            one = isinstance(i, Constant) and is_array(i) and array_value(i).shape == (1,)
+            (joined if one and isinstance(node.op, Join) else others).add(i)
+    return joined - others
+
+
+def written_shapes(found: Sequence[Variable]) -> set[Variable]:
+    """Return `shape_vectors`, and the vectors that are read entry by entry and repeat a part of a shape.
+
+    PyMC reads the size of a random variable so. Counts of records may repeat a shape too: so this decides
+    what the report lists of what counts as public, and neither a refusal nor a release.
+    """
+    shapes: set[tuple[int | None, ...]] = {getattr(v.type, "shape", ()) for v in found if not is_array(v)}
+    for node in _all_nodes(found):
+        shapes.update(getattr(v.type, "shape", ()) for v in node.outputs)
+    parts = {s[a:b] for s in shapes for a in range(len(s)) for b in range(a + 1, len(s) + 1)}
+    return shape_vectors(found) | {
+        v
+        for v, how in _readers(found).items()
+        if how <= {"shape", "entry"} and tuple(array_value(v).tolist()) in parts
+    }
+
+
+def _all_nodes(found: Iterable[Variable]) -> Iterator[Apply]:
+    """Yield the operations of a graph and of the graphs inside them."""
+    nodes = list({v.owner: None for v in found if v.owner is not None})
+    while nodes:
+        node = nodes.pop()
+        yield node
+        nodes += getattr(getattr(node.op, "fgraph", None), "apply_nodes", ())
+
+
+def _readers(found: Iterable[Variable]) -> dict[Variable, set[str]]:
+    """Say of each constant vector of a few integers how it is read: as a shape, an entry of it, else."""
+    readers: dict[Variable, set[str]] = {}
+    for node in _all_nodes(found):
+        for k, i in enumerate(node.inputs):
+            if not isinstance(i, Constant) or not is_array(i):
+                continue
+            if i.type.dtype[:3] in ("int", "uin") and i.type.ndim == 1 and array_value(i).size <= _MOST_AXES:
+                entry = isinstance(node.op, Subtensor) and node.outputs[0].type.ndim == 0
+                shape = (
+                    (isinstance(node.op, Reshape) and k == 1)
+                    or (isinstance(node.op, Split) and k == len(node.inputs) - 1)
+                    or (isinstance(node.op, RandomVariable) and i is node.op.size_param(node))
+                )
+                readers.setdefault(i, set()).add("shape" if shape else "entry" if entry else "other")
+    return readers
+
+
+def written_triangles(found: Iterable[Variable], is_packed: Callable[[Variable], bool]) -> set[Variable]:
+    """Return the index tables by which a packed vector is written into the lower triangle of a new matrix.
+
+    That is how PyMC unpacks the Cholesky factor of ``pm.LKJCholeskyCov``: by ``tril_indices(n)``. The entries
+    are compared, so that no other table passes. Whether one passes tells nothing if the packed vector is an
+    LKJ variable (`is_packed`): at other places its numbers are no Cholesky factor, so there is no model in
+    which a record decides about the places. A vector of any other variable may be written where records say,
+    to the pairs that occur among them.
+    """
+    tables: set[Variable] = set()
+    for node in {v.owner: None for v in found if v.owner is not None}:
+        if "IncSubtensor" not in type(node.op).__name__ or len(node.inputs) != 4:
+            continue
+        into, packed, *indices = node.inputs
+        n = into.type.shape[0] if into.type.ndim == 2 and len(set(into.type.shape)) == 1 else None
+        if n is None or into.owner is None or not isinstance(into.owner.op, Alloc) or not is_packed(packed):
+            continue
+        if all(isinstance(i, Constant) and is_array(i) for i in indices) and all(
+            np.array_equal(array_value(i), table)
+            for i, table in zip(indices, np.tril_indices(n), strict=True)
+        ):
+            tables.update(indices)
+    return tables

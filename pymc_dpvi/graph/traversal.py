@@ -1,0 +1,142 @@
+"""Walk a PyTensor graph: what a variable depends on, and what an array of the model holds.
+
+A walk goes by what a graph computes with. So it looks into inner graphs, leaves out the ``size`` of random
+variables unless asked for it, and may leave out the number of columns of records, which everybody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import io_toposort
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from pytensor.tensor.type import TensorType
+
+__all__ = ["array_shape", "array_value", "depends_on", "is_array", "substituted", "walk"]
+
+
+def walk(
+    outputs: Iterable[Variable],
+    stop: Iterable[Variable] = (),
+    *,
+    into_size: bool = False,
+    columns_of: Collection[Variable] | None = (),
+) -> list[Variable]:
+    """List the ancestors of `outputs` and themselves, each once, inputs before outputs.
+
+    Nothing behind `stop` is looked at. With `into_size`, the ``size`` and generator inputs of random
+    variables are followed too. What reads only the number of columns of the record arrays `columns_of` (None:
+    of any array) is not followed: it is part of the schema. Arrays captured in inner graphs are listed.
+    """
+    stopped = set(stop)
+    order: list[Variable] = []
+    done: set[Variable] = set()
+    stack: list[tuple[Variable, bool]] = [(v, False) for v in reversed(list(outputs))]
+    while stack:
+        var, expanded = stack.pop()
+        if var in done:
+            continue
+        if expanded or var.owner is None or var in stopped:
+            done.add(var)
+            order.append(var)
+            continue
+        stack.append((var, True))
+        inputs = var.owner.inputs
+        if columns_of != () and _reads_columns(var, columns_of):
+            inputs = []
+        elif isinstance(var.owner.op, RandomVariable) and not into_size:
+            inputs = var.owner.op.dist_params(var.owner)
+        stack.extend(
+            (i, False) for i in reversed([*_inner_constants(var.owner.op), *inputs]) if i not in done
+        )
+    return order
+
+
+def _inner_constants(op: Any) -> list[Variable]:
+    """Return the constants that are captured in the inner graph of an op, such as that of a `Scan`."""
+    found: list[Variable] = []
+    for inner in (op, getattr(op, "core_op", None)):
+        for node in getattr(getattr(inner, "fgraph", None), "apply_nodes", ()):
+            random = isinstance(node.op, RandomVariable)  # of which the lengths are left out, as in `walk`
+            inputs = node.op.dist_params(node) if random else node.inputs
+            found += [i for i in inputs if isinstance(i, Constant)]
+            found += _inner_constants(node.op)
+    return found
+
+
+def _reads_columns(var: Variable, arrays: Collection[Variable] | None) -> bool:
+    """Whether `var` is the length of a trailing axis of one of these arrays as it was given: ``X.shape[1]``.
+
+    The leading length is the number of records, and so may be any length of ``X.T``; the shape of something
+    computed, ``pt.nonzero(x)[0].shape``, may depend on any value.
+    """
+    node = var.owner
+    if node is None:
+        return False
+    if isinstance(node.op, Shape_i):
+        base, axis = node.inputs[0], node.op.i
+    elif isinstance(node.op, Subtensor) and len(node.inputs) in (1, 2):
+        shape = node.inputs[0].owner
+        entries = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+        if shape is None or not isinstance(shape.op, Shape) or len(entries) != 1:
+            return False
+        base, axis = shape.inputs[0], getattr(entries[0], "data", entries[0])
+        if not isinstance(axis, int | np.integer | np.ndarray):
+            return False
+    else:
+        return False
+    known = arrays is None or base in arrays or not is_array(base)
+    trailing = int(axis) > 0 or -base.type.ndim < int(axis) < 0
+    return known and base.owner is None and trailing
+
+
+def depends_on(
+    outputs: Iterable[Variable],
+    held: Iterable[Variable],
+    stop: Iterable[Variable] = (),
+    *,
+    into_size: bool = False,
+) -> bool:
+    """Whether the values of `outputs` can depend on the values of `held` (shapes do not count)."""
+    wanted = set(held)
+    return any(v in wanted for v in walk(outputs, stop=stop, into_size=into_size, columns_of=None))
+
+
+def is_array(var: Variable) -> bool:
+    """Whether `var` is a constant or shared array of numbers."""
+    return isinstance(var, Constant | SharedVariable) and isinstance(var.type, TensorType)
+
+
+def _held(var: Variable) -> Any:
+    return var.get_value(borrow=True) if isinstance(var, SharedVariable) else var.data  # type: ignore[attr-defined]
+
+
+def array_value(var: Variable) -> np.ndarray:
+    """Return the numbers of a constant or shared array, without a copy where that is possible."""
+    return np.asarray(_held(var))
+
+
+def array_shape(var: Variable) -> tuple[int, ...]:
+    """Return the shape of a constant or shared array, dense or sparse."""
+    return tuple(_held(var).shape)
+
+
+def substituted(outputs: Sequence[Variable], swap: Mapping[Variable, Variable]) -> list[Variable]:
+    """Put other variables in place of some; what a replaced one depends on is not looked at.
+
+    ``pytensor.graph.replace.graph_replace`` raises "not a part of graph" in PyTensor 2 where one of the
+    replaced variables is needed for another one alone.
+    """
+    memo = dict(swap)
+    for node in io_toposort(list(swap), list(outputs)):
+        inputs = [memo.get(i, i) for i in node.inputs]
+        if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+            for old, new in zip(node.outputs, node.clone_with_new_inputs(inputs).outputs, strict=True):
+                memo.setdefault(old, new)
+    return [memo.get(out, out) for out in outputs]

@@ -1,0 +1,137 @@
+"""A fit that ends early: all planned steps are charged, and what was released is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+from pymc.variational.callbacks import CheckParametersConvergence
+from short_fits import CHEAP, MARKS, SEEDED, Build, Iterates, params, quiet
+
+from pymc_dpvi import DPADVI, accounting
+from pymc_dpvi.progress import StepProgress
+
+pytestmark = MARKS
+
+
+def test_convergence_check_stops(logistic: Build, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="pymc_dpvi")
+    check = CheckParametersConvergence(every=5, tolerance=1e9)
+    with logistic():
+        approx = pm.fit(30, method=DPADVI(**SEEDED), callbacks=[check], progressbar=False)
+    run = approx.privacy.runs[0]
+    assert (run.n_steps, run.steps_run) == (30, 5)
+    assert 0.99 < run.epsilon <= 1.0  # the planned cost
+    assert "Convergence achieved at 5" in caplog.text
+    assert np.isfinite(approx.sample(3)["posterior"]["beta"].values).all()
+
+
+def test_stop_iteration(logistic: Build) -> None:
+    def stop(approx: Any, losses: Any, i: int) -> None:
+        if i == 9:
+            raise StopIteration
+
+    seen = Iterates()
+    with logistic():
+        approx = quiet(DPADVI(**CHEAP), 12, callbacks=[seen, stop])
+    assert approx.privacy.runs[0].steps_run == 9
+    np.testing.assert_allclose(params(approx), np.mean(seen.values[6:], axis=0), rtol=1e-10)
+
+
+def test_callback_that_raises(logistic: Build) -> None:
+    def boom(approx: Any, losses: Any, i: int) -> None:
+        if i == 3:
+            raise LookupError("mine")
+
+    with logistic():
+        method = DPADVI(**SEEDED)
+        with pytest.raises(LookupError, match="mine"):
+            pm.fit(10, method=method, callbacks=[boom], progressbar=False)
+    run = method.approx.privacy.runs[0]
+    assert (run.n_steps, run.steps_run) == (10, 3)
+    assert 0.99 < run.epsilon <= 1.0
+    assert method.approx.sample(2)["posterior"]["beta"].shape == (1, 2, 2)
+    method.refine(4, progressbar=False)
+    assert len(method.approx.privacy.runs) == 2
+
+
+def test_charged_before_the_first_draw(logistic: Build, nothing_spent: None) -> None:
+    with logistic():
+        method = DPADVI(**SEEDED)
+        with pytest.raises(AssertionError, match="the mechanism was run"):
+            quiet(method, 10)
+    run = method.approx.privacy.runs[0]
+    assert (run.n_steps, run.steps_run) == (10, 0)
+    assert 0.99 < run.epsilon <= 1.0
+
+
+def test_keyboard_interrupt_in_a_callback(logistic: Build) -> None:
+    def interrupt(approx: Any, losses: Any, i: int) -> None:
+        if i == 4:
+            raise KeyboardInterrupt
+
+    seen = Iterates()
+    with logistic():
+        approx = pm.fit(20, method=DPADVI(**SEEDED), callbacks=[seen, interrupt], progressbar=False)
+    run = approx.privacy.runs[0]
+    assert (run.n_steps, run.steps_run) == (20, 4)
+    assert 0.99 < approx.privacy.epsilon <= 1.0
+    np.testing.assert_array_equal(params(approx), seen.values[-1])
+    assert approx.sample(2)["posterior"]["beta"].shape == (1, 2, 2)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.usefixtures("interruptible")
+def test_keyboard_interrupt_by_signal(
+    logistic: Build, monkeypatch: pytest.MonkeyPatch, steps_seen: list[tuple[np.ndarray, ...]]
+) -> None:
+    advance = StepProgress.advance
+    over = threading.Event()
+
+    def interrupt() -> None:
+        """Again after a while: CPython drops an interrupt that comes while an object is being deleted."""
+        wait = 0.05
+        while not over.wait(wait):
+            os.kill(os.getpid(), signal.SIGINT)
+            wait = 10.0
+
+    timer = threading.Thread(target=interrupt)
+
+    def first_chunk(self: StepProgress, steps: int) -> None:
+        if timer.ident is None:  # not earlier: the steps are to be interrupted
+            timer.start()
+        advance(self, steps)
+
+    monkeypatch.setattr(StepProgress, "advance", first_chunk)
+    try:
+        with logistic():
+            approx = quiet(DPADVI(**CHEAP, accountant="rdp"), 90_000)  # PLD would take seconds
+    finally:
+        over.set()
+        timer.join()
+    run = approx.privacy.runs[0]
+    assert run.n_steps == 90_000
+    assert 0 < len(steps_seen) < 90_000
+    assert abs(run.steps_run - len(steps_seen)) <= 1
+    planned = accounting.epsilon(
+        delta=1e-6, noise_multiplier=2.0, n_steps=90_000, sampling_prob=0.3, accountant="rdp"
+    )
+    assert approx.privacy.epsilon == planned
+    assert np.isfinite(approx.sample(2)["posterior"]["beta"].values).all()
+
+
+def test_an_interrupted_fit_keeps_the_trace_of_the_steps_run(logistic: Build) -> None:
+    def interrupt(approx: Any, losses: Any, i: int) -> None:
+        if i == 33:
+            raise KeyboardInterrupt
+
+    with logistic():
+        approx = quiet(DPADVI(**CHEAP), 100, callbacks=[interrupt])
+    assert approx.privacy.runs[0].steps_run == sum(b.n for b in approx._trace.blocks) == 33
+    assert approx.sample(4, noise_aware=True).attrs["noise_aware"] == 1
+    assert 16 <= approx.diagnostics().n_steps_late <= 26
