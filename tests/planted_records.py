@@ -1,8 +1,8 @@
 """A model whose records hold sentinels, the search for them, and errors that a fit on it can raise.
 
 The sentinels are numbers and strings that stand in one record each: in the outcome, in constant and pm.Data
-predictors, in group indices, and in the coordinates of the record axis. This module's name holds none of them:
-an error may name the module of the function that it is about.
+predictors, in group indices, and in the coordinates of the record axis. This module's name holds none of
+them: an error may name the module of the function that it is about.
 """
 
 from __future__ import annotations
