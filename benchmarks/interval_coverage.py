@@ -117,7 +117,7 @@ class Fit:
         with make_model(name, x, y):
             method = DPADVI(epsilon=epsilon, delta=DELTA, random_seed=0, **bound)
         self.approx, self.n_steps = method.approx, n_steps
-        self.mechanism = method._terms.mechanism(n_steps, NUM_RECORDS)
+        self.mechanism = method._settings.mechanism(n_steps, NUM_RECORDS)
         self.optimiser_state: list[Any] = []
 
         def optimizer(grads: list[Any], params: list[Any]) -> dict[Any, Any]:

@@ -58,20 +58,9 @@ def check_number(
     closed_high: bool = False,
     example: float | None = None,
 ) -> float:
-    """Return `value` as a finite float between `low` and `high`, or raise.
+    """Return `value` as a finite float between `low` and `high`, or raise; bounds are open unless closed.
 
-    Parameters
-    ----------
-    name : str
-        Name of the argument, for the message.
-    value : object
-        What the caller gave.
-    low, high : float
-        Open bounds.
-    closed_low, closed_high : bool
-        Whether a bound itself is allowed.
-    example : float, optional
-        A value to type instead.
+    `example` is a value to type instead, for the message.
     """
     brackets = ("[" if closed_low else "(", "]" if closed_high else ")")
     wanted = f"a finite number in {brackets[0]}{low:g}, {high:g}{brackets[1]}"

@@ -60,21 +60,10 @@ def posterior_data(
     attrs: Mapping[str, Any],
     transformed: Mapping[str, np.ndarray] | None = None,
 ) -> PosteriorData:
-    """Make the ArviZ object of the installed version.
+    """Make the ArviZ object of the installed version: arrays are of shape (chain, draw, ...).
 
-    Parameters
-    ----------
-    posterior : mapping of str to ndarray, shape (chain, draw, ...)
-    coords, dims : mapping
-        Of the variables' own axes.
-    attrs : mapping
-        Numbers and strings, put on the whole and on its posterior group (both survive netCDF).
-    transformed : mapping of str to ndarray, optional
-        Unconstrained values, for the group ``unconstrained_posterior``.
-
-    Returns
-    -------
-    arviz.InferenceData or xarray.DataTree
+    `coords` and `dims` are of the variables' own axes; `attrs` go on the whole and on its posterior group
+    (both survive netCDF); `transformed` goes into the group ``unconstrained_posterior``.
     """
     groups = {"posterior": dict(posterior)}
     coords, dims = dict(coords), {k: list(v) for k, v in dims.items()}
@@ -95,23 +84,10 @@ def posterior_data(
 
 
 def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Write `backend` as PyTensor's ``mode``, numba if nothing is said.
+    """Write `backend` as PyTensor's ``mode``, numba if nothing is said, among the arguments of ``function``.
 
-    Parameters
-    ----------
-    backend : {"numba", "c", "jax", "python"}, optional
-    compile_kwargs : mapping, optional
-        Passed to PyTensor's ``function``; may hold ``mode`` instead.
-
-    Returns
-    -------
-    dict
-        For the step; `rows_mode` has what is different for the rows of its batch.
-
-    Raises
-    ------
-    ArgumentError
-        Unknown backend, one that is not installed, or both given.
+    `rows_mode` has what is different for the rows of a batch. An ArgumentError if the backend is unknown or
+    not installed, or if `compile_kwargs` holds a mode too.
     """
     if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
         raise ArgumentError("compile_kwargs must be a dict, such as {'mode': 'CVM'}.")
@@ -161,8 +137,8 @@ def default_numba_mode() -> Mode:
 def rows_mode(backend: str | None) -> dict[str, Any]:
     """Return the ``mode`` of the rows of a batch, if it is not that of the step.
 
-    JAX computes the rows of records, where all work is. It has no kernel that adds them up, clipped and on a
-    lattice; the step around them is PyTensor's.
+    JAX computes the records' gradients. It has no kernel that adds them up, clipped and on a lattice; the
+    step around them is PyTensor's.
     """
     mode = _BACKENDS[backend or "numba"][1]
     return {} if mode is None else {"mode": without_raising(get_mode(mode))}

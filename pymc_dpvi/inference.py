@@ -1,38 +1,39 @@
-r"""``pm.fit(n, method=DPADVI(epsilon=..., delta=...))``: calibrate, charge, loop, average.
+r"""``pm.fit(n, method=DPADVI(epsilon=..., delta=...))``: check, calibrate, compile, charge, report, loop.
 
-A fit goes through these stations, and nothing is spent before the third:
+In: a PyMC model on the full data, and what its fit may spend. Out: a `DPApproximation`, which is private. A
+fit goes through these stations, and nothing is spent before the fifth:
 
-1. The model is split by records and checked (`records`, `separability`), when the method is made.
-2. The noise is calibrated to ``(epsilon, delta)`` for the planned number of steps (`accounting`).
-3. The planned cost is charged to the budget, if there is one, and goes into the report. Early stopping,
+1. The model is split by records and checked (`graph.records`, `graph.separability`), when the method is made.
+2. The arguments are checked (`settings`).
+3. The noise is calibrated to ``(epsilon, delta)`` for the planned number of steps (`accounting`).
+4. The step is compiled (`engine.step`).
+5. The planned cost is charged to the budget, if there is one, and goes into the report. Early stopping,
    callbacks that raise, and interrupts do not reduce it: what would have been run is what is reported.
-4. The steps run (`step`), with batches and noise from the mechanism's own key streams.
-5. The iterates of the last half are averaged: public post-processing that takes out most of the noise.
+6. The steps run (`engine.loop`), with batches and noise from the mechanism's own key streams.
+7. The iterates of the last half are averaged: public post-processing that takes out most of the noise.
 
 A further `fit` or `refine` is charged as a release of its own and the costs add up, because the
 decision to go on may depend on what was seen.
+
+What it must never do: run a step that is not in the report.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-import math
-import os
 import secrets
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pymc as pm
 from pymc.variational.inference import Inference
 
-from pymc_dpvi.accounting import PrivacyBudget, require_proven
+from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.accounting.calibration import MAX_STEPS
-from pymc_dpvi.arguments import check_flag, check_integer, check_number, check_seed
+from pymc_dpvi.arguments import check_integer, check_seed
 from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works
 from pymc_dpvi.engine.graph_keys import source_hash
@@ -41,7 +42,6 @@ from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.errors import (
     ArgumentError,
     InsecureNoiseWarning,
-    PrivacyError,
     UnsupportedModelError,
     warn,
 )
@@ -50,23 +50,20 @@ from pymc_dpvi.graph.precomputed import FORMULA_ADVICE, formula_mark
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values, narrow_full_rank
-from pymc_dpvi.keywords import MEANT, NEEDED, NOT_IN_FIT, named, refuse_dropped, refuse_unknown
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.one_at_a_time import Turn, one_at_a_time
 from pymc_dpvi.optimizers import Optimizer, falling_adam
 from pymc_dpvi.pages import shown
 from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.redaction import sealed, shielded
 from pymc_dpvi.release.report import PrivacyRun
-from pymc_dpvi.settings import PrivacyTerms
+from pymc_dpvi.settings import MEANT, NEEDED, FitArguments, PrivacySettings, check_fit_arguments, named
 
 __all__ = ["DPADVI", "DPFullRankADVI", "fit_dpadvi"]
 
 _logger = logging.getLogger(__name__)
-
-#: A delta that is warned of whatever the number of records, which would have to be below ten thousand.
-_LARGE_DELTA = 1e-4
 
 _SINGLE = (
     "This model computes in single precision (floatX='float32'). The proof that the noise hides a record in "
@@ -74,39 +71,9 @@ _SINGLE = (
     "on the other records of a large batch. Use pytensor.config.floatX = 'float64' for releases."
 )
 
-#: Latent draws in a step: each has a gradient of its own in the compiled graph.
-_MOST_DRAWS = 1000
-
 _STARTING = "The fit cannot start: {} was raised. Check start= and start_sigma=, and the variables' initval."
 
 Callback = Callable[[DPApproximation, None, int], Any]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
-    """Refuse a second fit while one runs, or in a fork: neither would report what the other costs."""
-
-    @wraps(method)
-    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
-        this: Any = args[0]
-        if os.getpid() != this._process:
-            raise PrivacyError(
-                "This method was made in another process, which may fit with it as well, and neither would "
-                "report what the other spends. Make a DPADVI in the process that fits."
-            )
-        if not this._lock.acquire(blocking=False):
-            raise PrivacyError(
-                "This fit is still running: fit and refine cannot be called from one of its callbacks, or "
-                "from another thread. Make a DPADVI for each thread."
-            )
-        try:
-            return method(*args, **kwargs)
-        finally:
-            this._lock.release()
-
-    return alone
 
 
 class DPADVI(Inference):  # type: ignore[misc]
@@ -228,7 +195,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             check_seed("insecure_noise_seed", insecure_noise_seed)
         if random_seed is not None:
             check_seed("random_seed", random_seed)
-        self._terms = PrivacyTerms(
+        self._settings = PrivacySettings(
             delta=delta,
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
@@ -241,7 +208,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             accountant=accountant,
             allow_unproven=allow_unproven,
         )
-        self._budget = self._check_budget(budget, insecure_noise_seed)
+        self._budget = self._settings.check_budget(budget, insecure_noise_seed)
         model = pm.modelcontext(model)
         if not isinstance(model, pm.Model):
             raise ArgumentError(f"model must be a pymc.Model; found a {type(model).__name__}.")
@@ -258,11 +225,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._backend = ""
         self._mechanism: Mechanism | None = None
         self._iterate: list[np.ndarray] | None = None
-        self._callbacks: list[Callback] = []
-        self._every = 0
+        self._asked: FitArguments | None = None
         self._steps_run = 0
-        self._lock = threading.Lock()
-        self._process = os.getpid()
+        self._turn = Turn()
         self._approx = shielded(
             lambda: self._family(self._record, random_seed=random_seed, **starting), ArgumentError, _STARTING
         )
@@ -274,7 +239,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             )
         explained(lambda: check_finite_start(self._record, self._approx.latents, self._approx.start), model)
         explained(lambda: check_separable(self._record, self._approx.latents, self._approx.start), model)
-        self._terms.check_sampler(self._record.num_records)
+        self._settings.check_sampler(self._record.num_records)
         if any(v.type.dtype == "float32" for v in self._approx.latents.value_vars):
             warn(_SINGLE)
         self.state = None
@@ -288,30 +253,12 @@ class DPADVI(Inference):  # type: ignore[misc]
 
         Like all that a fit releases it is private, and costs nothing more.
         """
-        step, given = self._step, self._terms.l2_clip_norm
-        if step is not None and step.running_clip is not None:
-            return step.running_clip.l2_clip_norm
-        return given.start if isinstance(given, AdaptiveClip) else float(given)
-
-    def _check_budget(self, budget: Any, insecure_noise_seed: int | None) -> PrivacyBudget | None:
-        """Return the budget if this method can be charged to it at all."""
-        if budget is None:
-            return None
-        if not isinstance(budget, PrivacyBudget):
-            raise ArgumentError(
-                f"budget must be a PrivacyBudget; found a {type(budget).__name__}. Make one with "
-                "PrivacyBudget(epsilon=3.0, delta=1e-6) and give it to every fit on these data."
-            )
-        if insecure_noise_seed is not None:
-            raise ArgumentError(
-                "insecure_noise_seed= and budget= contradict each other: noise that can be known protects "
-                "nobody, and no charge would bound what such a fit gives away. Leave one of them out."
-            )
-        require_proven(self._terms.accountant_info, budget.allow_unproven)
-        return budget
+        if self._step is not None and self._step.running_clip is not None:
+            return self._step.running_clip.l2_clip_norm
+        return self._settings.first_clip_norm
 
     @sealed
-    @_one_at_a_time
+    @one_at_a_time
     def fit(
         self,
         n: int = 10000,
@@ -387,72 +334,36 @@ class DPADVI(Inference):  # type: ignore[misc]
         Privacy: costs the (ε, δ) given to the method, once per call. A keyboard interrupt returns the
         approximation so far, at the planned cost.
         """
-        n = check_integer("n", n, high=MAX_STEPS)
-        if score is not None and score is not False:
-            raise ArgumentError(
-                "score=True is refused: the loss is computed on the records, and releasing it would need "
-                "noise and budget of its own. Look at the iterates with pymc.variational.callbacks.Tracker."
-            )
-        refuse_dropped(NOT_IN_FIT, self._record.model)
-        refuse_unknown(kwargs, NOT_IN_FIT, "DPADVI.fit", list(inspect.signature(self.fit).parameters))
-        n_mc = check_integer("obj_n_mc", obj_n_mc, high=_MOST_DRAWS)
-        include_transformed = check_flag("include_transformed", include_transformed)
-        check_bar(progressbar, progressbar_theme)
-        if total_grad_norm_constraint is not None:
-            check_number("total_grad_norm_constraint", total_grad_norm_constraint, low=0.0)
-        if not isinstance(callbacks, Sequence | None):
-            raise ArgumentError(f"callbacks must be a list of functions; found a {type(callbacks).__name__}.")
-        callbacks = [] if callbacks is None else list(callbacks)
-        for callback in callbacks:
-            if not callable(callback):
-                raise ArgumentError("callbacks must be functions of (approx, losses, i).")
-        every = math.gcd(*(_every(callback) for callback in callbacks))
-        factors = list(self._record.factors.values())
-        candidates = bounded(backends(backend, compile_kwargs), factors)
-        mechanism = self._terms.mechanism(n, self._record.num_records)
-        cost = self._planned(mechanism, n)
+        asked = check_fit_arguments(
+            n,
+            score,
+            callbacks,
+            progressbar,
+            progressbar_theme,
+            include_transformed,
+            obj_n_mc,
+            total_grad_norm_constraint,
+            kwargs,
+            known=list(inspect.signature(self.fit).parameters),
+            model=self._record.model,
+        )
+        candidates = bounded(backends(backend, compile_kwargs), list(self._record.factors.values()))
+        mechanism = self._settings.mechanism(asked.n, self._record.num_records)
+        cost = self._cost(mechanism, asked.n)
         self._charge_budget(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
-        optimizer = obj_optimizer
-        if optimizer is None:
-            optimizer = falling_adam(n, widths=self._approx._widths)
-
-        def compiled(candidate: Backend) -> PrivateStep:
-            with quiet_pytensor():
-                return PrivateStep(
-                    self._record,
-                    self._approx.latents,
-                    self._approx.groups[0],
-                    mechanism,
-                    n_mc=n_mc,
-                    optimizer=optimizer,
-                    max_grad_norm=total_grad_norm_constraint,
-                    compile_kwargs=dict(candidate.step),
-                    rows_kwargs=candidate.rows,
-                )
-
-        graphs = [*factors, self._record.prior_logp]
-        candidates = few_steps(candidates, n, self._approx.latents.size, graphs)
-        step, taken = first_that_works(candidates, compiled)
+        step, taken = self._compiled_step(candidates, mechanism, asked, obj_optimizer)
         cost = replace(cost, backend=taken)
-        self._warn(cost)
+        self._warn()
         self._charge_budget(cost, mechanism, "fit")
-        earlier = self._approx._report
-        if earlier is not None and self._budget is None:
-            _logger.warning(
-                "This is another fit by the same method: together epsilon = %s, delta = %s. A PrivacyBudget "
-                "would limit them.",
-                shown(earlier.epsilon + cost.epsilon, up=True),
-                shown(earlier.delta + cost.delta, up=True),
-            )
+        self._log_earlier_fit(cost)
         self._restore_iterate()
-        self._approx.groups[0].include_transformed = include_transformed
-        self._mechanism, self._step, self._backend = mechanism, step, taken
-        self._callbacks, self._every = callbacks, every
+        self._approx.groups[0].include_transformed = asked.include_transformed
+        self._mechanism, self._step, self._backend, self._asked = mechanism, step, taken, asked
         self._run(cost, progressbar, progressbar_theme)
         return self._approx
 
     @sealed
-    @_one_at_a_time
+    @one_at_a_time
     def refine(self, n: int, progressbar: bool = True, progressbar_theme: Any = None) -> None:
         """Go on for `n` more steps with the same step function.
 
@@ -481,8 +392,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         n = check_integer("n", n, high=MAX_STEPS)
         check_bar(progressbar, progressbar_theme)
         self._record.check_unchanged()
-        cost = replace(self._planned(self._mechanism, n), backend=self._backend)
-        self._warn(cost)
+        cost = replace(self._cost(self._mechanism, n), backend=self._backend)
+        self._warn()
         self._charge_budget(cost, self._mechanism, "refine")
         self._restore_iterate()
         self._run(cost, progressbar, progressbar_theme)
@@ -499,10 +410,34 @@ class DPADVI(Inference):  # type: ignore[misc]
             "fit(..., backend='c', compile_kwargs={'profile': True}), or profile on synthetic data."
         )
 
-    def _planned(self, mechanism: Mechanism, n_steps: int) -> PrivacyRun:
+    def _compiled_step(
+        self, candidates: list[Backend], mechanism: Mechanism, asked: FitArguments, optimizer: Any
+    ) -> tuple[PrivateStep, str]:
+        """Compile the step on the first backend that can, and say which."""
+        if optimizer is None:
+            optimizer = falling_adam(asked.n, widths=self._approx._widths)
+
+        def compiled(candidate: Backend) -> PrivateStep:
+            with quiet_pytensor():
+                return PrivateStep(
+                    self._record,
+                    self._approx.latents,
+                    self._approx.groups[0],
+                    mechanism,
+                    n_mc=asked.n_mc,
+                    optimizer=optimizer,
+                    max_grad_norm=asked.max_grad_norm,
+                    compile_kwargs=dict(candidate.step),
+                    rows_kwargs=candidate.rows,
+                )
+
+        graphs = [*self._record.factors.values(), self._record.prior_logp]
+        return first_that_works(few_steps(candidates, asked.n, self._approx.latents.size, graphs), compiled)
+
+    def _cost(self, mechanism: Mechanism, n_steps: int) -> PrivacyRun:
         """Return what a run costs, with an id of its own; seeded runs have none, and no ledger either."""
         run_id = secrets.token_hex(8) if self._insecure_noise_seed is None else ""
-        return replace(self._terms.cost(mechanism, n_steps), run_id=run_id)
+        return replace(self._settings.cost(mechanism, n_steps), run_id=run_id)
 
     def _charge_budget(
         self, run: PrivacyRun, mechanism: Mechanism, call: str, *, dry_run: bool = False
@@ -517,14 +452,14 @@ class DPADVI(Inference):  # type: ignore[misc]
                 n_steps=run.n_steps,
                 noise_multiplier=mechanism.noise_multiplier,
                 sampler=mechanism.sampler,
-                accountant=self._terms.accountant,
+                accountant=self._settings.accountant,
                 run_id=run.run_id,
                 dry_run=dry_run,
             )
 
     def _report_planned_cost(self, run: PrivacyRun, streams: Streams) -> None:
         """Put the planned cost into the report, before the first step."""
-        self._approx._report = self._terms.report(
+        self._approx._report = self._settings.report(
             run,
             self._approx._report,
             unit=self._record.unit,
@@ -533,9 +468,9 @@ class DPADVI(Inference):  # type: ignore[misc]
             withheld=self._approx.withheld,
             versions=(*versions().items(), ("pymc-dpvi sources", source_hash()[:16])),
             budget=None if self._budget is None else self._budget.name,
-        )  # charged; nothing has been drawn yet
+        )
 
-    def _warn(self, run: PrivacyRun) -> None:
+    def _warn(self) -> None:
         """Warn of what is planned, before it is charged: a warning may be an error."""
         if self._insecure_noise_seed is not None:
             warn(
@@ -545,13 +480,17 @@ class DPADVI(Inference):  # type: ignore[misc]
             )
         if (mark := formula_mark(self._record.model)) is not None:
             warn(f"The name {mark!r} looks as if a formula package had written the model. {FORMULA_ADVICE}")
-        # Whether a warning comes must not depend on a number of records that is not public.
-        public = self._terms.num_records_public
-        if run.delta >= (1.0 / self._record.num_records if public else _LARGE_DELTA):
-            known = "not below" if public else "large: choose it below"
-            warn(
-                f"delta={run.delta:g} is {known} 1 / (number of records). At such a delta a mechanism "
-                "may publish a whole record and still satisfy the definition. Use a smaller one."
+        self._settings.warn_of_large_delta(self._record.num_records)
+
+    def _log_earlier_fit(self, cost: PrivacyRun) -> None:
+        """Say what this fit and earlier ones cost together, where no budget limits them."""
+        earlier = self._approx._report
+        if earlier is not None and self._budget is None:
+            _logger.warning(
+                "This is another fit by the same method: together epsilon = %s, delta = %s. A PrivacyBudget "
+                "would limit them.",
+                shown(earlier.epsilon + cost.epsilon, up=True),
+                shown(earlier.delta + cost.delta, up=True),
             )
 
     def _restore_iterate(self) -> None:
@@ -562,11 +501,11 @@ class DPADVI(Inference):  # type: ignore[misc]
             self._iterate = None
 
     def _run(self, planned: PrivacyRun, progressbar: bool, theme: Any) -> None:
-        """Charge, loop, average."""
-        assert self._step is not None and self._mechanism is not None
+        """Report the cost, run the steps, average the iterates."""
+        assert self._step is not None and self._mechanism is not None and self._asked is not None
         if self._streams is None:
             self._streams = Streams.make(self._insecure_noise_seed)
-        self._report_planned_cost(planned, self._streams)
+        self._report_planned_cost(planned, self._streams)  # nothing has been drawn yet
         n = planned.n_steps
         report = self._approx.privacy
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
@@ -582,16 +521,16 @@ class DPADVI(Inference):  # type: ignore[misc]
             self._rng,
             self._record.num_records,
             n,
-            every=self._every,
+            every=self._asked.every,
             before=self._steps_run,
         )
         try:
-            public = self._terms.num_records_public
+            public = self._settings.num_records_public
             with StepProgress(n, cost, progressbar, theme, keep_speed=public) as progress:
                 for done in steps:
                     progress.advance(done - drawn)
                     drawn = done
-                    for callback in self._callbacks:
+                    for callback in self._asked.callbacks:
                         callback(self._approx, None, self._steps_run + done)
         except StopIteration as stop:
             _logger.info(str(stop))
@@ -689,9 +628,3 @@ def fit_dpadvi(
     inference = method(**kwargs)
     draws = inference.approx.check_draws(draws)  # before anything is spent
     return inference.fit(**options, **dict(fit_kwargs or {})).sample(draws)
-
-
-def _every(callback: Callback) -> int:
-    """Return after how many steps a callback wants to be called again."""
-    every = getattr(callback, "every", 1)
-    return every if isinstance(every, int) and every >= 1 else 1

@@ -18,21 +18,7 @@ SCALE_PREDICTORS = (
 
 
 def shown(value: float, *, up: bool = False, digits: int = 4) -> str:
-    """Return `value` with a few significant digits, rounded up if it bounds something.
-
-    Parameters
-    ----------
-    value : float
-        What to show.
-    up : bool
-        Whether it is an upper bound.
-    digits : int
-        Significant digits.
-
-    Returns
-    -------
-    str
-    """
+    """Return `value` with a few significant digits, rounded up if it bounds something."""
     if not math.isfinite(value):
         return "infinite"
     rounding = ROUND_CEILING if up else ROUND_HALF_EVEN
@@ -41,35 +27,15 @@ def shown(value: float, *, up: bool = False, digits: int = 4) -> str:
     return f"{float(rounded):.{digits}g}"
 
 
-def percent(value: float, *, up: bool = True) -> str:
-    """Return a probability in per cent, with three significant digits, rounded up.
-
-    Parameters
-    ----------
-    value : float
-        In [0, 1].
-    up : bool
-        Whether it is an upper bound.
-
-    Returns
-    -------
-    str
-    """
+def percent(value: float) -> str:
+    """Return a probability in per cent, with three significant digits, rounded up."""
     # in decimals, so that 0.07 is 7 % and not 7.01 %
-    return f"{shown(float(Decimal(repr(float(value))) * 100), up=up, digits=3)} %"
+    return f"{shown(float(Decimal(repr(float(value))) * 100), up=True, digits=3)} %"
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts.
-
-    Parameters
-    ----------
-    columns : sequence of str
-        Headings.
-    rows : sequence of sequence of str
-        As many cells each.
-    """
+    """A table of texts: as many cells in a row as there are columns."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -105,19 +71,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A title with settings, and sections below.
-
-    Parameters
-    ----------
-    title : str
-        What the page is about.
-    facts : sequence of (str, str)
-        Labels and texts.
-    sections : sequence of Section
-        What follows.
-    warning : str, optional
-        The first line, if there is one.
-    """
+    """A title with facts (label and text), sections below, and a warning above if there is one."""
 
     title: str
     facts: Sequence[tuple[str, str]]

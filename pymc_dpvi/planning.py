@@ -37,7 +37,7 @@ from pymc_dpvi.arguments import check_integer, check_number
 from pymc_dpvi.errors import CalibrationError, warn
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip, check_clip_norm
 from pymc_dpvi.pages import Page, Section, Table, shown
-from pymc_dpvi.plots import new_axes
+from pymc_dpvi.plots.axes import new_axes
 
 __all__ = ["MIN_SNR", "Plan", "PlannedFit", "plan"]
 

@@ -1,7 +1,7 @@
 """The progress bar: steps, speed and ε. Never a loss, which nobody has paid for.
 
-The speed hangs on the number of records. Where that is not public, the bar shows it while the fit runs, when
-whoever looks on has a watch too, and not at the end: what stays, in a notebook or a log, does not tell.
+The speed depends on the number of records. Where that is not public, the bar shows it while the fit runs,
+when whoever looks on has a watch too, and not at the end: what stays, in a notebook or a log, does not tell.
 """
 
 from __future__ import annotations
@@ -23,32 +23,17 @@ __all__ = ["StepProgress", "check_bar"]
 
 
 def check_bar(visible: Any, theme: Any) -> None:
-    """Raise unless a bar can be made, before anything is spent.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Raise an ArgumentError unless a bar can be made, before anything is spent."""
     check_flag("progressbar", visible)
     if not isinstance(theme, Theme | None):
         raise ArgumentError(f"progressbar_theme must be a rich.theme.Theme; found a {type(theme).__name__}.")
 
 
 class StepProgress:
-    """A bar over the steps of a fit.
+    """A bar over the planned steps of a fit, with their cost in words.
 
-    Parameters
-    ----------
-    n_steps : int
-        Planned steps.
-    cost : str
-        The planned privacy cost, in words; shown as it is.
-    visible : bool
-        Whether to show anything.
-    theme : rich.theme.Theme, optional
-        As PyMC's ``progressbar_theme``.
-    keep_speed : bool
-        Whether the bar keeps speed and duration when it ends.
+    `keep_speed` says whether it keeps speed and duration when it ends; `theme` is PyMC's
+    ``progressbar_theme``.
     """
 
     def __init__(

@@ -44,10 +44,7 @@ _LIBRARIES = frozenset(
 def clear_locals(error: BaseException) -> None:
     """Empty the local variables of library frames on the tracebacks of an error and of its causes.
 
-    Parameters
-    ----------
-    error : BaseException
-        What was caught; frames that are still running stay as they are.
+    Frames that are still running stay as they are.
     """
     todo, seen = [error], set()
     while todo:
@@ -79,26 +76,10 @@ def sealed(entry: Callable[P, T]) -> Callable[P, T]:
 
 
 def shielded(action: Callable[[], T], error: type[PrivacyError], message: str) -> T:
-    """Run `action`, and replace an exception of another package by one that quotes nothing of it.
+    """Run `action`; replace an exception of another package by `error`, which quotes nothing of it.
 
-    Parameters
-    ----------
-    action : callable
-        Without arguments.
-    error : type
-        What is raised instead of it.
-    message : str
-        Its text, with ``{}`` where the name of the exception's type goes.
-
-    Returns
-    -------
-    object
-        What `action` returns.
-
-    Raises
-    ------
-    PrivacyError
-        As `action` raised it, or `error`. `MemoryError` passes as well: it quotes sizes only.
+    `message` has ``{}`` where the name of the exception's type goes. PrivacyError passes, and so does
+    MemoryError: it quotes sizes only.
     """
     failure = ""
     try:

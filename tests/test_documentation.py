@@ -121,7 +121,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 TESTS = {
     name
-    for path in (ROOT / "tests").glob("test_*.py")
+    for path in (ROOT / "tests").rglob("test_*.py")
     for name in [path.stem, *re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)]
 }
 SOURCES = {

@@ -46,7 +46,7 @@ from pymc_dpvi.graph.start import check_starting_values
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.posterior.approximation import DPMeanField
 from pymc_dpvi.randomness.lattice_noise import LatticeNoise
-from pymc_dpvi.settings import PrivacyTerms
+from pymc_dpvi.settings import PrivacySettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
 
@@ -316,8 +316,10 @@ def test_fit_arguments(
 
     monkeypatch.setattr(inference, "PrivateStep", step)
     monkeypatch.setattr(inference, "first_that_works", lambda candidates, make: make(candidates[0]))
-    priced = functools.lru_cache(PrivacyTerms.cost)
-    monkeypatch.setattr(PrivacyTerms, "cost", lambda self, mechanism, n: priced(self, mechanism, min(n, 100)))
+    priced = functools.lru_cache(PrivacySettings.cost)
+    monkeypatch.setattr(
+        PrivacySettings, "cost", lambda self, mechanism, n: priced(self, mechanism, min(n, 100))
+    )
 
     def check(given: dict[str, Any]) -> None:
         seen[outcome(lambda: method.fit(**{"n": 5, **given}))] += 1
@@ -422,7 +424,7 @@ def test_plans(plan: tuple[int, int]) -> None:
         n = given.pop("n")
 
         def make() -> None:
-            terms = PrivacyTerms(**{**absent, **given})
+            terms = PrivacySettings(**{**absent, **given})
             mechanism = terms.mechanism(n, 61)
             run = terms.cost(mechanism, n)
             assert 0.0 <= run.epsilon < math.inf

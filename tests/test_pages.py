@@ -34,7 +34,7 @@ def test_round_numbers_are_kept(text: str, value: float) -> None:
 
 def test_per_cent() -> None:
     assert (percent(0.07), percent(1.0), percent(0.0), percent(1e-3)) == ("7 %", "100 %", "0 %", "0.1 %")
-    assert (percent(0.12345), percent(0.12345, up=False)) == ("12.4 %", "12.3 %")
+    assert percent(0.12345) == "12.4 %"
 
 
 PAGE = Page(

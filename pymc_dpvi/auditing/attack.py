@@ -47,17 +47,9 @@ _BASE = 3  # records that are in both data sets
 
 @dataclass(frozen=True)
 class Rates:
-    """How often the score of a step was above each threshold, without and with the record.
+    """How often the score of a step was above each threshold, without and with the record, of n steps each.
 
-    Attributes
-    ----------
-    block : str
-        Which block of parameters the record was to move.
-    distance : float
-        How far the record moves the release, in units of the claimed sensitivity.
-    without, within : ndarray of int, shape (thresholds,)
-    n : int
-        Steps in each of the two worlds.
+    `distance` is how far the record moves the release, in units of the claimed sensitivity.
     """
 
     block: str
@@ -74,17 +66,9 @@ class Attack:
     rates: tuple[Rates, ...]
 
     def bounds(self, error: float) -> list[tuple[Vector, Vector, Vector, Vector]]:
-        """Bound false and true positive rates of every test, all at once.
+        """Bound each world's rates, below and above: (without low, high, with low, high), (thresholds,) each.
 
-        Parameters
-        ----------
-        error : float
-            Probability that any of the bounds is wrong, at most.
-
-        Returns
-        -------
-        list of tuple of ndarray
-            Lower and upper bound without, lower and upper bound with the record.
+        All bounds hold together but with probability `error`.
         """
         share = error / (4 * _CUTS.size * len(self.rates))
         return [
@@ -103,25 +87,9 @@ def run_attack(
     sampled: bool = False,
     most_blocks: int = 8,
 ) -> Attack:
-    """Run the step many times with and without one record, for each block.
+    """Run n steps with and without one record, for each of the first `most_blocks` blocks; rng is public.
 
-    Parameters
-    ----------
-    probe : Probe
-    mechanism : Mechanism
-    streams : Streams
-    rng : numpy.random.Generator
-        Public.
-    n : int
-        Steps in each world.
-    sampled : bool
-        Whether batches are drawn by the mechanism's sampler; else every record is in every step.
-    most_blocks : int
-        Blocks that are attacked, from the first.
-
-    Returns
-    -------
-    Attack
+    If `sampled`, batches are drawn by the mechanism's sampler; else every record is in every step.
     """
     (draw,) = probe.draws(rng, 1)
     single = probe.contributions(draw)
@@ -158,10 +126,9 @@ def run_attack(
 
 
 def _strongest(single: Vector, columns: NDArray[np.int64], replace: bool) -> tuple[int, int]:
-    """Find a record of full norm, or as close as there is, that moves these entries most, and its opposite.
+    """Find a record of about full norm that moves these entries most, and the one that it replaces.
 
-    The first is what comes, the second what it replaces; if something is replaced, the few strongest
-    records are tried, for the pair that is furthest apart.
+    If something is replaced, the few strongest records are tried, for the pair that is furthest apart.
     """
     sizes = np.linalg.norm(single, axis=1)
     full = sizes >= 0.999 * sizes.max()
@@ -203,22 +170,7 @@ def claims(
     *,
     sampled: bool = False,
 ) -> dict[float, float]:
-    """Return what the accountant says of one step: ε by δ.
-
-    Parameters
-    ----------
-    mechanism : Mechanism
-    accountant : str, dp_accounting.PrivacyAccountant or callable
-    deltas : iterable of float
-        At which δ.
-    sampled : bool
-        Whether batches are drawn by the mechanism's sampler; else every record is in every step.
-
-    Returns
-    -------
-    dict of float to float
-        Without those δ at which the accountant does not answer.
-    """
+    """Return what the accountant says of one step, ε by δ, where it answers; `sampled` as in `run_attack`."""
     if not sampled:
         mechanism = without_sampling(mechanism)
     found = {}
@@ -231,18 +183,9 @@ def claims(
 
 
 def check_attack(attack: Attack, claimed: Mapping[float, float]) -> CheckResult:
-    """Check (D): no bound on the rates contradicts a claimed (ε, δ).
+    """Check (D): no bound on the rates contradicts a claimed ε by δ, for the step that was attacked.
 
-    Parameters
-    ----------
-    attack : Attack
-    claimed : mapping of float to float
-        ε by δ, for the step that was attacked.
-
-    Returns
-    -------
-    CheckResult
-        Its statistic is the largest probability by which a claim is exceeded; negative if none is.
+    The statistic is the largest probability by which a claim is exceeded; negative if none is.
     """
     margin, where = -1.0, ""
     for rate, (low0, high0, low1, high1) in zip(attack.rates, attack.bounds(st.FALSE_ALARM), strict=True):

@@ -40,20 +40,9 @@ Batches = list[NDArray[np.int64]]
 def check_batches(
     mechanism: Mechanism, streams: Streams, rng: np.random.Generator, n_steps: int
 ) -> CheckResult:
-    """Check (C): batches have the law of the event that accounts for them.
+    """Check (C): batches have the law of the event that accounts for them; rng is public.
 
-    Parameters
-    ----------
-    mechanism : Mechanism
-    streams : Streams
-    rng : numpy.random.Generator
-        Public.
-    n_steps : int
-
-    Returns
-    -------
-    CheckResult
-        Its statistic is the smallest p-value, corrected for the number of tests.
+    The statistic is the smallest p-value, corrected for the number of tests.
     """
     event = mechanism.sampler.dp_event(dp_accounting.GaussianDpEvent(mechanism.noise_multiplier))
     num_records, law = _setting(mechanism, event)

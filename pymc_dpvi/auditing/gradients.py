@@ -28,27 +28,15 @@ __all__ = ["check_gradients"]
 def check_gradients(
     probe: Probe, record: RecordModel, approx: DPApproximation, rng: np.random.Generator
 ) -> CheckResult:
-    """Compare the contributions of ordinary records with gradients taken one at a time.
+    """Compare what ordinary records add, with one latent draw, with gradients taken one at a time.
 
-    Parameters
-    ----------
-    probe : Probe
-        With aligned gradients and one latent draw.
-    record : RecordModel
-    approx : DPApproximation
-    rng : numpy.random.Generator
-        Public: where the latent values are.
-
-    Returns
-    -------
-    CheckResult
-        Its statistic is the largest distance, in units of C.
+    The statistic is the largest distance, in units of C; rng is public and says where the latent values are.
     """
     clip, latents, group = probe.l2_clip_norm, approx.latents, approx.groups[0]
-    draw_at = pt.matrix("epsilon", dtype=pytensor.config.floatX, shape=probe.draw_shape)
+    draw_at = pt.matrix("base_draws", dtype=pytensor.config.floatX, shape=probe.draw_shape)
     (where,) = graph_replace([group.symbolic_random], {group.symbolic_initial: draw_at}, strict=False)
-    epsilon = 2.0 * probe.draws(rng, 1)[0]
-    here = np.asarray(python_function([draw_at], [where])(epsilon)[0])[0]
+    base_draws = 2.0 * probe.draws(rng, 1)[0]
+    here = np.asarray(python_function([draw_at], [where])(base_draws)[0])[0]
     z = pt.vector("z", shape=(latents.size,), dtype=pytensor.config.floatX)
     own = [f.sum() for f in record.factors.values()]
     terms, draw = in_draws(own, latents)
@@ -63,7 +51,7 @@ def check_gradients(
         if not np.isfinite(size):
             continue
         probe.load([i])
-        added = probe.release(probe.quiet, epsilon)
+        added = probe.release(probe.quiet, base_draws)
         bound = clip * (1.0 - SLACK)
         expected = gradient * min(1.0, bound / size) if size else gradient
         if probe.tally_weight:

@@ -122,50 +122,14 @@ def without_sampling(mechanism: Mechanism) -> Mechanism:
 
 
 class Probe:
-    """One compiled private step on synthetic records.
+    """One compiled private step on synthetic records; the user's arrays are never evaluated.
 
-    Parameters
-    ----------
-    record : RecordModel
-        The user's model, split by records. Its arrays are never evaluated.
-    approx : DPApproximation
-        Where the variational parameters stand; they are not changed.
-    mechanism : Mechanism
-    n_mc : int
-        Latent draws a step.
-    compile_kwargs : dict
-        For PyTensor's ``function``, with ``mode``.
-    rows_kwargs : dict, optional
-        What is different of it for the rows of a batch.
-    rng : numpy.random.Generator
-        For the synthetic records.
-
-    Attributes
-    ----------
-    leaks : tuple of str
-        What the optimiser's gradients depend on besides the noisy sum and public things.
-    pool : list of ndarray
-        The synthetic records, ordinary ones first.
-    num_ordinary : int
-        How many of them are ordinary; the others are hostile.
-    blocks : dict of str to ndarray of int
-        Which entries of the release belong to which free variable (with aligned gradients) or
-        variational parameter (with vanilla ones).
-    num_noise : int
-        Length of the release.
-    draw_shape : tuple of int
-        Shape of a step's public draws.
-    rounding : float
-        Relative rounding of the coarsest floating-point numbers in the records and the parameters.
-    quiet : ndarray, shape (num_noise,)
-        No noise.
-    l2_clip_norm : float
-        C.
-    tally_weight : float
-        κ, 0 if no records are counted.
-    clip_scale : float
-        Multiple of C at which an adaptive clip norm stands in a release. The release is in units in which
-        records are clipped at C all the same.
+    Attributes: `leaks`, what the gradients depend on besides the noisy sum and public things; `pool`, the
+    synthetic records, the first `num_ordinary` ordinary and the others hostile; `blocks`, the entries of the
+    release by free variable or variational parameter; `num_noise`, its length; `draw_shape`, of a step's
+    public draws; `rounding`, relative, of the coarsest floating-point numbers in use; `quiet`, no noise;
+    `l2_clip_norm` is C; `tally_weight` is κ, 0 if no records are counted; `clip_scale`, the multiple of C at
+    which an adaptive clip norm stands (records are clipped at C in the units of the release all the same).
     """
 
     def __init__(
@@ -240,16 +204,9 @@ class Probe:
         draw: NDArray[Any],
         batch: NDArray[np.int64] | None = None,
     ) -> Vector:
-        """Make one step; return what it releases, shape ``(num_noise,)``.
+        """Make one step with this noise (num_noise,) and public draw; return what it releases, (num_noise,).
 
-        Parameters
-        ----------
-        noise : ndarray, shape (num_noise,)
-            As the mechanism draws it; ``self.quiet`` for none.
-        draw : ndarray, shape draw_shape
-            Public standard normal draws.
-        batch : ndarray of int64, optional
-            Places in the loaded data set; all of it by default.
+        `batch` holds places in the loaded data set; all of it by default.
         """
         if batch is None:
             batch = np.arange(self._loaded, dtype=np.int64)
@@ -267,12 +224,7 @@ class Probe:
         return without_sampling(mechanism).draw(streams, 1, n, self.num_noise).noise
 
     def contributions(self, draw: NDArray[Any]) -> Vector:
-        """Return each synthetic record's release when it is alone and there is no noise.
-
-        Returns
-        -------
-        ndarray, shape (len(self), num_noise)
-        """
+        """Return each synthetic record's release alone and without noise, (len(self), num_noise)."""
         out = np.empty((len(self), self.num_noise))
         for i in range(len(self)):
             self.load([i])

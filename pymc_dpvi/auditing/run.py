@@ -108,10 +108,10 @@ def audit(
     candidates = backends(backend, compile_kwargs)
     audited = _method(model, method, kwargs)
     rng = np.random.default_rng(random_seed)
-    record, approx, terms = audited._record, audited._approx, audited._terms
+    record, approx, settings = audited._record, audited._approx, audited._settings
     if not all(np.isfinite(p.get_value(borrow=True)).all() for p in approx.params):
         raise ArgumentError("the method's variational parameters are not finite; make a new method to audit.")
-    mechanism = terms.mechanism(n, record.num_records)
+    mechanism = settings.mechanism(n, record.num_records)
 
     def compiled(candidate: Backend) -> Probe:
         kwargs: dict[str, Any] = {"compile_kwargs": dict(candidate.step), "rows_kwargs": dict(candidate.rows)}
@@ -121,7 +121,7 @@ def audit(
     streams = Streams.make(None)
     kept = int(np.clip(_MOST_NUMBERS // probe.num_noise, 100, runs))
     attack = run_attack(probe, mechanism, streams, rng, runs)
-    claimed = claims(mechanism, terms.accountant, {*DELTAS, 1e-5, terms.delta})
+    claimed = claims(mechanism, settings.accountant, {*DELTAS, 1e-5, settings.delta})
     oracle = (
         [check_gradients(probe, record, approx, rng)] if mechanism.gradient == "aligned" and n_mc == 1 else []
     )
@@ -136,7 +136,7 @@ def audit(
         check_attack(attack, claimed),
     )
     sampler = mechanism.sampler
-    settings = {
+    facts = {
         "method": type(audited).__name__,
         "gradients": mechanism.gradient,
         "backend": taken,
@@ -147,16 +147,16 @@ def audit(
         "l2_clip_norm": f"{mechanism.l2_clip_norm:.6g}{' at the start' if mechanism.adaptive else ''}",
         "noise_multiplier": f"{mechanism.noise_multiplier:.6g} (for {n} steps)",
         "protects against": mechanism.neighboring_relation,
-        "accountant": terms.accountant_info.name,
+        "accountant": settings.accountant_info.name,
         "steps a measurement": str(runs),
     }
     return AuditReport(
         results=results,
-        epsilon_lower_bound=lower_bound(attack, terms.delta, _CONFIDENCE),
+        epsilon_lower_bound=lower_bound(attack, settings.delta, _CONFIDENCE),
         confidence=_CONFIDENCE,
-        epsilon_claimed=claimed.get(terms.delta, float("nan")),
-        delta=terms.delta,
-        settings=tuple(settings.items()),
+        epsilon_claimed=claimed.get(settings.delta, float("nan")),
+        delta=settings.delta,
+        settings=tuple(facts.items()),
         versions=tuple(versions().items()),
     )
 

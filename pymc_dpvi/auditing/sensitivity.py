@@ -48,22 +48,9 @@ def check_one_way_out(probe: Probe) -> CheckResult:
 def check_sensitivity(
     probe: Probe, mechanism: Mechanism, streams: Streams, rng: np.random.Generator
 ) -> CheckResult:
-    """Check (A): no record moves the release further than the mechanism claims.
+    """Check (A): no record moves the release further than ``mechanism.sensitivity``; rng is public.
 
-    Parameters
-    ----------
-    probe : Probe
-    mechanism : Mechanism
-        Its ``sensitivity`` is the claim.
-    streams : Streams
-        For the noise that is in the release when a record comes.
-    rng : numpy.random.Generator
-        Public: which records, which draws.
-
-    Returns
-    -------
-    CheckResult
-        Its statistic is the largest distance in units of what is allowed.
+    The statistic is the largest distance in units of what is allowed.
     """
     clip, claim = mechanism.record_norm, mechanism.sensitivity
     replace = mechanism.neighboring_relation == "replace_one"
@@ -149,23 +136,11 @@ def check_sensitivity(
 def check_lattice(
     probe: Probe, mechanism: Mechanism, streams: Streams, rng: np.random.Generator
 ) -> CheckResult:
-    """Check that the release is made of whole lattice units: rounded sum plus integer noise.
+    """Check that the release is made of whole lattice units: rounded sum plus integer noise; rng is public.
 
-    The last bits of a float64 sum with float64 noise tell the sum (Mironov 2012). A whole number k of
-    units u is released as the float64 product of the two, and as no other float64 number near it.
-
-    Parameters
-    ----------
-    probe : Probe
-    mechanism : Mechanism
-    streams : Streams
-    rng : numpy.random.Generator
-        Public: which records, which draws.
-
-    Returns
-    -------
-    CheckResult
-        Its statistic is the number of released numbers off the lattice.
+    The last bits of a float64 sum with float64 noise tell the sum (Mironov 2012). A whole number k of units u
+    is released as the float64 product of the two, and as no other float64 number near it. The statistic is
+    the number of released numbers off the lattice.
     """
     unit, off, seen = mechanism.noise.unit, 0, 0
     for draw in probe.draws(rng, _DRAWS):

@@ -73,21 +73,7 @@ def product_pvalues(a: Any, b: Any, axis: int | None = None) -> Array:
 
 
 def normal_scores(counts: Any, law: Any, rng: np.random.Generator) -> Array:
-    """Turn counts into numbers that are exactly standard normal if the counts have their law.
-
-    Parameters
-    ----------
-    counts : array_like of int
-    law : scipy.stats frozen distribution
-        Discrete; its parameters may be arrays of the shape of `counts`.
-    rng : numpy.random.Generator
-        Where a count lies within its own probability.
-
-    Returns
-    -------
-    ndarray
-        Infinite where a count is impossible.
-    """
+    """Turn counts into exact standard normals if they have this discrete law; infinite if impossible."""
     counts = np.asarray(counts)
     inside = law.pmf(counts)
     share = rng.uniform(size=counts.shape) * inside
@@ -110,8 +96,8 @@ def clopper_pearson(successes: Any, trials: int, error: float) -> tuple[Array, A
 def repetition_pvalue(z: Any) -> float:
     """P-value of how often a number occurs twice, up to its sign, among independent deviates.
 
-    Noise that is used twice is caught by one pair. On the lattice of the noise, equal values happen, and
-    about as seldom as independent pairs would agree: their number is close to Poisson.
+    Noise that is used twice is caught by one pair. On the lattice equal values happen, about as seldom as
+    independent pairs agree: their number is close to Poisson.
     """
     flat = np.sort(np.abs(np.ravel(z)))
     equal = int(np.count_nonzero(flat[1:] == flat[:-1]))

@@ -30,19 +30,9 @@ _KS_NUMBERS = 200_000
 
 
 class LoopStep:
-    """Stands where the loop expects the step; notes what the loop does.
+    """Stands where the loop expects the step, and notes the `batches` that it hands over.
 
-    Parameters
-    ----------
-    probe : Probe, optional
-        Makes the steps, on empty batches. Without one, only the batches are noted.
-
-    Attributes
-    ----------
-    batches : list of ndarray
-        What the loop hands to each step.
-    released : list of ndarray
-        What each step releases on an empty batch.
+    With a probe it makes the steps on empty batches, and notes what they have `released`.
     """
 
     def __init__(self, probe: Probe | None) -> None:
@@ -80,15 +70,7 @@ class LoopStep:
 
 
 def summarise(pvalues: Mapping[str, Any]) -> tuple[float, str]:
-    """Combine p-values by name (a number, an array, or a tuple of them).
-
-    Returns
-    -------
-    pvalue : float
-        The smallest one, corrected for the number of all.
-    name : str
-        Whose it is.
-    """
+    """Return the smallest of p-values by name, corrected for the number of all, and its name."""
     each = {
         what: st.corrected(*p) if isinstance(p, tuple) else st.corrected(p) for what, p in pvalues.items()
     }
@@ -97,19 +79,7 @@ def summarise(pvalues: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def noise_pvalues(z: Vector, blocks: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-    """Test that the entries of a matrix are independent standard normal deviates.
-
-    Parameters
-    ----------
-    z : ndarray, shape (n_steps, num_noise)
-    blocks : mapping of str to ndarray of int
-        Columns that belong together.
-
-    Returns
-    -------
-    dict of str to array_like
-        P-values by what they are about.
-    """
+    """Test that z (n_steps, num_noise) holds independent standard normal deviates; p-values by name."""
     n, width = z.shape
     found: dict[str, Any] = {
         "the variance of a coordinate": st.chi2_pvalues(z, axis=0),
@@ -149,21 +119,9 @@ def noise_pvalues(z: Vector, blocks: Mapping[str, NDArray[np.int64]]) -> dict[st
 def check_noise(
     probe: Probe, mechanism: Mechanism, streams: Streams, rng: np.random.Generator, n_steps: int
 ) -> CheckResult:
-    """Check (B): what is released about nobody is independent noise of standard deviation σC.
+    """Check (B): what is released about nobody is independent noise of standard deviation σC; rng is public.
 
-    Parameters
-    ----------
-    probe : Probe
-    mechanism : Mechanism
-    streams : Streams
-    rng : numpy.random.Generator
-        Public.
-    n_steps : int
-
-    Returns
-    -------
-    CheckResult
-        Its statistic is the smallest p-value, corrected for the number of tests.
+    The statistic is the smallest p-value, corrected for the number of tests.
     """
     listener = LoopStep(probe)
     sampler = mechanism.sampler
@@ -189,19 +147,7 @@ def check_randomness(
 ) -> CheckResult:
     """Check that every fit has noise of its own, from the system's randomness, apart from its batches.
 
-    Parameters
-    ----------
-    mechanism : Mechanism
-    insecure_seed : int or None
-        What the method was told.
-    n : int
-        Deviates for each fit.
-    fits : int
-        How many fits there could have been.
-
-    Returns
-    -------
-    CheckResult
+    `insecure_seed` is what the method was told; n deviates are drawn for each of some fits.
     """
     sampler = mechanism.sampler
     few = sampler.num_records if isinstance(sampler, FixedSizeSampler) else 1000

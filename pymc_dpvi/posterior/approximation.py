@@ -8,8 +8,8 @@ gradients (`gradient_moments`) are functions of; so the release is post-processi
 
 What PyMC's class has besides is closed unless `open_attributes` lists it: functions of the variational
 parameters are as private as `sample`; the density of the records is refused, and so is any expression with
-records behind it (`expressions`); ``model`` and ``groups`` are the user's own model with the data in it, for
-the process in which the data are anyway.
+records behind it (`expressions`); ``model``, ``groups`` and what depends on them are the user's own model
+with the data in it, for the process in which the data are anyway.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class DPApproximation(CheckedExpressions):
         What clipping does to the posterior neither form repairs. ``mean``, ``std`` and ``cov`` are those of
         the plain posterior.
         """
-        report = self.privacy
+        _ = self.privacy  # raises before `fit`
         self._record.check_unchanged()
         draws = self.check_draws(draws)
         if noise_aware is not None:
@@ -227,41 +227,57 @@ class DPApproximation(CheckedExpressions):
             )
         if include_transformed is None:
             include_transformed = bool(getattr(self.groups[0], "include_transformed", False))
-        model, latents = self._record.model, self.latents
+        model, withheld = self._record.model, self.withheld
         rng = self._rng if random_seed is None else _generator(random_seed)
+        released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in withheld)]
+        flat, values, aware = self._draw(draws, noise_aware, released, rng)
+        return self._release(released, flat, values, aware, include_transformed)
+
+    def _draw(
+        self, draws: int, noise_aware: bool | None, released: list[Any], rng: np.random.Generator
+    ) -> tuple[np.ndarray, list[np.ndarray], bool]:
+        """Draw until all is finite: latents (draws, D), the variables' values, and whether noise-aware."""
+        model, latents = self._record.model, self.latents
         wanted = latents.size <= GROUP if noise_aware is None else noise_aware
         known = self._noise_aware() if wanted else None
         if known is None and noise_aware:
             raise PrivacyError(self._too_few)
-        withheld = self.withheld
-        released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in withheld)]
         num_free = len(model.free_RVs)
-        drawn = None
         if known is not None:
-            aware, evaluate = known, evaluator(model, latents, released, np.dtype(float))
-            drawn = finite_draws(lambda n: aware.draw(n, rng), evaluate, draws, num_free)
-            if drawn is None and noise_aware:
+            evaluate = evaluator(model, latents, released, np.dtype(float))
+            drawn = finite_draws(lambda n: known.draw(n, rng), evaluate, draws, num_free)
+            if drawn is not None:
+                return *drawn, True
+            if noise_aware:
                 raise PrivacyError(_NOT_FINITE + " sample(noise_aware=False) may have them.")
-        if drawn is None:
-            known = None
-            evaluate = evaluator(model, latents, released, self.start.dtype)
-            drawn = finite_draws(lambda n: self.draw_latents(n, rng), evaluate, draws, num_free)
+        evaluate = evaluator(model, latents, released, self.start.dtype)
+        drawn = finite_draws(lambda n: self.draw_latents(n, rng), evaluate, draws, num_free)
         if drawn is None:
             raise PrivacyError(_NOT_FINITE)
-        flat, values = drawn
+        return *drawn, False
+
+    def _release(
+        self,
+        released: list[Any],
+        flat: np.ndarray,
+        values: list[np.ndarray],
+        aware: bool,
+        include_transformed: bool,
+    ) -> PosteriorData:
+        """Put together what leaves: draws, the labels of their own axes, and the report."""
+        model, latents, report = self._record.model, self.latents, self.privacy
         posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
         dims = {
             v.name: [d or f"{v.name}_dim_{k}" for k, d in enumerate(model.named_vars_to_dims[v.name])]
             for v in released
             if v.name in model.named_vars_to_dims
         }
-        used = {d for names in dims.values() for d in names}
-        used &= self._record.released_dims
+        used = {d for names in dims.values() for d in names} & self._record.released_dims
         coords = {d: list(c) for d, c in model.coords.items() if d in used and c is not None}
         transformed = None
         if include_transformed:
             transformed = {
-                v.name: flat[:, s].reshape((1, draws, *shape))
+                v.name: flat[:, s].reshape((1, len(flat), *shape))
                 for v, s, shape in zip(latents.value_vars, latents.slices, latents.shapes, strict=True)
                 if v.name not in posterior
             }
@@ -271,8 +287,8 @@ class DPApproximation(CheckedExpressions):
             "privacy_epsilon": float(report.epsilon),
             "privacy_delta": float(report.delta),
             "privacy_report": report.to_json(),
-            "noise_aware": int(known is not None),
-            **({} if known is None else self.diagnostics().attrs),
+            "noise_aware": int(aware),
+            **(self.diagnostics().attrs if aware else {}),
         }
         return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
 
@@ -344,20 +360,7 @@ class DPApproximation(CheckedExpressions):
         return _TOO_FEW if self.latents.size <= MOST_LATENTS else _TOO_LARGE
 
     def check_draws(self, draws: Any) -> int:
-        """Return the number of draws, or raise if it is none or there is no room for them.
-
-        Parameters
-        ----------
-        draws : int
-
-        Returns
-        -------
-        int
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Return the number of draws; an ArgumentError if it is none or there is no room for them."""
         most = _MOST_NUMBERS // max(1, self.latents.size)
         return check_integer("draws", draws, high=max(1, most))
 

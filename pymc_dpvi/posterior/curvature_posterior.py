@@ -1,25 +1,13 @@
 r"""Draws of the curvature of the log-likelihood, given the noisy slopes of its gradient.
 
-The regression (`gradient_regression`) knows the entries of :math:`\Lambda` up to normal errors,
-:math:`\hat\Lambda_{jk} \sim N(\Lambda_{jk}, v_{jk})`. Where the privacy noise rules these are larger than
-:math:`\Lambda` itself, and what is known beforehand decides:
+In: estimates :math:`\hat\Lambda_{jk} \sim N(\Lambda_{jk}, v_{jk})` (k, k), by `gradient_regression`. Out:
+draws of :math:`\Lambda = B B^{\top}`, positive semi-definite. B has :math:`\nu = k + 2` columns, normal with
+:math:`\operatorname{Var} B_{jm} = d_j / \nu`. The prior of d knows the scale, since
+:math:`\operatorname{tr} \Lambda \approx N C^2 / \log(1/p)` if a share p of N records is beyond the clip norm
+C. Hamiltonian Monte Carlo moves B, Gibbs steps move d and the common factor m. See ``docs/noise_aware.md``,
+section 3.
 
-* **It is positive semi-definite**: :math:`\Lambda = B B^{\top}`, with B of k rows and :math:`\nu = k + 2`
-  columns, normal with :math:`\operatorname{Var} B_{jm} = d_j / \nu`. That is a Wishart distribution whose
-  correlations may be anything.
-* **Its scale is known.** By the information identity the curvature of N records is about the sum of the
-  squares of their gradients, whose lengths the clip norm C follows: N and the quantile at which C stands are
-  released with an adaptive clip norm. If a share p of the records is beyond C, and the squares of the lengths
-  fall off exponentially, :math:`\operatorname{tr} \Lambda \approx N C^2 / \log(1/p)` (`CurvatureScale`).
-  So :math:`d_j` has its share of the trace as its mean, and :math:`\log d_j` the standard deviation
-  :math:`\tau = 1`, for predictors of other scales and rare groups; all of them move with a common
-  :math:`m \sim N(0, w^2)`, for what the identity leaves out.
-
-The posterior of (B, d, m) is drawn from by Hamiltonian Monte Carlo for B and Gibbs steps for d and m, in
-several chains at a time. Chains are short: they start at a shrunken estimate, and B need not explore its
-rotations, which leave :math:`\Lambda` as it is.
-
-Privacy: post-processing of the released sums; costs nothing.
+Privacy: post-processing of the released sums; costs nothing. It must never read a record.
 """
 
 from __future__ import annotations
@@ -48,18 +36,9 @@ _GRID = np.linspace(-4.0, 4.0, 81) * _DIRECTIONS
 
 @dataclass(frozen=True)
 class CurvatureScale:
-    """What is known of the trace of Λ before any slope is seen.
+    """What released counts tell of the trace of Λ before any slope is seen.
 
-    Attributes
-    ----------
-    trace : float
-        Its mean, but for the common factor.
-    log_stddev : float
-        Standard deviation of its logarithm.
-
-    Notes
-    -----
-    Privacy: of released counts.
+    `trace` is its mean, but for the common factor; `log_stddev` is the standard deviation of its logarithm.
     """
 
     trace: float
@@ -69,16 +48,7 @@ class CurvatureScale:
     def of_clipping(
         cls, num_records: float, stddev: float, l2_clip_norm: float, share_to_clip: float
     ) -> CurvatureScale:
-        """Infer it from an adaptive clip norm.
-
-        Parameters
-        ----------
-        num_records, stddev : float
-            Noisy number of records, and the standard deviation of its noise.
-        l2_clip_norm : float
-        share_to_clip : float
-            Share of the records that is beyond it.
-        """
+        """Infer it from a noisy number of records, its noise, the clip norm, and the share beyond it."""
         number = max(num_records, stddev)
         trace = number * l2_clip_norm**2 / math.log(1.0 / share_to_clip)
         return cls(trace, math.hypot(_IDENTITY, min(stddev / number, 1.0)))
@@ -101,22 +71,10 @@ def draw_curvature(
     draws: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Draw Λ from its posterior.
+    """Draw Λ from its posterior, at least `draws` times, (draws or more, k, k).
 
-    Parameters
-    ----------
-    curvature, variance : ndarray, shape (k, k)
-        Estimates of its entries, and their variances.
-    root : ndarray, shape (k, k)
-        From the coordinates in which they are to those of which `scale` speaks.
-    scale : CurvatureScale or None
-    draws : int
-        At least that many are returned.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    ndarray, shape (draws or more, k, k)
+    `curvature` and `variance` (k, k) are estimates of its entries and their variances, in coordinates from
+    which `root` (k, k) leads to those that `scale` speaks of.
     """
     k = len(curvature)
     if not k:

@@ -211,28 +211,10 @@ def diagnose(
     running_clip: RunningClip | None = None,
     noise_multiplier: float = math.nan,
 ) -> FitDiagnostics:
-    """Put together what is known of a fit.
+    """Put together what is known of a fit from an available noise-aware posterior.
 
-    Parameters
-    ----------
-    posterior : NoiseAwarePosterior
-        An available one.
-    trace : GradientTrace
-    names : sequence of str
-        Of the latent values.
-    average : ndarray, shape (D,)
-        Mean of the plain posterior.
-    epsilon : float
-    prior_stddev : ndarray, shape (D,)
-        Width of the prior.
-    running_clip : RunningClip, optional
-        Of a fit with an adaptive clip norm.
-    noise_multiplier : float, optional
-        Of its last run.
-
-    Returns
-    -------
-    FitDiagnostics
+    `average` (D,) is the mean of the plain posterior, `prior_stddev` (D,) the width of the prior; the running
+    clip and its noise multiplier are of a fit with an adaptive clip norm.
     """
     counted = None if running_clip is None else running_clip.clipped_share(noise_multiplier)
     return FitDiagnostics(

@@ -35,15 +35,7 @@ class CheckedExpressions(SealedApproximation):
         self._densities: set[Variable] = set()
 
     def to_flat_input(self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None) -> Any:
-        """As in PyMC; refused if a record stands behind `node`.
-
-        All that PyMC offers to evaluate an expression under the approximation comes through here:
-        ``symbolic_single_sample``, ``symbolic_sample_over_posterior``, ``sample_node``.
-
-        Raises
-        ------
-        UnsupportedModelError
-        """
+        """As in PyMC; an UnsupportedModelError if a record stands behind `node`."""
         if more_replacements:
             node = graph_replace(node, dict(more_replacements), strict=False)
         self._refuse_records(node)
@@ -53,23 +45,13 @@ class CheckedExpressions(SealedApproximation):
     def symbolic_sample_over_posterior(
         self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None
     ) -> Any:
-        """As in PyMC; refused if a record stands behind `node`.
-
-        Raises
-        ------
-        UnsupportedModelError
-        """
+        """As in PyMC; an UnsupportedModelError if a record stands behind `node`."""
         return self._keep(super().symbolic_sample_over_posterior(node, more_replacements))
 
     def symbolic_single_sample(
         self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None
     ) -> Any:
-        """As in PyMC; refused if a record stands behind `node`.
-
-        Raises
-        ------
-        UnsupportedModelError
-        """
+        """As in PyMC; an UnsupportedModelError if a record stands behind `node`."""
         return self._keep(super().symbolic_single_sample(node, more_replacements))
 
     def _keep(self, checked: Any) -> Any:
@@ -80,12 +62,7 @@ class CheckedExpressions(SealedApproximation):
     def set_size_and_deterministic(
         self, node: Any, s: Any, d: Any, more_replacements: Mapping[Variable, Variable] | None = None
     ) -> Any:
-        """As in PyMC; refused if a record stands behind `node` or the replacements.
-
-        Raises
-        ------
-        UnsupportedModelError
-        """
+        """As in PyMC; an UnsupportedModelError if a record stands behind `node` or the replacements."""
         self._refuse_records(node)
         self._refuse_records(list((more_replacements or {}).values()))
         return super().set_size_and_deterministic(node, s, d, more_replacements)

@@ -1,29 +1,15 @@
 r"""The likelihood's gradient as a linear function of the latent draw, regressed from a fit's moments.
 
-A step observes (`gradient_moments`), around the optimum,
+In: blocks of moments (`gradient_moments`). Out: a :class:`Regression` for each group of latent values. A step
+observes, around the optimum,
 
 .. math:: l_t = b - \Lambda z_t + e_t, \qquad \operatorname{Cov} e_t = S = s^2 I + \text{(subsampling)} ,
 
-with known :math:`s^2`. The errors are independent of each other and of the past, and :math:`z_t` depends on
-the past alone; so the likelihood of the trace is that of a linear regression, whatever optimiser made the
-iterates, converged or not. By Stein's identity the slope is :math:`-E[\nabla^2 \log p(x|z)]` also where the
-gradient is not linear (Opper and Archambeau 2009).
+with known :math:`s^2`, in coordinates u, :math:`z = \bar z + R u`, in which the draws have unit covariance.
+The slope is :math:`-E[\nabla^2 \log p(x|z)]` (Opper and Archambeau 2009), and biased where noise dominates:
+see ``docs/noise_aware.md``, section 2, also for which steps are taken.
 
-**What least squares alone get wrong.** A step is moved by the noise of the one before it. So the slope of
-least squares is too steep on the average, as an autoregression's is (Marriott and Pope 1954), and most where
-the noise rules. Its error is that of a flat prior, under which curvatures of any size, negative ones too, are
-as likely: `curvature_posterior` takes the likelihood that stands here to a prior that knows the scale.
-
-**Coordinates.** Slopes are taken in coordinates u, :math:`z = \bar z + R u`, in which the draws have unit
-covariance: the principal directions of the draws after each latent value is divided by its spread. Latent
-values that stand in no record's density (their gradient is zero in every step) have no slope.
-
-**Which steps.** At least the last half of the run, of which the average is; and further blocks before it, as
-long as mean gradient and mean curvature are what the regression on later ones predicts (two tests at 5 %),
-but not the first eighth. Where noise dominates, the bias of earlier steps is below the noise, and they saw a
-wider range of z.
-
-Privacy: post-processing of the released sums; costs nothing.
+Privacy: post-processing of the released sums; costs nothing. It must never read a record.
 """
 
 from __future__ import annotations
@@ -45,43 +31,19 @@ _SPARE_ROWS = 10
 
 @dataclass(frozen=True)
 class Regression:
-    """Likelihood's gradient regressed on the latent draw, for one group of k latent values.
+    """The likelihood's gradient regressed on the latent draw, for one group of k latent values."""
 
-    Attributes
-    ----------
-    n : int
-        Number of steps.
-    centre : ndarray, shape (k,)
-        Mean draw.
-    spread : ndarray, shape (k,)
-        Standard deviations of the draws.
-    informed : ndarray of int, shape (m,)
-        Which of them stand in the records' densities.
-    root : ndarray, shape (m, m)
-        R, from u to the informed ones of z.
-    likelihood : ndarray, shape (m,)
-        Mean gradient by u.
-    curvature, variance : ndarray, shape (m, m)
-        Estimate of Λ by u, symmetric, and the variance of its entries.
-    noise : ndarray, shape (m, m)
-        S by u.
-    prior : ndarray, shape (k,)
-        Mean gradient of the log-prior by z.
-    precision : ndarray, shape (k, k)
-        P by z, minus the slope of the log-prior's gradient.
-    """
-
-    n: int
-    centre: np.ndarray
-    spread: np.ndarray
-    informed: np.ndarray
-    root: np.ndarray
-    likelihood: np.ndarray
-    curvature: np.ndarray
-    variance: np.ndarray
-    noise: np.ndarray
-    prior: np.ndarray
-    precision: np.ndarray
+    n: int  # steps
+    centre: np.ndarray  # mean draw, (k,)
+    spread: np.ndarray  # standard deviations of the draws, (k,)
+    informed: np.ndarray  # which of the k stand in the records' densities, (m,)
+    root: np.ndarray  # R, from u to the informed ones of z, (m, m)
+    likelihood: np.ndarray  # mean gradient by u, (m,)
+    curvature: np.ndarray  # estimate of Λ by u, symmetric, (m, m)
+    variance: np.ndarray  # of its entries, (m, m)
+    noise: np.ndarray  # S by u, (m, m)
+    prior: np.ndarray  # mean gradient of the log-prior by z, (k,)
+    precision: np.ndarray  # P by z, minus the slope of the log-prior's gradient, (k, k)
 
     def surprise(self, block: Moments, scatter: np.ndarray, columns: np.ndarray) -> float:
         """Return the p-value of a block's mean gradient and curvature under this regression on others."""
@@ -109,21 +71,9 @@ class Regression:
 def regress(
     moments: Moments, scatter: np.ndarray, spread: np.ndarray, columns: np.ndarray
 ) -> Regression | None:
-    """Fit the linear model of the gradients by least squares.
+    """Fit the linear model of the gradients by least squares; None after too few steps, or without spread.
 
-    Parameters
-    ----------
-    moments : Moments
-    scatter : ndarray, shape (k, 3 * k)
-    spread : ndarray, shape (k, k)
-        Those of the group.
-    columns : ndarray
-        The group's columns in a row.
-
-    Returns
-    -------
-    Regression or None
-        None if there are too few steps, or if the draws never spread.
+    `scatter` (k, 3k) and `spread` (k, k) are those of the group, `columns` its columns in a row.
     """
     n, k = moments.n, len(columns) // 3
     if n < k + _SPARE_ROWS:
@@ -177,22 +127,9 @@ def positive(matrix: np.ndarray, least: float = 0.0) -> np.ndarray:
 def choose_steps(
     blocks: Sequence[Moments], late: int, columns: Sequence[np.ndarray]
 ) -> tuple[int, list[Regression]]:
-    """Choose the blocks of steps to infer from, and fit the regressions.
+    """Choose the first block of steps to infer from, and fit the regressions, one for each group.
 
-    Parameters
-    ----------
-    blocks : sequence of Moments
-    late : int
-        How many of the last blocks are taken in any case.
-    columns : sequence of ndarray
-        The groups' columns.
-
-    Returns
-    -------
-    int
-        The first block that is taken.
-    list of Regression
-        One for each group; empty if the steps do not suffice.
+    The last `late` blocks are taken in any case. There are no regressions if the steps do not suffice.
     """
     first = len(blocks) - late
     while True:

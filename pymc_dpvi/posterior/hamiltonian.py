@@ -1,9 +1,9 @@
 r"""Many short chains of Hamiltonian Monte Carlo, one for each draw that is wanted.
 
 Each chain starts at a draw of a normal approximation, and its momentum has the approximation's precision as
-its mass, :math:`z \leftarrow z + \epsilon L r`, :math:`r \leftarrow r + \epsilon L^{\top} \nabla \log p(z)`
+its mass, :math:`z \leftarrow z + h L r`, :math:`r \leftarrow r + h L^{\top} \nabla \log p(z)`
 with the approximation's covariance :math:`L L^{\top}`: were that exact, one trajectory would leave nothing of
-where it began (Neal 2011, section 4.1). The step size is each chain's own, and fixed in its last third.
+where it began (Neal 2011, section 4.1). The step size h is each chain's own, and fixed in its last third.
 
 PyMC's NUTS would compile a model for each of the mixture's components, which takes longer than the fit.
 """
@@ -28,22 +28,11 @@ Density = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 def hamiltonian_draws(
     density: Density, start: np.ndarray, root: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    r"""Move draws of normal approximations until they are of a density.
+    """Move draws of normal approximations, (chains, D), until they are of a density.
 
-    Parameters
-    ----------
-    density : callable
-        Takes points, shape ``(chains, D)``, and returns the logarithms of the density there, up to a
-        constant, shape ``(chains,)``, and their gradients, shape ``(chains, D)``.
-    start : ndarray, shape (chains, D)
-    root : ndarray, shape (chains, D, D)
-        L, of which the approximations' covariances are :math:`L L^{\top}`; any such root will do.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    ndarray, shape (chains, D)
-        Where the density is not finite at the start and everywhere near it, the start.
+    `density` takes points (chains, D) and returns log densities (chains,), up to a constant, and their
+    gradients (chains, D). `root` (chains, D, D) is any L with covariance L Lᵀ. Where the density is not
+    finite at the start and everywhere near it, the start is returned.
     """
     z, (value, slope) = start, density(start)
     size = np.full(len(z), _SIZES[1])

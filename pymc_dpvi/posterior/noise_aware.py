@@ -1,56 +1,18 @@
 r"""The noise-aware posterior: what the private gradients tell of the latent values, and what they do not.
 
-**What the plain posterior lacks.** A private fit ends at :math:`\hat\mu`, not at the optimum of the evidence
-lower bound: noise has displaced it, and may have kept it from getting there. The width of :math:`q(z)` is
-that of the posterior given the data, as if it had not, and a mean-field q leaves out correlations. So its
-intervals are too narrow. After Alrawajfeh, Jälkö and Honkela ("Noise-aware differentially private
-variational inference", AISTATS 2025, arXiv:2410.19371), the gradients of the fit, which are private already,
-are taken for what they are: noisy observations of a function that is linear around the optimum. They regress
-on the variational parameters; here it is on the latent draws, which are known (`gradient_regression`).
-
-**Given the curvature.** At the mean draw :math:`\bar z` the mean of n gradients of the log-likelihood,
-:math:`\bar l`, has the error :math:`S/n`. If z are the parameters, the gradient without noise is
-:math:`N(\Lambda(z - \bar z), \Lambda)` over data sets, so that
+In: the moments of a fit's noisy gradients (`gradient_moments`), and the prior. Out: draws, (draws, D), of a
+mixture that is as wide as data and privacy noise leave it. With the mean :math:`\bar l` of n gradients at the
+mean draw :math:`\bar z`, their noise S and the curvature :math:`\Lambda`,
 
 .. math:: p(z \mid \bar l, \Lambda) \propto p(z)\,
           N\big(\bar l \mid \Lambda(z - \bar z),\ \Lambda + S/n\big) ,
 
-with the model's own prior p. Without noise this is the usual posterior (Laplace's); where noise is all there
-is, it is the prior. For a normal prior with the precision P it is normal, with
+after Alrawajfeh, Jälkö and Honkela (AISTATS 2025, arXiv:2410.19371). :math:`\Lambda` is drawn from its own
+posterior (`curvature_posterior`). For a normal prior each component is normal; for another one, chains draw
+from it (`hamiltonian`). Where the draws refute the prior, or the gradients the linear model, the mean stays
+at the mean draw. Derivation and limits: ``docs/noise_aware.md``.
 
-.. math:: C^{-1} = P + K, \quad K = \Lambda(\Lambda + S/n)^{-1}\Lambda, \quad
-          m = \bar z + C\,\big(\bar a + \Lambda(\Lambda + S/n)^{-1}\,\bar l\,\big) ,
-
-:math:`\bar a` being the prior's mean gradient. For another prior, of a hierarchical model say, Hamiltonian
-Monte Carlo draws from it, with one chain for each draw.
-
-**The curvature** is drawn from its own posterior (`curvature_posterior`), each draw with the weight
-:math:`p(\bar l \mid \Lambda)`: a gradient that no parameter within the prior could have under a small
-:math:`\Lambda` speaks for a larger one. A few weights are kept from having it all, by a power of them that
-leaves at least 16 draws. So the released posterior is a mixture.
-
-**Where the prior is refuted.** The linear model holds near the draws. If the mean draw of a latent value lies
-more than 3.5 widths of its prior from the prior's centre, or, where the prior's tails are heavy, farther than
-all of some hundred draws from it (`Prior.reach`), the fit has gone where no parameter is expected,
-as with a predictor that is zero for most records; the prior would throw it back along a line that no gradient
-was seen on, and drag along what correlates with it. So that value stays at the mean draw, and others move
-given that it does.
-
-**Where the model is refuted.** Before the data :math:`\bar l` is normal about
-:math:`\Lambda P^{-1}\bar a` with the covariance :math:`\Lambda + S/n + \Lambda P^{-1}\Lambda`. If the one
-that was seen is not of this kind for most curvatures (a test at 0.1 %), as in networks, where it is large in
-directions without curvature, then m would be an extrapolation by a model that does not hold, and is
-:math:`\bar z`.
-
-**What it cannot know.** Clipping moves the optimum and bends the gradients; no trace of clipped gradients
-tells of it. Where the posterior is wide the gradient is not linear over it. Beyond `gradient_moments.GROUP`
-latent values, correlations between the groups are not seen, and the prior is taken for normal; beyond
-`gradient_moments.MOST_LATENTS` there is no trace.
-
-**The default** of `sample()` where one group holds all latent values. ``benchmarks/calibration.py`` measures
-what its intervals hold, on problems drawn at random.
-
-Privacy: post-processing of the released sums; costs nothing.
+Privacy: post-processing of the released sums; costs nothing. It must never read a record.
 """
 
 from __future__ import annotations
@@ -166,44 +128,15 @@ def _weigh(
 
 
 class NoiseAwarePosterior:
-    """Posterior of the latent vector that knows of the privacy noise: a mixture.
+    """Posterior of the latent vector that knows of the privacy noise: a mixture, from public randomness.
 
-    Parameters
-    ----------
-    trace : GradientTrace
-        What the fit left.
-    rng : numpy.random.Generator
-        For the mixture's components (public randomness).
-    prior : Prior, optional
-        Of the model; without it, its gradients in the trace stand for it.
-    scale : CurvatureScale, optional
-        What an adaptive clip norm tells of the curvature.
-
-    Attributes
-    ----------
-    available : bool
-        Whether the fit made enough steps to infer anything; otherwise nothing else may be asked for.
-    n_rows : int
-        How many steps it was inferred from.
-    n_late : int
-        How many of them are of the last half of the last run.
-    noise_share : ndarray, shape (D,)
-        Share of the known privacy noise in the gradients' scatter about the line; the rest is
-        subsampling, and what is not linear.
-    mean : ndarray, shape (D,)
-        Posterior mean.
-    stddevs : ndarray, shape (D,)
-        Posterior standard deviations.
-    family_stddev : ndarray, shape (D,)
-        What they would be without noise: medians of the mixture.
-    far : ndarray of bool, shape (D,)
-        Where the mean is the mean draw, being far from the prior.
-    stayed : bool
-        Whether it is throughout, the model being refuted.
-
-    Notes
-    -----
-    Privacy: a function of what `fit` released; costs nothing.
+    `available` says whether the fit made enough steps to infer anything; otherwise nothing else may be asked
+    for. `n_rows` steps were used, `n_late` of them of the last half of the last run. Shape (D,): `mean` and
+    `stddevs` of the posterior; `family_stddev`, the latter without noise, medians of the mixture;
+    `noise_share`, of the privacy noise in the gradients' scatter about the line; `far`, where the mean is the
+    mean draw, being far from the prior. `stayed` says whether it is so throughout, the model being refuted.
+    Without a `prior`, its gradients in the trace stand for it; `scale` is what an adaptive clip norm tells of
+    the curvature.
     """
 
     def __init__(
@@ -249,11 +182,6 @@ class NoiseAwarePosterior:
             self.mean = np.concatenate([p.mean.mean(axis=0) for p in self._parts])
             self.stddevs = np.sqrt(np.concatenate(own))
 
-    @property
-    def noise_stddev(self) -> np.ndarray:
-        """What the noise adds to the standard deviations, shape ``(D,)``."""
-        return np.sqrt(np.maximum(self.stddevs**2 - self.family_stddev**2, 0.0))
-
     def _as_regressed(self, fits: list[Regression]) -> bool:
         """Whether the prior is the normal one that its gradients in the trace say."""
         if self._prior is None or len(fits) != 1:
@@ -288,17 +216,7 @@ class NoiseAwarePosterior:
         return np.asarray(apart > FARTHEST * self._prior.reach[group])  # False where it is not known
 
     def draw(self, draws: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw latent vectors.
-
-        Parameters
-        ----------
-        draws : int
-        rng : numpy.random.Generator
-
-        Returns
-        -------
-        ndarray, shape (draws, D)
-        """
+        """Draw latent vectors, (draws, D)."""
         out = np.empty((draws, self._size))
         for group, part in zip(self._groups, self._parts, strict=True):
             which = rng.integers(COMPONENTS, size=draws)

@@ -67,9 +67,9 @@ class SealedApproximation(SingleGroupApproximation):  # type: ignore[misc]
 
     def __dir__(self) -> list[str]:
         """List what is there, without what is refused: tools ask for every name that they find here."""
-        group = set(dir(self.groups[0]))
-        own = {n for n in object.__dir__(self) if n in OPEN or not _is_closed(super().__getattribute__, n)}
-        return sorted(own | {n for n in group if n in OPEN or _is_pythons(n)})
+        read = super().__getattribute__
+        own = {name for name in object.__dir__(self) if name in OPEN or not _is_closed(read, name)}
+        return sorted(own | {name for name in dir(self.groups[0]) if name in OPEN or _is_pythons(name)})
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled or copied."""

@@ -52,17 +52,7 @@ _CENTRAL = (0.1587, 0.5, 0.8413)
 
 @dataclass(frozen=True)
 class Prior:
-    """The prior of the unconstrained latent vector.
-
-    Parameters
-    ----------
-    record : RecordModel
-    latents : Latents
-
-    Notes
-    -----
-    The same for every data set.
-    """
+    """The prior of the unconstrained latent vector, the same for every data set."""
 
     record: RecordModel
     latents: Latents
@@ -100,10 +90,7 @@ class Prior:
 
     @cached_property
     def density(self) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Function of points, shape ``(n, D)``: the log density, ``(n,)``, and its gradient, ``(n, D)``.
-
-        The density is up to a constant; both are in the unconstrained space.
-        """
+        """Function of unconstrained points (n, D): log density (n,), up to a constant, and its gradient."""
         function, dtype = self.compiled, pytensor.config.floatX
 
         def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -31,22 +31,7 @@ Evaluate = Callable[[np.ndarray], list[np.ndarray]]
 
 
 def evaluator(model: pm.Model, latents: Latents, variables: Sequence[Variable], dtype: np.dtype) -> Evaluate:
-    """Compile model variables as functions of unconstrained draws.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    latents : Latents
-    variables : sequence of Variable
-    dtype : dtype
-        Of the draws.
-
-    Returns
-    -------
-    callable
-        Takes draws of shape ``(draws, D)``, and returns for each variable an array with a leading axis of
-        draws.
-    """
+    """Compile model variables as functions of unconstrained draws (draws, D); results lead with draws."""
     z = pt.matrix("z", dtype=str(dtype), shape=(None, latents.size))
     graphs = model.replace_rvs_by_values(list(variables))
     swap: dict[Variable, Variable] = dict(zip(latents.value_vars, latents.split(z), strict=True))
@@ -66,24 +51,10 @@ def evaluator(model: pm.Model, latents: Latents, variables: Sequence[Variable], 
 def finite_draws(
     draw: Callable[[int], np.ndarray], evaluate: Evaluate, draws: int, num_free: int
 ) -> tuple[np.ndarray, list[np.ndarray]] | None:
-    """Draw until every draw is finite.
+    """Draw until every draw is finite: flat draws (draws, D) and their values, or None if there are none.
 
-    Parameters
-    ----------
-    draw : callable
-        Takes a number, and returns so many unconstrained draws, shape ``(number, D)``.
-    evaluate : callable
-        As of `evaluator`.
-    draws : int
-    num_free : int
-        How many of its results are free variables, the first ones: they must be finite. Others need to be
-        finite only if they are so for at least half of the first draws.
-
-    Returns
-    -------
-    flat : ndarray, shape (draws, D)
-    values : list of ndarray
-        Or None if that cannot be had.
+    `draw` takes a number of draws, `evaluate` is of `evaluator`. The first `num_free` values are free
+    variables, and must be finite; others only if at least half of their first draws are.
     """
     flat = draw(draws)
     values = evaluate(flat)

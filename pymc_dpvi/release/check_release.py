@@ -22,13 +22,12 @@ from typing import Any
 
 from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES, accountant_info
-from pymc_dpvi.accounting.curves.profiles import PlannedRun
 from pymc_dpvi.accounting.evaluation import Run
 from pymc_dpvi.accounting.relations import check_relation
 from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.pages import shown
 from pymc_dpvi.release.interpretation import opened, report_of
-from pymc_dpvi.release.report import PrivacyReport
+from pymc_dpvi.release.report import PrivacyReport, planned_run
 
 __all__ = ["check_release"]
 
@@ -105,12 +104,7 @@ def _in_report(report: PrivacyReport) -> Iterator[str]:
     relation = check_relation(report.neighboring_relation)
     for number, run in enumerate(report.runs, start=1):
         try:
-            planned = PlannedRun.from_names(
-                sampler=report.sampler,
-                sampling_prob=run.sampling_prob,
-                noise_multiplier=run.noise_multiplier,
-                n_steps=run.n_steps,
-            )
+            planned = planned_run(report, run)
             spent = Run(info, planned.sampler, relation).epsilon(
                 noise_multiplier=run.noise_multiplier, n_steps=run.n_steps, delta=run.delta
             )

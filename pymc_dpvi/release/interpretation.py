@@ -20,6 +20,7 @@ from pymc_dpvi.arguments import check_number
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.release.meaning import Interpretation, interpret_runs
 from pymc_dpvi.release.report import PrivacyReport
+from pymc_dpvi.release.report_words import assumptions, not_covered
 
 __all__ = ["interpret", "opened", "report_of"]
 
@@ -127,27 +128,19 @@ def interpret(
         n_steps=n_steps,
     )
     relation = check_relation(neighboring_relation or "add_or_remove_one").name.lower()
-    # The report of a fit with these settings, for its words.
-    words = PrivacyReport(
-        neighboring_relation=relation,
-        unit="one record, as the model will have them",
-        sampler=run.sampler.name,
-        gradient="aligned",
-        accountant="pld",
-        guarantee="proven",
-        secure_randomness=True,
-        num_records_public=relation == "replace_one",
-        noise="lattice",
-    )
+    public = relation == "replace_one"
     return interpret_runs(
         [run],
         deltas=[check_number("delta", delta, low=0.0, high=1.0)],
         stated_epsilons=[None],
         guarantee="proven",
         neighboring_relation=relation,
-        unit=words.unit,
-        assumptions=("This is a plan: nothing has been run.", *words.assumptions),
-        not_covered=words.not_covered,
+        unit="one record, as the model will have them",
+        assumptions=(
+            "This is a plan: nothing has been run.",
+            *assumptions(was_run=False, noise="lattice", num_records_public=public),
+        ),
+        not_covered=not_covered(public),
         runs_fixed_in_advance=runs_fixed_in_advance,
         group_sizes=group_sizes,
     )
@@ -156,12 +149,7 @@ def interpret(
 def opened(source: Any) -> Any:
     """Return what a path leads to, and anything else as it is.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is nothing at the path.
-    ArgumentError
-        If it is not a file that ``to_netcdf`` wrote.
+    A FileNotFoundError if nothing is there, an ArgumentError if ``to_netcdf`` did not write it.
     """
     if not isinstance(source, str | os.PathLike):
         return source

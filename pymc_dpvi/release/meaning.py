@@ -35,15 +35,14 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES
 from pymc_dpvi.accounting.curves.comparison import AccountantFigure, compare_accountants
 from pymc_dpvi.accounting.curves.profiles import PlannedRun, composed_profile
 from pymc_dpvi.accounting.curves.tradeoff import PrivacyProfile
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.pages import Page, Section, shown
+from pymc_dpvi.release.report_words import PROTECTS_AGAINST
 from pymc_dpvi.release.risk_words import (
     FALSE_POSITIVE_RATES,
-    RELATIONS,
     SHARES,
     accountant_table,
     attack_lines,
@@ -216,7 +215,7 @@ class Interpretation:
         return [
             ("epsilon", f"{shown(self.epsilon, up=True)} ({'upper bound' if proven else _RECOMPUTED})"),
             ("delta", shown(self.delta, up=True)),
-            ("protects against", RELATIONS[self.neighboring_relation]),
+            ("protects against", PROTECTS_AGAINST[self.neighboring_relation]),
             ("record", self.unit),
         ]
 
@@ -339,57 +338,20 @@ def interpret_runs(
     obstacles: Sequence[str] = (),
     runs_fixed_in_advance: bool = False,
     group_sizes: Iterable[int] = (2, 5),
-    accountants: Iterable[str] = ACCOUNTANT_NAMES,
 ) -> Interpretation:
-    """Return what one or more runs on the same records mean.
+    """Return what one or more runs on the same records mean, each with its delta and stated epsilon, or None.
 
-    Parameters
-    ----------
-    runs : sequence of PlannedRun
-        At least one.
-    deltas : sequence of float
-        The delta of each.
-    stated_epsilons : sequence of float or None
-        The epsilon that was stated for each, if one was.
-    guarantee : str
-        What is known about it: ``"proven"``, ``"heuristic"``, ...
-    neighboring_relation : {"add_or_remove_one", "replace_one"}
-        Which data sets are neighbours.
-    unit : str
-        What one record is.
-    assumptions, not_covered, obstacles : sequence of str
-        Sentences to hand on.
-    runs_fixed_in_advance : bool
-        Whether the settings of all runs were fixed, or limited to what they are, before the first.
-    group_sizes : iterable of int
-        Numbers of records of one person.
-    accountants : iterable of str
-        Which to compare.
-
-    Returns
-    -------
-    Interpretation
-
-    Raises
-    ------
-    ArgumentError
-        If there is no run, or there is no proven account for one.
-
-    Notes
-    -----
-    Privacy: uses no data.
+    `guarantee` is what is known about these epsilons; the sentences are handed on; the other arguments are
+    those of `interpret`. An ArgumentError if there is no run, or no proven account for one.
     """
     if not runs:
         raise ArgumentError("nothing has been run yet, so there is nothing to interpret: call fit first.")
     if not isinstance(runs_fixed_in_advance, bool):
         raise ArgumentError("runs_fixed_in_advance must be True or False.")
-    names = tuple(accountants)
     parts = []
     for run, delta, stated in zip(runs, deltas, stated_epsilons, strict=True):
         profile = composed_profile([run], neighboring_relation=neighboring_relation)
-        figures = compare_accountants(
-            run, delta=delta, neighboring_relation=neighboring_relation, accountants=names
-        )
+        figures = compare_accountants(run, delta=delta, neighboring_relation=neighboring_relation)
         # Any proven figure will do; the stated one is what was charged.
         if stated is None or guarantee != "proven":
             proven = [f.epsilon for f in figures if f.guarantee == "proven" and f.epsilon is not None]

@@ -25,17 +25,15 @@ from typing import Any
 from pymc_dpvi.accounting.curves.profiles import PlannedRun
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.pages import Page, Section, shown
-from pymc_dpvi.release import report_json
+from pymc_dpvi.release import report_json, report_words
 from pymc_dpvi.release.meaning import Interpretation, interpret_runs
 from pymc_dpvi.release.privacy_run import PrivacyRun
 from pymc_dpvi.release.report_json import to_number
+from pymc_dpvi.release.report_words import PROTECTS_AGAINST, run_words
 
-__all__ = ["PrivacyReport", "PrivacyRun"]
+__all__ = ["PrivacyReport", "PrivacyRun", "planned_run"]
 
 _NOISES = ("gaussian_float64", "lattice")
-_ADAPTIVE = (
-    " (adaptive from there, by noisy counts of norm {} times it, which the noise multiplier counts in)"
-)
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class PrivacyReport:
         for name in texts:
             if not isinstance(getattr(self, name), str):
                 raise ArgumentError(f"PrivacyReport: {name} must be a string.")
-        if self.neighboring_relation not in ("add_or_remove_one", "replace_one"):
+        if self.neighboring_relation not in PROTECTS_AGAINST:
             raise ArgumentError(
                 "PrivacyReport: neighboring_relation must be 'add_or_remove_one' or 'replace_one'."
             )
@@ -174,19 +172,12 @@ class PrivacyReport:
     @property
     def obstacles(self) -> tuple[str, ...]:
         """Why the result must not be released as private, in sentences; empty if nothing is known."""
-        said = []
-        if not self.secure_randomness:
-            said.append("Noise and batches came from a seed. Whoever knows it can take the noise away.")
-        if self.noise == "gaussian_float64":
-            said.append(
-                "Noise was added in floating point, and the last bits of the results can give records away."
-            )
-        if self.guarantee != "proven":
-            said.append(
-                f"Epsilon is not a proven bound: the accountant {self.accountant!r} is "
-                f"{self.guarantee}. What was spent may be more."
-            )
-        return tuple(said)
+        return report_words.obstacles(
+            secure_randomness=self.secure_randomness,
+            noise=self.noise,
+            guarantee=self.guarantee,
+            accountant=self.accountant,
+        )
 
     @property
     def releasable(self) -> bool:
@@ -238,61 +229,28 @@ class PrivacyReport:
         )
 
     def _assumptions_of_a_run(self) -> tuple[str, ...]:
-        said = [
-            f"The model treats each record by itself; this {'was' if self.runs else 'is'} checked before the "
-            "fit.",
-            "One person contributes one record. For somebody with k records multiply epsilon by k "
-            "(delta grows too).",
-        ]
-        if self.noise == "gaussian_float64":
-            said.append("Noise is added in floating point; its rounding is not accounted for.")
-        else:
-            said.append(
-                "Noise is added in whole multiples of a fixed unit (a lattice); rounding to that unit is "
-                "accounted for."
-            )
-        if self.num_records_public:
-            said.append(
-                "The number of records is public, and so is what was computed from it (the sampling "
-                "probability from a batch size, the prior's share in vanilla gradients): it is the same with "
-                "and without a record."
-            )
-        if self.public_arrays:
-            names = ", ".join(self.public_arrays)
-            said.append(f"Taken as public, and not protected: {names}.")
-        return tuple(said)
+        return report_words.assumptions(
+            was_run=bool(self.runs),
+            noise=self.noise,
+            num_records_public=self.num_records_public,
+            public_arrays=self.public_arrays,
+        )
 
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the guarantee says nothing about, in sentences."""
-        said = [
-            "Preparation of the data (scaling, selection, encoding) done with the records.",
-            "Choice of the model, its priors, the starting point and other settings, where results "
-            "on these records guided it.",
-            "Other analyses of the same records, and other fits; their costs add up.",
-            "What can be learned about a person from the population as a whole.",
-        ]
-        if self.num_records_public:
-            said.insert(2, "The number of records.")
-        return tuple(said)
+        return report_words.not_covered(self.num_records_public)
 
     def _lines(self) -> list[tuple[str, str]]:
         """Return the settings as (label, text)."""
         bound = "upper bound" if self.guarantee == "proven" else "NOT a proven bound"
         if len(self.runs) > 1 and self.budget is None:
             bound += ", if the total was limited in advance"
-        relation = {
-            "add_or_remove_one": "adding or removing one record",
-            "replace_one": "replacing one record",
-        }[self.neighboring_relation]
         lines = [
-            (
-                "epsilon",
-                f"{shown(self.epsilon, up=True)} ({bound})",
-            ),
+            ("epsilon", f"{shown(self.epsilon, up=True)} ({bound})"),
             ("delta", shown(self.delta, up=True)),
             ("releasable", "yes: no obstacle is known" if self.releasable else "NO"),
-            ("protects against", relation),
+            ("protects against", PROTECTS_AGAINST[self.neighboring_relation]),
             ("record", self.unit),
             ("accountant", f"{self.accountant} (guarantee: {self.guarantee})"),
             ("gradients", self.gradient),
@@ -310,21 +268,7 @@ class PrivacyReport:
         lines.append(("public arrays", ", ".join(self.public_arrays) or "none"))
         if self.withheld:
             lines.append(("withheld", ", ".join(self.withheld)))
-        for number, run in enumerate(self.runs, start=1):
-            stopped = f" ({run.steps_run} run)" if run.steps_run != run.n_steps else ""
-            chosen = " (chosen: a larger one would hardly reduce the noise)" if run.default_sampling else ""
-            adaptive = _ADAPTIVE.format(shown(run.tally_weight)) if run.tally_weight else ""
-            named = f", id {run.run_id}" if run.run_id else ""
-            named += f", backend {run.backend}" if run.backend else ""
-            lines.append(
-                (
-                    f"run {number}",
-                    f"epsilon {shown(run.epsilon, up=True)}, delta {shown(run.delta, up=True)}, "
-                    f"{run.n_steps} steps planned{stopped}, sampling_prob "
-                    f"{shown(run.sampling_prob)}{chosen}, noise_multiplier "
-                    f"{shown(run.noise_multiplier)}, l2_clip_norm {shown(run.l2_clip_norm)}{adaptive}{named}",
-                )
-            )
+        lines += [(f"run {number}", run_words(run)) for number, run in enumerate(self.runs, start=1)]
         if self.versions:
             lines.append(("versions", ", ".join(f"{a} {b}" for a, b in self.versions)))
         return lines
@@ -368,17 +312,8 @@ class PrivacyReport:
         Privacy: uses no data. Speaks of the mechanism that the report describes; its figures are proven, also
         where the accountant's are not.
         """
-        planned = [
-            PlannedRun.from_names(
-                sampler=self.sampler,
-                sampling_prob=run.sampling_prob,
-                noise_multiplier=run.noise_multiplier,
-                n_steps=run.n_steps,
-            )
-            for run in self.runs
-        ]
         return interpret_runs(
-            planned,
+            [planned_run(self, run) for run in self.runs],
             deltas=[run.delta for run in self.runs],
             stated_epsilons=[run.epsilon for run in self.runs],
             guarantee=self.guarantee,
@@ -469,3 +404,13 @@ class PrivacyReport:
         if totals != (report.epsilon, report.delta):
             raise ArgumentError("the report's totals do not follow from its runs.")
         return report
+
+
+def planned_run(report: PrivacyReport, run: PrivacyRun) -> PlannedRun:
+    """Return a run of a report as its accounting takes it; an ArgumentError if it cannot be made."""
+    return PlannedRun.from_names(
+        sampler=report.sampler,
+        sampling_prob=run.sampling_prob,
+        noise_multiplier=run.noise_multiplier,
+        n_steps=run.n_steps,
+    )

@@ -33,36 +33,14 @@ def header() -> dict[str, Any]:
 
 
 def write(fields: dict[str, Any]) -> str:
-    """Return JSON. An infinite number is written as ``"inf"``.
-
-    Parameters
-    ----------
-    fields : dict
-        Of plain dicts, lists, strings and numbers.
-
-    Returns
-    -------
-    str
-    """
+    """Return JSON of plain dicts, lists, strings and numbers; an infinite number is written as ``"inf"``."""
     return json.dumps(_finite(fields), allow_nan=False)
 
 
 def read(text: str) -> dict[str, Any]:
-    """Return the fields of a report in the newest version; they are not checked any further.
+    """Return the fields of a report in the newest version, not checked any further.
 
-    Parameters
-    ----------
-    text : str
-        JSON.
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    ArgumentError
-        If `text` is not a report, or of a version that is not known.
+    An ArgumentError if `text` is no report, or of a version that is not known.
     """
     try:
         found = json.loads(text)

@@ -15,7 +15,6 @@ from pymc_dpvi.pages import Table, percent, shown
 
 __all__ = [
     "FALSE_POSITIVE_RATES",
-    "RELATIONS",
     "SHARES",
     "accountant_table",
     "attack_lines",
@@ -28,11 +27,6 @@ FALSE_POSITIVE_RATES = (1e-3, 1e-2)
 
 SHARES = (1e-2, 1e-3)
 """Shares of releases in which a bound on odds may fail."""
-
-RELATIONS = {
-    "add_or_remove_one": "adding or removing one record",
-    "replace_one": "replacing one record",
-}
 
 _QUESTIONS = {
     "add_or_remove_one": ("whether one given record was among the data", "says yes"),
@@ -48,19 +42,7 @@ def _accuracy(profile: PrivacyProfile) -> str:
 def attack_lines(
     profile: PrivacyProfile, from_epsilon_alone: PrivacyProfile, neighboring_relation: str
 ) -> tuple[str, ...]:
-    """Say how well an attack can do.
-
-    Parameters
-    ----------
-    profile, from_epsilon_alone : PrivacyProfile
-        The mechanism's, and what would follow from one pair (epsilon, delta).
-    neighboring_relation : {"add_or_remove_one", "replace_one"}
-        What the attacker has to find out.
-
-    Returns
-    -------
-    tuple of str
-    """
+    """Say how well an attack can do, by the mechanism's profile and by one pair (epsilon, delta) alone."""
     question, yes = _QUESTIONS[neighboring_relation]
     lines = [
         "The attacker knows all other records, the model and this program, sees every step of the fit, "
@@ -84,17 +66,7 @@ def attack_lines(
 
 
 def odds_lines(profile: PrivacyProfile) -> tuple[str, ...]:
-    """Say how far a release moves a belief.
-
-    Parameters
-    ----------
-    profile : PrivacyProfile
-        The mechanism's.
-
-    Returns
-    -------
-    tuple of str
-    """
+    """Say how far a release moves a belief."""
     lines = [
         "Whatever somebody knew or believed about one record before, the release moves the odds for the "
         "truth, against its being otherwise, only so far. The program's own random draws decide how far."
@@ -114,17 +86,7 @@ def odds_lines(profile: PrivacyProfile) -> tuple[str, ...]:
 
 
 def group_table(groups: Iterable[tuple[int, float, float, PrivacyProfile]]) -> Table:
-    """Return what is left for people with several records.
-
-    Parameters
-    ----------
-    groups : iterable of (int, float, float, PrivacyProfile)
-        Number of records, epsilon, delta, and the profile for so many.
-
-    Returns
-    -------
-    Table
-    """
+    """Return what is left for people with several records: number, epsilon, delta and profile of each."""
     rate = FALSE_POSITIVE_RATES[0]
     rows = [
         (
@@ -141,17 +103,7 @@ def group_table(groups: Iterable[tuple[int, float, float, PrivacyProfile]]) -> T
 
 
 def accountant_table(figures: Sequence[AccountantFigure]) -> Table:
-    """Return epsilon by accountant.
-
-    Parameters
-    ----------
-    figures : sequence of AccountantFigure
-        One for each.
-
-    Returns
-    -------
-    Table
-    """
+    """Return epsilon by accountant."""
     rows = []
     for figure in figures:
         found = "not supported" if figure.epsilon is None else shown(figure.epsilon, up=True)

@@ -23,7 +23,7 @@ from pymc_dpvi.errors import PrivacyWarning
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import hostile_records
 from pymc_dpvi.mechanism.mechanism import Draws, Mechanism
-from pymc_dpvi.settings import PrivacyTerms
+from pymc_dpvi.settings import PrivacySettings
 
 CHECKS = ["one way out", "sensitivity", "gradient", "lattice", "noise", "sampling", "randomness", "attack"]
 PYTHON = {"mode": "FAST_COMPILE"}
@@ -123,7 +123,7 @@ def test_a_method_that_was_made(logistic: Callable[[], pm.Model]):
 def test_the_noise_is_that_of_the_planned_steps(logistic: Callable[[], pm.Model]):
     terms: Any = dict(epsilon=1.0, delta=1e-5, sampling_prob=0.2, accountant="rdp", noise_multiplier=None)
     told = dict(audit(logistic(), n=1000, **terms).settings)["noise_multiplier"]
-    terms = PrivacyTerms(
+    terms = PrivacySettings(
         **terms,
         batch_size=None,
         l2_clip_norm=1.0,
