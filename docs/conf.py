@@ -59,7 +59,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(arviz|dp_accounting|matplotlib|numpy|pymc|pytensor|rich|xarray)\..*"),
     # What the public accountants have in common is no part of the interface.
     (r"py:class", r"pymc_dpvi\.accounting\.contract\.CountingAccountant"),
-    (r"py:class", r"pymc_dpvi\.accounting\.concentrated\._FullBatchAccountant"),
+    (r"py:class", r"pymc_dpvi\.posterior\.expressions\.CheckedExpressions"),
+    (r"py:class", r"pymc_dpvi\.accounting\.papers\.concentrated\._FullBatchAccountant"),
     (r"py:.*", r"(Exception|RuntimeError|UserWarning|ValueError|TypeError|tuple|NamedTuple|object)"),
 ]
 
