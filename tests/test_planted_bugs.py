@@ -20,7 +20,7 @@ from scipy import stats
 from suite import CLIP, Suite, layers, regression
 
 from pymc_dpvi.accounting.papers import rdp
-from pymc_dpvi.engine import microbatch, private_sum, running_clip, step
+from pymc_dpvi.engine import clipping, microbatch, running_clip, step
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
@@ -41,7 +41,7 @@ class Plant:
     def in_the_step(self) -> bool:
         """Whether it becomes part of a compiled step; otherwise it is looked up at each call."""
         return self.owner in (
-            private_sum,
+            clipping,
             microbatch,
             step,
             step.PrivateStep,
@@ -134,9 +134,7 @@ def the_same_secure_key(cls: Any) -> KeyStream:
 def kernel(bug: Callable[[np.ndarray], np.ndarray]) -> Plant:
     """Put a sum of gradients, shape (records, num_noise), in place of the kernel's; the noise stays."""
 
-    def make(layout: Any, pulled: bool) -> Callable[..., np.ndarray]:
-        assert not pulled
-
+    def make(layout: Any) -> Callable[..., np.ndarray]:
         def add_clipped(*args: Any) -> None:
             *matrices, count, _, _, high, _, _ = args
             rest_of, columns = iter(matrices), []
@@ -153,7 +151,7 @@ def kernel(bug: Callable[[np.ndarray], np.ndarray]) -> Plant:
 
         return add_clipped
 
-    return Plant(private_sum, "make_add_clipped", make)
+    return Plant(microbatch, "write_add_clipped", make)
 
 
 def guarded(rows: np.ndarray) -> np.ndarray:
@@ -178,8 +176,8 @@ def unrounded(
 
 # The counts that move an adaptive clip norm.
 
-real_units = private_sum.tally_units
-real_round_and_add = private_sum.round_and_add
+real_units = clipping.tally_units
+real_round_and_add = clipping.round_and_add
 real_clip_updates = running_clip.RunningClip.updates
 
 
@@ -201,7 +199,7 @@ def tally(share: Callable[[np.ndarray], np.ndarray]) -> Plant:
             norms = np.sqrt(squared_norms) / bound
             out += np.rint(units * share(norms[np.isfinite(norms)])).astype(np.int64).sum(axis=0)
 
-    return Plant(private_sum, "add_tally", add_tally)
+    return Plant(clipping, "add_tally", add_tally)
 
 
 def ramp(norms: np.ndarray) -> np.ndarray:
@@ -475,11 +473,11 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
     "divided by the realised batch, in the sum": (kernel(divided_by_the_batch), SENSITIVITY, {}),
     "NaN let through": (kernel(without_guard), SENSITIVITY, {}),
     "one NaN silences everybody": (kernel(everybody_pays_for_one_nan), SENSITIVITY, {}),
-    "counts weigh twice": (Plant(microbatch, "tally_units", twice_the_units), SENSITIVITY, ADAPTIVE),
+    "counts weigh twice": (Plant(clipping, "tally_units", twice_the_units), SENSITIVITY, ADAPTIVE),
     "a record counts twice": (tally(both_counts), SENSITIVITY, ADAPTIVE),
     "norms are summed, not counted": (tally(sum_of_norms), SENSITIVITY, ADAPTIVE),
     "counts of something else": (tally(lambda norms: ramp(norms)[:, ::-1]), GRADIENT, ADAPTIVE),
-    "counts without noise": (Plant(microbatch, "round_and_add", counts_without_noise), NOISE, ADAPTIVE),
+    "counts without noise": (Plant(clipping, "round_and_add", counts_without_noise), NOISE, ADAPTIVE),
     "counts are not paid for": (
         Plant(Mechanism, "record_norm", property(only_the_gradients)),
         SENSITIVITY,
@@ -490,7 +488,7 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
         ONE_WAY,
         ADAPTIVE,
     ),
-    "the sum is not rounded": (Plant(microbatch, "round_and_add", unrounded), Suite.lattice, {}),
+    "the sum is not rounded": (Plant(clipping, "round_and_add", unrounded), Suite.lattice, {}),
     "noise in floating point": (Plant(step, "private_sum", float_noise), Suite.lattice, {}),
     "sensitivity C where 2C is due": (
         Plant(Mechanism, "sensitivity", property(always_c)),

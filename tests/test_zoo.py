@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from clipped_sums import of_matrices
 from oracle import compare, latents_of
 from zoo import ZOO, Entry, select
 
@@ -176,7 +177,7 @@ def test_whole_fit_in_every_way(name: str, method: type[DPADVI], gradient: str, 
 @pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
 @pytest.mark.usefixtures("python_for_all")
 @pytest.mark.parametrize("name", ZOO)
-def test_steps_in_pieces_are_those_of_whole_batches(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_steps_in_microbatches_are_those_of_whole_batches(name: str, monkeypatch: pytest.MonkeyPatch):
     entry = ZOO[name]
 
     def fitted() -> list[np.ndarray]:
@@ -196,9 +197,9 @@ def test_steps_in_pieces_are_those_of_whole_batches(name: str, monkeypatch: pyte
             approx = inference.fit(3, progressbar=False, compile_kwargs={"mode": "PYTHON"})
         return [p.get_value() for p in approx.params]
 
-    in_pieces = fitted()
-    monkeypatch.setattr(step, "in_pieces", lambda outputs, *rest: list(outputs))
-    for a, b in zip(in_pieces, fitted(), strict=True):
+    in_microbatches = fitted()
+    monkeypatch.setattr(step, "in_microbatches", of_matrices)
+    for a, b in zip(in_microbatches, fitted(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4 if entry.float32 else 1e-10)
 
 

@@ -1,7 +1,7 @@
 r"""A compiled private step on synthetic records, whose release can be read.
 
 The release of a step is the vector :math:`\tilde s = \sum_{i \in B} \operatorname{clip}_C(g_i) + \eta`, the
-output of ``clipping.PrivateSum``. Everything that an optimiser gets must be a function of it, of the
+output of `engine.private_sum`. Everything that an optimiser gets must be a function of it, of the
 parameters, the public draws and the prior. A :class:`Probe` hands the step an optimiser that changes nothing
 and looks at the graph of its gradients: it cuts the graph at the noisy sums, keeps their values, and lists
 what can still be reached behind the cut (:attr:`Probe.leaks`; there must be nothing).

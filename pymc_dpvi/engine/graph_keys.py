@@ -67,7 +67,7 @@ def source_hash() -> str:
 
 
 def _hash_of_sources() -> str:
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root).as_posix()} ".encode() + path.read_bytes())

@@ -11,13 +11,6 @@ cancelled, its squared norm counts as
 where :math:`\gamma` bounds the rounding of the double sum. The second term of the maximum matters where 31/32
 of a record's own rows cancel; it is part of the definition of this clipping. ``docs/noise.md`` has the
 proof.
-
-**Pulled back.** Vanilla gradients are :math:`T g_i + c` with a matrix T that every record shares, each row of
-which has one entry, and a vector c (`blocks.PullBack`). Their norm is a weighted one and needs no gradient
-either: :math:`\sum_j w_j g_j^2 + 2\sum_j x_j g_j + \lVert c\rVert^2` with
-:math:`w = \operatorname{diag}(T^\top T)` and :math:`x = T^\top c`; of an outer block,
-:math:`(a^2)^\top W \delta^2` and :math:`a^\top X \delta`, two matrix products for a whole batch. This sum
-cancels, too: :math:`\gamma (\sum_j w_j g_j^2 + \lVert c\rVert^2)` is added.
 """
 
 from __future__ import annotations
@@ -28,15 +21,10 @@ import numpy as np
 __all__ = [
     "CANCELLATION",
     "add_block",
-    "add_pulled",
-    "add_pulled_outer",
-    "add_pulled_sparse",
     "add_squared_norms",
     "add_squared_norms_outer",
     "add_squared_norms_products",
     "add_weighted_rows",
-    "column_weights",
-    "finish_pulled",
     "merged",
     "scatter",
     "weighted_outer",
@@ -281,117 +269,3 @@ def scatter(
                 part = total - high[p]
                 low[p] += (high[p] - (total - part)) + (entry - part)
                 high[p] = total
-
-
-# ------------------------------------------------------------------------------------------------
-# Pulled back: squared norms weighted by `weights`, added to `total`, and `cross`, added to `mixed`
-# ------------------------------------------------------------------------------------------------
-
-
-@_kernel
-def column_weights(
-    place: np.ndarray, slope: np.ndarray, shift: np.ndarray, size: int
-) -> tuple[np.ndarray, np.ndarray, float]:  # pragma: no cover
-    """W = diag(TᵀT) and x = Tᵀc, shape ``(size,)``, and ‖c‖."""
-    weights, cross = np.zeros(size), np.zeros(size)
-    for p in range(place.size):
-        weights[place[p]] += slope[p] * slope[p]
-        cross[place[p]] += slope[p] * shift[p]
-    return weights, cross, np.sqrt(_squared_norm(shift) * (1.0 + shift.size * _ROUNDOFF))
-
-
-@numba.njit(cache=True, fastmath={"reassoc"})
-def _weighted(
-    row: np.ndarray, weights: np.ndarray, cross: np.ndarray
-) -> tuple[float, float]:  # pragma: no cover
-    square, mixed = 0.0, 0.0
-    for j in range(row.size):
-        g = np.float64(row[j])
-        square += weights[j] * (g * g)
-        mixed += cross[j] * g
-    return square, mixed
-
-
-@_kernel
-def add_pulled(
-    rows: np.ndarray, weights: np.ndarray, cross: np.ndarray, total: np.ndarray, mixed: np.ndarray
-) -> None:  # pragma: no cover
-    """Of a dense block."""
-    for i in range(total.size):
-        square, part = _weighted(rows[i], weights, cross)
-        total[i] += square
-        mixed[i] += part
-
-
-@_kernel
-def add_pulled_outer(
-    left: np.ndarray,
-    right: np.ndarray,
-    weights: np.ndarray,
-    cross: np.ndarray,
-    total: np.ndarray,
-    mixed: np.ndarray,
-) -> None:  # pragma: no cover
-    """Of an outer block, by two matrix products.
-
-    Only the squares of `right` could underflow where those of `left` do not, or the other way round: a weight
-    that matters is at least 1, because the first parameters of a family, the means, have slope 1.
-    """
-    count, a, b = total.size, left.shape[1], right.shape[1]
-    plain, squares = np.zeros((count, a)), np.zeros((count, a))
-    for i in range(count):
-        for j in range(a):
-            plain[i, j] = np.float64(left[i, j])
-            squares[i, j] = plain[i, j] * plain[i, j]
-    by_weights = np.dot(squares, weights.reshape(a, b))
-    by_cross = np.dot(plain, cross.reshape(a, b))
-    for i in range(count):
-        smaller = min(_squared_norm(left[i]), _squared_norm(right[i]))
-        if smaller < _SMALL:
-            square, part = 0.0, 0.0
-            for j in range(a):
-                row = plain[i, j] * right[i].astype(np.float64)
-                more, other = _weighted(row, weights[j * b : (j + 1) * b], cross[j * b : (j + 1) * b])
-                square += more
-                part += other
-        else:
-            square, part = 0.0, 0.0
-            for k in range(b):
-                delta = np.float64(right[i, k])
-                square += by_weights[i, k] * (delta * delta)
-                part += by_cross[i, k] * delta
-        total[i] += square
-        mixed[i] += part
-
-
-@_kernel
-def add_pulled_sparse(
-    entries: np.ndarray,
-    positions: np.ndarray,
-    weights: np.ndarray,
-    cross: np.ndarray,
-    total: np.ndarray,
-    mixed: np.ndarray,
-) -> None:  # pragma: no cover
-    """Of a sparse block, merged."""
-    for i in range(total.size):
-        for e in range(entries.shape[1]):
-            value = entries[i, e]
-            if np.isnan(value):  # also where a position is outside
-                total[i] = np.nan
-            else:
-                total[i] += weights[positions[i, e]] * (value * value)
-                mixed[i] += cross[positions[i, e]] * value
-
-
-@_kernel
-def finish_pulled(
-    total: np.ndarray, mixed: np.ndarray, shift_norm: float, size: int
-) -> None:  # pragma: no cover
-    """Turn weighted squared norms into upper bounds of the squared norms of the pulled-back gradients."""
-    rounding = (2 * size + 64) * _ROUNDOFF
-    constant = shift_norm * shift_norm
-    for i in range(total.size):
-        apart = total[i] + constant
-        finite = apart < np.inf and abs(mixed[i]) < np.inf  # False for NaN, which `max` might lose
-        total[i] = max(apart + 2.0 * mixed[i], 0.0) + rounding * apart if finite else np.nan

@@ -35,8 +35,8 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.type import DenseTensorType
 
 from pymc_dpvi.engine.compile_cache import name_of, shared
+from pymc_dpvi.engine.generated_code import SHAPE, write_loop
 from pymc_dpvi.engine.graph_keys import graph_key, source_hash
-from pymc_dpvi.engine.inlining import inlined
 
 __all__ = ["Chunk"]
 
@@ -143,7 +143,7 @@ class Chunk:
                 raise ValueError("noise or draws of another shape than a step's")
         given = [v.get_value(borrow=True, return_internal_type=True) for v in self.state]
         if [np.shape(value) for value in given] != self._shapes:
-            raise ValueError(_SHAPE)
+            raise ValueError(SHAPE)
         held = [v.get_value(borrow=True, return_internal_type=True) for v in self.held]
         *state, rows = self._run(indices, offsets, noise, epsilon, weights, *given, *fixed, *held)
         for variable, value in zip(self.state, state, strict=True):
@@ -170,19 +170,8 @@ class Chunk:
             if self.width:
                 *state, rows[t] = state
             if [np.shape(s) for s in state] != shapes:
-                raise ValueError(_SHAPE)
+                raise ValueError(SHAPE)
         return [*state, rows]
-
-
-_SHAPE = "an array of the state changed its shape"
-
-#: Numba takes seconds to compile ``rows[t] = row``, for the texts of its errors.
-_LEAVE_ROW = [
-    "        if row.size != rows.shape[1]:",
-    "            raise ValueError('a row of another length')",
-    "        for j in range(row.size):",
-    "            rows[t, j] = row[j]",
-]
 
 
 def _of_its_shape(variable: SharedVariable) -> Variable:
@@ -196,55 +185,15 @@ def _of_its_shape(variable: SharedVariable) -> Variable:
 def _compiled_loop(
     step: Any, n_held: int, arrays: Sequence[int | None], width: int, step_key: str | None
 ) -> Any:
-    """Compile the loop and the step into one function.
+    """Compile the loop and the step, ``(batch, count, noise, epsilon, weight, *state, *held)``, into one.
 
-    Parameters
-    ----------
-    step : pytensor.compile.function.types.Function
-        ``(batch, count, noise, epsilon, weight, *state, *held) -> (*new state, row)``.
-    n_held : int
-        Number of inputs that all steps share.
-    arrays : sequence of (int or None)
-        Number of axes of each part of the state, None for what is no array.
-    width : int
-        Length of the row; 0 if there is none.
-    step_key : str, optional
-        Key of the graph that `step` was made from.
+    `step_key` is the key of the graph that `step` was made from; for the rest see `write_loop`.
     """
     compiled, compiled_key = numba_funcify_and_cache_key(step.maker.fgraph)
-    state = [f"s{k}" for k in range(len(arrays))]
-    new = [f"n{k}" for k in range(len(arrays))]
-    held = [f"x{k}" for k in range(n_held)]
-    of_a_step = ["batch", "count", "noise[t]", "epsilon[t]", "np.asarray(weights[t])"]
-    compiled, given = inlined(compiled, [*of_a_step, *state, *held])
-    copies = [f"    {s} = {s}.copy()" for s, ndim in zip(state, arrays, strict=True) if ndim is not None]
-    # Contiguous, so that a type stays the same from step to step: else the step is compiled twice.
-    changes = []
-    for s, n, ndim in zip(state, new, arrays, strict=True):
-        if ndim:
-            changes += [f"        if {n}.shape != {s}.shape:", f"            raise ValueError({_SHAPE!r})"]
-            n = f"np.ascontiguousarray({n})"
-        changes.append(f"        {s} = {n}")
-    source = "\n".join(
-        [
-            f"def chunk(indices, offsets, noise, epsilon, weights, {', '.join([*state, *held])}):",
-            "    nothing = np.empty(1, np.int64)",
-            "    nothing[0] = 0",
-            *copies,
-            f"    rows = np.empty((weights.size, {width}))",
-            "    for t in range(weights.size):",
-            "        batch = indices[offsets[t] : offsets[t + 1]]",
-            "        count = np.asarray(batch.size)",
-            "        batch = batch if batch.size else nothing",
-            f"        {', '.join([*new, *(['row'] if width else [])])}, = step({given})",
-            *changes,
-            *(_LEAVE_ROW if width else []),
-            f"    return {', '.join([*state, 'rows'])}",
-        ]
-    )
+    compiled, source = write_loop(compiled, n_held, arrays, width)
     key = None
     if compiled_key is not None:  # the step can be kept on disk
         parts = f"pymc_dpvi.Chunk {source} {step_key or compiled_key} {source_hash()}"
         key = hashlib.sha256(parts.encode()).hexdigest()
-    function = compile_numba_function_src(source, "chunk", globals() | {"step": compiled}, cache_key=key)
+    function = compile_numba_function_src(source, "chunk", {"np": np, "step": compiled}, cache_key=key)
     return numba_njit(function, fastmath=False, final_function=True, cache=key is not None)

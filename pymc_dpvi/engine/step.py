@@ -24,7 +24,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -42,12 +41,12 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.backends import StepFailedError, reason_of
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.gradient_moments import GradientTrace
-from pymc_dpvi.engine.microbatch import PiecewiseSum, in_pieces
+from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, PrivacyError
-from pymc_dpvi.graph.blocks import Block, PullBack
+from pymc_dpvi.graph.blocks import Block
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients, informed, prior_gradients, vanilla_gradients
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
@@ -149,10 +148,8 @@ class PrivateStep:
                 noisy = noisy * np.tile(own.astype(floatx), n_mc)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, scale)
         else:
-            per_record, pull_back = vanilla_gradients(
-                record, batch, latents, group, epsilon, z, entropy, n_mc
-            )
-            noisy = self._released(per_record, size, mechanism, noise, unit, count, pull_back)
+            per_record = vanilla_gradients(record, batch, latents, group, epsilon, z, entropy, n_mc)
+            noisy = self._released(per_record, size, mechanism, noise, unit, count)
             ends = np.cumsum([0, *sizes])
             grads = [-noisy[a:b] * scale for a, b in itertools.pairwise(ends)]
         mechanism.check_lattice(record.num_records, self.num_noise)
@@ -178,9 +175,9 @@ class PrivateStep:
         # Last, so that the optimiser is handed the release itself.
         rows_kwargs = {**compile_kwargs, **(rows_kwargs or {})}
         graphs = [*updates.values(), *rows]
-        new = in_pieces(graphs, batch, data, None if whole else indices, rows_kwargs)
+        new = in_microbatches(graphs, batch, data, None if whole else indices, rows_kwargs)
         for op in {v.owner.op for v in walk(new) if v.owner is not None}:
-            if isinstance(op, PiecewiseSum):
+            if isinstance(op, MicrobatchedSum):
                 weakref.finalize(self, op.forget).atexit = False
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))
@@ -200,15 +197,11 @@ class PrivateStep:
         noise: TensorVariable,
         unit: TensorVariable,
         count: TensorVariable,
-        pull_back: PullBack | None = None,
     ) -> TensorVariable:
         """Noisy sum of clipped gradients, shape ``(size,)``; an adaptive bound's updates are noted."""
-        more: dict[str, Any] = {} if pull_back is None else {"pull_back": pull_back}
         if self.running_clip is None:
-            return private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count, **more)
+            return private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count)
         scale = self.running_clip.scale
-        if pull_back is not None:
-            more = {"pull_back": replace(pull_back, shift=pull_back.shift / scale)}
         released = private_sum(
             [b.scaled(1.0 / scale) for b in per_record],
             noise,
@@ -216,7 +209,6 @@ class PrivateStep:
             unit,
             count,
             tally_weight=mechanism.tally_weight,
-            **more,
         )
         self.clip_updates = self.running_clip.updates(released[size:], unit, self.scale)
         return released[:size] * scale

@@ -13,9 +13,6 @@ A parameter that multiplies data or activations, ``x @ w``, has an outer gradien
 times in a record (several rows, several uses) a sum of products; a parameter that is looked up by group,
 ``a[idx]``, a sparse one. The clipped sums are :math:`A^\top\Delta` of weighted rows and a scatter.
 
-**Pulled back.** Vanilla gradients are :math:`T g_i + c` with a matrix T that every record shares, each row of
-which has one entry, and a vector c (`PullBack`). They are not formed for a record either.
-
 What the private sum computes of each is `kernels`.
 """
 
@@ -31,7 +28,6 @@ __all__ = [
     "MOST_PRODUCTS",
     "Block",
     "Form",
-    "PullBack",
     "as_matrix",
 ]
 
@@ -107,32 +103,10 @@ class Block:
         return replace(self, right=(self.right * factor).astype(self.right.type.dtype))
 
 
-@dataclass(frozen=True)
-class PullBack:
-    """Gradients ``slope[p] * g[place[p]] + shift[p]``, the same for all records.
-
-    Attributes
-    ----------
-    place : TensorVariable, shape (num_params,)
-        int64: which column of the blocks.
-    slope : TensorVariable, shape (num_params,)
-        float64.
-    shift : TensorVariable, shape (num_params,)
-        float64.
-    """
-
-    place: TensorVariable
-    slope: TensorVariable
-    shift: TensorVariable
-
-
-def as_matrix(blocks: list[Block], pull_back: PullBack | None = None) -> TensorVariable:
-    """Write blocks out as one matrix, shape ``(batch, num_params)``: for checks, never in a step."""
+def as_matrix(blocks: list[Block]) -> TensorVariable:
+    """Write blocks out as one matrix, shape ``(batch, num_params)``: for vanilla gradients and for checks."""
     columns = [_dense(b) for b in blocks]
-    matrix = columns[0] if len(columns) == 1 else pt.concatenate(columns, axis=1)
-    if pull_back is None:
-        return matrix
-    return matrix[:, pull_back.place] * pull_back.slope + pull_back.shift
+    return columns[0] if len(columns) == 1 else pt.concatenate(columns, axis=1)
 
 
 def _dense(block: Block) -> TensorVariable:

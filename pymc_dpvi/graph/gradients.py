@@ -12,8 +12,7 @@ variational parameters :math:`\xi`, of one record's share of the evidence lower 
 .. math:: L_i(\xi) = \frac1M \sum_m \left[\log p(x_i \mid z_m) + \frac1N \log p(z_m)\right]
           + \frac1N H(q_\xi), \qquad z_m = T(\xi, \varepsilon_m).
 
-They follow from the gradients by z: :math:`T g_i + c`, with one matrix T for all records (`blocks.PullBack`),
-if there is one latent draw.
+They follow from the gradients by z by the chain rule, and are written out.
 
 Gradients of variables that are multiplied by data or looked up by it are kept in factors and never formed
 (`factoring`, `blocks`).
@@ -38,7 +37,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import UnsupportedModelError
-from pymc_dpvi.graph.blocks import Block, PullBack, as_matrix
+from pymc_dpvi.graph.blocks import Block, as_matrix
 from pymc_dpvi.graph.factoring import find_uses, lift_uses
 from pymc_dpvi.graph.model_checks import hint_of_loops
 from pymc_dpvi.graph.rebuild import fold_shapes
@@ -184,51 +183,25 @@ def vanilla_gradients(
     z: TensorVariable,
     entropy: TensorVariable,
     n_mc: int,
-) -> tuple[list[Block], PullBack | None]:
+) -> list[Block]:
     """Stack the gradients of a batch of records with respect to all variational parameters.
 
-    Parameters
-    ----------
-    record, batch, latents, n_mc
-        As in :func:`aligned_gradients`.
-    group : pymc.variational.opvi.Group
-        Mean-field or full-rank.
-    epsilon : TensorVariable, shape (n_mc, D)
-        Standard normal draws.
-    z : TensorVariable, shape (n_mc, D)
-        Latent draws, a function of the group's parameters and of `epsilon`.
-    entropy : TensorVariable
-        Scalar entropy of the variational distribution, a function of the parameters.
-
-    Returns
-    -------
-    gradients : list of Block
-    pull_back : PullBack or None
-        What makes of them the gradients by the parameters, in the order of ``group.params``; None if the
-        blocks are these already.
+    Arguments as in :func:`aligned_gradients`, with the family's `group` (mean-field or full-rank), its
+    standard normal draws `epsilon`, shape (n_mc, D), and the scalar `entropy`, a function of its parameters.
+    A dense block for each of ``group.params``, in their order.
     """
-    params = list(group.params)
     n = record.num_records
+    params = list(group.params)
     entropy_grads = [h / n for h in _gradient(entropy, params)]
-    blocks = aligned_gradients(record, batch, latents, z, n_mc)
     prior = prior_gradients(record, latents, z, n_mc) / n
-    if n_mc == 1:
-        # A weighted norm of a sum of products is no sum of products of the factors' norms.
-        blocks = [Block(as_matrix([b])) if b.form.kind == "products" else b for b in blocks]
-        parts = [_chain(p, epsilon[0], latents.size) for p in params]
-        place = pt.concatenate([pt.constant(place) for place, _ in parts])
-        slope = pt.concatenate([slope for _, slope in parts]).astype("float64")
-        shift = slope * prior[0][place] + pt.concatenate([h.flatten() for h in entropy_grads])
-        return blocks, PullBack(place, slope, shift.astype("float64"))
-    # Draws have one norm together: no record's gradient is a function of a single column.
-    stacked = as_matrix(blocks)
+    stacked = as_matrix(aligned_gradients(record, batch, latents, z, n_mc))
     shares = stacked.reshape((batch[0].shape[0], n_mc, latents.size)) * np.sqrt(n_mc) + prior
     out = []
     for p, h in zip(params, entropy_grads, strict=True):
         chains = [_chain(p, epsilon[m], latents.size) for m in range(n_mc)]
         by_draw = [shares[:, m, place] * slope for m, (place, slope) in enumerate(chains)]
         out.append(Block(pt.add(*by_draw) / n_mc + h.flatten()))
-    return out, None
+    return out
 
 
 def _chain(param: SharedVariable, epsilon: TensorVariable, size: int) -> tuple[np.ndarray, TensorVariable]:

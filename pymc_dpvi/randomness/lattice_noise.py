@@ -7,7 +7,7 @@ of the sum, and so betray it (Mironov 2012, "On significance of the least signif
 privacy").
 
 **The lattice.** Let :math:`u = 2^{-40} s` be the unit. The sum is rounded to an integer multiple K of u
-(`engine.private_sum`); the noise X consists of independent :math:`\operatorname{round}(2^{40} Z)`,
+(`engine.clipping`); the noise X consists of independent :math:`\operatorname{round}(2^{40} Z)`,
 :math:`Z \sim N(0, 1)` (`rounded_normal`); what is released is :math:`K + X`, computed in 64-bit
 integers, times u. Because K is an integer vector,
 

@@ -22,8 +22,8 @@ import numpy as np
 from attacks.operations import operation_data
 from attacks.subjects import GRID, SUBJECTS, Subject
 from pymc_dpvi import DPADVI, inference
-from pymc_dpvi.engine import private_sum
-from pymc_dpvi.engine.microbatch import PiecewiseSum
+from pymc_dpvi.engine import clipping
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graph import guards, records
 from pymc_dpvi.graph.records import RecordModel
@@ -78,17 +78,17 @@ def planted(name: str, subject: Subject | None = None) -> Iterator[Subject]:
 
 def in_rows(bug: Callable[[tuple[np.ndarray, ...], list[np.ndarray]], Any]) -> tuple[Any, str, Any]:
     """Let something happen to what the rows of a piece, and their gradients, hold."""
-    real = PiecewiseSum.__init__
+    real = MicrobatchedSum.__init__
 
-    def make(self: PiecewiseSum, private_sum: Any, per_record: Any, n_records: int, *rest: Any) -> None:
+    def make(self: MicrobatchedSum, mark: Any, per_record: Any, num_records: int, *rest: Any) -> None:
         def changed(*inputs: Any) -> list[np.ndarray]:
             found = [np.array(a) for a in per_record(*inputs)]
-            bug(inputs[:n_records], found)
+            bug(inputs[:num_records], found)
             return found
 
-        real(self, private_sum, changed, n_records, *rest)
+        real(self, mark, changed, num_records, *rest)
 
-    return PiecewiseSum, "__init__", make
+    return MicrobatchedSum, "__init__", make
 
 
 def hostile(rows: tuple[np.ndarray, ...]) -> bool:
@@ -256,7 +256,7 @@ PLANTS: dict[str, Plant] = {
     "a kernel kills the process": Plant("the process dies", (in_rows(dies),), ends=False),
     "a kernel takes its time": Plant("longer", (in_rows(is_slow),)),
     "others' last digits": Plant("moves the gradients of 2 other records", (in_rows(last_digits),)),
-    "no clip": Plant("share is", ((private_sum, "clip_factors", no_clip),)),
+    "no clip": Plant("share is", ((clipping, "clip_factors", no_clip),)),
     "a value in the log": Plant("another said", (after(DPADVI, "_warn", logs),), "fits"),
     "a file named by a value": Plant("another files", (after(DPADVI, "_warn", writes),), "fits"),
     "a value in an error": Plant("another errors: profile", ((DPADVI, "run_profiling", tells),), "fits"),

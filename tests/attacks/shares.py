@@ -17,9 +17,10 @@ import python_mode  # noqa: F401  # registers the mode "PYTHON"
 from pytensor.graph.traversal import ancestors
 
 from pymc_dpvi.compat import compile_mode, quiet_pytensor, rows_mode
+from pymc_dpvi.engine import clipping
 from pymc_dpvi.engine.backends import backends, bounded
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
-from pymc_dpvi.engine.microbatch import PiecewiseSum, in_pieces
+from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.private_sum import private_sum
 from pymc_dpvi.graph.gradients import aligned_gradients
 from pymc_dpvi.graph.records import RecordModel
@@ -68,9 +69,11 @@ class Shares:
             ]
             gradients = aligned_gradients(record, batch, latents, z, 1)
             release = private_sum(gradients, noise, CLIP, np.asarray(UNIT), indices.size)
-            (cut,) = in_pieces([release], batch, data, indices, mode)
-            (node,) = {v.owner for v in ancestors([cut]) if v.owner and isinstance(v.owner.op, PiecewiseSum)}
-            self._op: PiecewiseSum = node.op
+            (cut,) = in_microbatches([release], batch, data, indices, mode)
+            (node,) = {
+                v.owner for v in ancestors([cut]) if v.owner and isinstance(v.owner.op, MicrobatchedSum)
+            }
+            self._op: MicrobatchedSum = node.op
             places = node.inputs.index(indices)
             of_latents = pytensor.function(
                 [z], node.inputs[len(data) : places], mode="PYTHON", on_unused_input="ignore"
@@ -82,7 +85,7 @@ class Shares:
                 with np.errstate(all="ignore"):
                     self._shared.append(of_latents(point.astype(floatx)))
         self._size = latents.size
-        self.piece = self._op.piece
+        self.piece = self._op.length
 
     def gradients(self, rows: Sequence[np.ndarray], point: int) -> list[np.ndarray]:
         """Return the arrays that a piece of records gives to the kernel, a row for each record."""
@@ -91,13 +94,10 @@ class Shares:
 
     def release(self, gradients: Sequence[np.ndarray]) -> np.ndarray:
         """Return the clipped sum of some records, without noise."""
-
-        def add(*rest: Any) -> None:
-            self._op._add_clipped(*gradients, len(gradients[0]), *rest)
-
-        nothing = np.zeros(self._size, dtype=np.int64)
+        bound, units, *sums = clipping.start_of_sum(self._size, CLIP, 0.0, UNIT)
         with np.errstate(all="ignore"):
-            return np.asarray(self._op._sum(add, nothing, CLIP, 0.0, UNIT))
+            self._op.add_clipped(*gradients, len(gradients[0]), bound, units, *sums)
+            return np.asarray(clipping.round_and_add(*sums, np.zeros(self._size, dtype=np.int64), UNIT))
 
     @property
     def points(self) -> range:

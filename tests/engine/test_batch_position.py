@@ -1,8 +1,8 @@
 """A record's gradient is the same, bit by bit, in every batch and at every place in it.
 
 docs/noise.md, section 4, assumes that it is. Pieces of one length make all shapes the same in every step
-(`engine.microbatch`); what is left is that an operation treats all rows of such a piece alike. Equal records
-show it: where their rows are added up in different orders, the last digits differ.
+(`engine.microbatch`); what is left is that an operation treats all rows of a microbatch alike. Equal
+records show it: where their rows are added up in different orders, the last digits differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pytest
 from scipy.linalg import solve_triangular
 from zoo import ZOO
 
-from pymc_dpvi.engine.microbatch import _LENGTHS, PiecewiseSum, in_pieces
+from pymc_dpvi.engine.microbatch import _LENGTHS, MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.private_sum import private_sum
 from pymc_dpvi.graph.blocks import Block
 from pymc_dpvi.graph.gradients import aligned_gradients
@@ -44,10 +44,10 @@ NAMES = (
 NAMES += ("bnn_two_layers", "lkj_mvnormal", "categorical_softmax", "hsgp", "dpvi_gaussian_mixture")
 
 
-def piecewise(out: Any) -> Any:
-    """Find the sum in pieces."""
+def sum_behind(out: Any) -> Any:
+    """Find the sum in microbatches."""
     nodes = {v.owner for v in pytensor.graph.traversal.ancestors([out]) if v.owner is not None}
-    (found,) = (node for node in nodes if isinstance(node.op, PiecewiseSum))
+    (found,) = (node for node in nodes if isinstance(node.op, MicrobatchedSum))
     return found
 
 
@@ -64,17 +64,17 @@ def test_equal_records_have_equal_rows(name: str, mode: str) -> None:
     ]
     gradients = aligned_gradients(record, batch, latents, z, 1)
     release = private_sum(gradients, noise, 1.0, np.asarray(UNIT), indices.size)
-    (cut,) = in_pieces([release], batch, data, indices, {"mode": mode})
-    node = piecewise(cut)
+    (cut,) = in_microbatches([release], batch, data, indices, {"mode": mode})
+    node = sum_behind(cut)
     op, places = node.op, node.inputs.index(indices)
     shared = pytensor.function([z], node.inputs[len(data) : places], mode="CVM")
     rng = np.random.default_rng(0)
     for scale in (0.1, 1.0):
         values = shared(rng.normal(size=(1, latents.size)) * scale)
         for i in rng.choice(record.num_records, size=5):
-            alike = [np.repeat(d.eval()[[i]], op.piece, axis=0) for d in data]
+            alike = [np.repeat(d.eval()[[i]], op.length, axis=0) for d in data]
             for out in map(np.asarray, op.per_record(*alike, *values)):
-                assert len(out) in (1, op.piece)
+                assert len(out) in (1, op.length)
                 np.testing.assert_array_equal(out, np.broadcast_to(out[:1], out.shape))
 
 
@@ -112,7 +112,7 @@ def jax_product(a: Any, b: Any) -> Any:
     "kernels",
     ["", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Prescott", "Sandybridge", "Haswell", "Zen"))],
 )
-def test_products_treat_all_rows_of_a_piece_alike(kernels: str) -> None:
+def test_products_treat_all_rows_of_a_microbatch_alike(kernels: str) -> None:
     """On one thread, as in a step; OpenBLAS reads at its start how many, and which kernels it is to take."""
     if kernels and platform.machine() != "x86_64":
         pytest.skip("kernels of another processor")
@@ -138,7 +138,7 @@ def check_products(length: int) -> None:
 @pytest.mark.parametrize("mode", ["CVM", "NUMBA", "JAX"])
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_row_that_cancels_does_not_move_others(mode: str, width: int) -> None:
-    """With pieces as long as the batch, as they were, one more record moves the sum by three clip norms."""
+    """In microbatches as long as the batch, one more record would move the sum by three clip norms."""
     row = np.zeros(16)
     row[[2, 10, 8]] = 2.0**90, -(2.0**90), 1e6
     x = pytensor.shared(np.tile(row, (200, 1)), shape=(None, 16))
@@ -146,7 +146,7 @@ def test_a_row_that_cancels_does_not_move_others(mode: str, width: int) -> None:
     batch = x[indices]
     sums = pt.dot(batch, pt.ones((16, width)) if width > 1 else pt.ones(16)[:, None])
     release = private_sum([Block(sums)], noise, 1.0, np.asarray(UNIT), indices.size)
-    (cut,) = in_pieces([release], [batch], [x], indices, {"mode": mode})
+    (cut,) = in_microbatches([release], [batch], [x], indices, {"mode": mode})
     run = pytensor.function([indices, noise], cut, mode="CVM" if mode == "JAX" else mode)
     zeros = np.zeros(width, dtype=np.int64)
     for sizes in (range(1, 30), range(90, 110), range(185, 200)):

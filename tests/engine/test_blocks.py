@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from clipped_sums import noisy_sum, of_all_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pymc_dpvi.engine import kernels
 from pymc_dpvi.engine.kernels import CANCELLATION
-from pymc_dpvi.engine.private_sum import SHIFT_SLACK, PrivateSum, private_sum
-from pymc_dpvi.graph.blocks import Block, Form, PullBack, as_matrix
+from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
+from pymc_dpvi.graph.blocks import Block, Form, as_matrix
 from pymc_dpvi.mechanism.limits import SLACK
 
 FINE = 2.0**-36
@@ -31,10 +31,10 @@ Layout = list[Form]
 
 
 @st.composite
-def layouts(draw: Callable, elements: st.SearchStrategy, pulled: bool = False) -> tuple[Arrays, Layout]:
+def layouts(draw: Callable, elements: st.SearchStrategy) -> tuple[Arrays, Layout]:
     """Some blocks of any form for the same records."""
     batch = draw(st.integers(0, 4))
-    kinds = st.sampled_from(["dense", "outer", "sparse"] + ([] if pulled else ["products"]))
+    kinds = st.sampled_from(["dense", "outer", "sparse", "products"])
     values: Arrays = []
     layout: Layout = []
     for kind in draw(st.lists(kinds, min_size=1, max_size=3)):
@@ -81,13 +81,8 @@ def zeros(size: int) -> np.ndarray:
     return np.zeros(size, dtype=np.int64)
 
 
-def release(
-    values: Arrays, layout: Layout, c: float, noise: np.ndarray, pull_back: Arrays | None = None
-) -> np.ndarray:
-    storage: list[list[Any]] = [[None]]
-    inputs = [*values, *(pull_back or []), np.asarray(len(values[0])), noise, np.asarray(c * FINE)]
-    PrivateSum(c, layout, pulled=pull_back is not None).perform(None, inputs, storage)
-    return storage[0][0]
+def release(values: Arrays, layout: Layout, c: float, noise: np.ndarray) -> np.ndarray:
+    return noisy_sum(values, layout, c, noise, c * FINE)
 
 
 def cancels(values: Arrays, layout: Layout) -> bool:
@@ -235,10 +230,7 @@ def test_products_that_underflow_reached_beyond_the_bound():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e200])
 @pytest.mark.parametrize("kind", ["dense", "outer", "products", "sparse"])
-@pytest.mark.parametrize("pulled", [False, True])
-def test_a_record_that_is_not_finite_counts_as_zero(bad: float, kind: str, pulled: bool):
-    if pulled and kind == "products":
-        return
+def test_a_record_that_is_not_finite_counts_as_zero(bad: float, kind: str):
     good = {
         "dense": [np.ones((2, 4))],
         "outer": [np.ones((2, 2)), np.ones((2, 2))],
@@ -246,24 +238,21 @@ def test_a_record_that_is_not_finite_counts_as_zero(bad: float, kind: str, pulle
         "sparse": [np.ones((2, 3)), np.array([[0, 1, 1], [3, 2, 3]])],
     }[kind]
     layout = [Form(kind, 4 if kind == "sparse" else 0)]
-    pull_back = [np.arange(4), np.full(4, 0.5), np.full(4, 0.1)] if pulled else None
-    alone = release([g[:1] for g in good], layout, 1.0, zeros(4), pull_back)
+    alone = release([g[:1] for g in good], layout, 1.0, zeros(4))
     assert np.linalg.norm(alone) > 0.5
     for which in range(len(good) if kind != "sparse" else 1):
         values = [g.astype("float64") if g.dtype == np.float64 else g for g in (v.copy() for v in good)]
         values[which][1].flat[0] = bad
-        np.testing.assert_array_equal(release(values, layout, 1.0, zeros(4), pull_back), alone)
+        np.testing.assert_array_equal(release(values, layout, 1.0, zeros(4)), alone)
 
 
 @pytest.mark.parametrize("position", [-1, 4, 2**62, -(2**62)])
 @pytest.mark.parametrize("distinct", [False, True])
-@pytest.mark.parametrize("pulled", [False, True])
-def test_a_position_outside_makes_a_record_count_as_zero(position: int, distinct: bool, pulled: bool):
+def test_a_position_outside_makes_a_record_count_as_zero(position: int, distinct: bool):
     values, positions = np.ones((2, 2)), np.array([[0, 3], [1, position]])
     form = [Form("sparse", 4, distinct)]
-    pull_back = [np.arange(4), np.full(4, 0.5), np.full(4, 0.1)] if pulled else None
-    both = release([values, positions], form, 1.0, zeros(4), pull_back)
-    np.testing.assert_array_equal(both, release([values[:1], positions[:1]], form, 1.0, zeros(4), pull_back))
+    both = release([values, positions], form, 1.0, zeros(4))
+    np.testing.assert_array_equal(both, release([values[:1], positions[:1]], form, 1.0, zeros(4)))
 
 
 def test_entries_at_one_position_have_one_norm():
@@ -284,107 +273,14 @@ def test_sparse_sums_stay_within_the_proven_error():
 
 
 # ------------------------------------------------------------------------------------------------
-# Pulled back
-# ------------------------------------------------------------------------------------------------
-
-
-@st.composite
-def pulled_layouts(
-    draw: Callable, elements: st.SearchStrategy, numbers: st.SearchStrategy
-) -> tuple[Arrays, Layout, Arrays]:
-    values, layout = draw(layouts(elements, pulled=True))
-    size = columns(values, layout).shape[1]
-    more = draw(st.integers(0, 4))
-    place = np.concatenate([np.arange(size), draw(arrays(np.int64, more, elements=st.integers(0, size - 1)))])
-    slope, shift = (draw(arrays(np.float64, place.size, elements=numbers)) for _ in range(2))
-    return values, layout, [place, slope, shift]
-
-
-def pulled(values: Arrays, layout: Layout, pull_back: Arrays) -> np.ndarray:
-    place, slope, shift = pull_back
-    with np.errstate(all="ignore"):
-        return columns(values, layout)[:, place] * slope + shift
-
-
-@deep
-@given(pulled_layouts(st.floats(-10, 10), st.floats(-3, 3)), st.sampled_from([0.1, 1.0, 1e4]))
-def test_pulled_back_sums_are_those_written_out(case: tuple[Arrays, Layout, Arrays], c: float):
-    values, layout, pull_back = case
-    rows = pulled(values, layout, pull_back)
-    got = release(values, layout, c, zeros(rows.shape[1]), pull_back)
-    # The bound is a little less than without a shift, and short vectors that cancel count as a little longer.
-    slack = SHIFT_SLACK * np.linalg.norm(pull_back[2]) + 1e-6 * c
-    np.testing.assert_allclose(got, obvious(rows, c), rtol=1e-6, atol=len(rows) * slack + c * FINE)
-
-
-@deep
-@given(
-    pulled_layouts(
-        entries, st.one_of(st.floats(-3, 3), st.sampled_from([0.0, 1e-200, 1e100, -1e160, np.inf]))
-    ),
-    st.sampled_from([1e-3, 1.0, 1e4]),
-    st.data(),
-)
-def test_one_record_moves_a_pulled_back_sum_by_at_most_c(
-    case: tuple[Arrays, Layout, Arrays], c: float, data: st.DataObject
-):
-    values, layout, pull_back = case
-    if not len(values[0]):
-        return
-    at = data.draw(st.integers(0, len(values[0]) - 1))
-    size = pull_back[0].size
-    full = release(values, layout, c, zeros(size), pull_back)
-    rest = release([np.delete(v, at, axis=0) for v in values], layout, c, zeros(size), pull_back)
-    assert np.isfinite(full).all()
-    assert np.linalg.norm(full - rest) <= c * (1 + 1e-12)
-
-
-@deep
-@given(st.integers(0, 2**32 - 1), st.floats(-12, 0), st.floats(-3, 3))
-def test_a_pulled_back_norm_is_never_too_small(seed: int, left_over: float, magnitude: float):
-    """Gradients that cancel the shift but for a part of 10^left_over, dense, outer and sparse."""
-    rng = np.random.default_rng(seed)
-    left, right = rng.normal(size=(1, 3)), rng.normal(size=(1, 4))
-    slope, wide = rng.normal(size=12), np.outer(left, right).ravel()
-    shift = -slope * wide * (1 + 10.0**left_over * rng.normal(size=12)) * 10.0**magnitude
-    left = left * 10.0**magnitude
-    exact = np.linalg.norm(
-        (slope.astype("longdouble") * np.outer(left, right).ravel() + shift).astype("float64")
-    )
-    weights, cross, size = kernels.column_weights(np.arange(12), slope, shift, 12)
-    for add in (
-        lambda n, m: kernels.add_pulled(np.outer(left, right).reshape(1, 12), weights, cross, n, m),
-        lambda n, m: kernels.add_pulled_outer(left, right, weights, cross, n, m),
-        lambda n, m: kernels.add_pulled_sparse(
-            np.outer(left, right).reshape(1, 12), np.arange(12)[None], weights, cross, n, m
-        ),
-    ):
-        norms, mixed = np.zeros(1), np.zeros(1)
-        add(norms, mixed)
-        kernels.finish_pulled(norms, mixed, size, 13)
-        assert math.sqrt(norms[0]) >= exact * (1 - 1e-14)
-        assert math.sqrt(norms[0]) <= exact + 1e-6 * size
-
-
-@pytest.mark.parametrize("size", [200, 2000])
-def test_a_shift_of_many_entries_is_not_counted_short(size: int):
-    """A sum of squares in float64 loses up to a unit of roundoff for each of its terms."""
-    shift = np.full(size * size, 1.0 + 2.0**-26)
-    shift[0] = 2.0**20
-    _, _, norm = kernels.column_weights(np.zeros(shift.size, np.int64), np.ones(shift.size), shift, 1)
-    assert norm**2 >= 2.0**40 + (shift.size - 1) * (1.0 + 2.0**-25)
-
-
-# ------------------------------------------------------------------------------------------------
 # In a graph
 # ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["PYTHON", pytest.param("NUMBA", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("pulled", [False, True])
-def test_all_forms_compiled_in_a_graph(mode: str, pulled: bool):
+def test_all_forms_compiled_in_a_graph(mode: str):
     rng = np.random.default_rng(1)
-    forms = [Form("dense"), Form("outer"), Form("sparse", 7), Form("sparse", 5, True)]
+    forms = [Form("dense"), Form("outer"), Form("sparse", 7), Form("sparse", 5, True), Form("products")]
     values = [
         rng.normal(size=(6, 3)),
         rng.normal(size=(6, 2)),
@@ -393,32 +289,25 @@ def test_all_forms_compiled_in_a_graph(mode: str, pulled: bool):
         rng.integers(0, 7, size=(6, 3)),
         rng.normal(size=(6, 1)),
         rng.integers(0, 5, size=(6, 1)),
+        rng.normal(size=(6, 2, 3)),
+        rng.normal(size=(6, 2, 4)),
     ]
-    if not pulled:
-        forms.append(Form("products"))
-        values += [rng.normal(size=(6, 2, 3)), rng.normal(size=(6, 2, 4))]
     values[0][2] = np.nan
     variables = [pt.tensor(dtype=v.dtype, shape=(None,) * v.ndim) for v in values]
     rest, given_blocks = iter(variables), []
     for form in forms:
         given_blocks.append(Block(*[next(rest) for _ in range(form.num_arrays)], form=form))
-    size = columns(values, forms).shape[1]
-    place = np.concatenate([np.arange(size), np.arange(size)])
-    slope, shift = rng.normal(size=2 * size), 0.01 * rng.normal(size=2 * size)
-    back = PullBack(*map(pt.as_tensor, (place, slope, shift))) if pulled else None
-    noise = pt.lvector()
-    noisy = private_sum(given_blocks, noise, 0.7, np.asarray(0.7 * FINE), pull_back=back)
-    matrix = as_matrix(given_blocks, back)
-    fn = pytensor.function([*variables, noise], [noisy, matrix], mode=mode)
-    eta = rng.integers(-(2**36), 2**36, size=2 * size if pulled else size)
-    got, rows = fn(*values, eta)
+    noise, count = pt.lvector(), pt.lscalar()
+    noisy = private_sum(given_blocks, noise, 0.7, np.asarray(0.7 * FINE), count)
+    outputs = [*of_all_rows([noisy], variables, mode), as_matrix(given_blocks)]
+    fn = pytensor.function([*variables, noise, count], outputs, mode=mode)
     expected = columns(values, forms)
-    expected = expected[:, place] * slope + shift if pulled else expected
+    eta = rng.integers(-(2**36), 2**36, size=expected.shape[1])
+    got, rows = fn(*values, eta, 6)
     np.testing.assert_allclose(rows, expected, rtol=1e-12, atol=1e-12)
-    atol = 1e-4 if pulled else 2 * 0.7 * FINE
-    np.testing.assert_allclose(got, obvious(expected, 0.7) + eta * 0.7 * FINE, rtol=0, atol=atol)
-    nothing = [v[:0] for v in values]
-    np.testing.assert_array_equal(fn(*nothing, eta)[0], eta * 0.7 * FINE)
+    expected_sum = obvious(expected, 0.7) + eta * 0.7 * FINE
+    np.testing.assert_allclose(got, expected_sum, rtol=0, atol=2 * 0.7 * FINE)
+    np.testing.assert_array_equal(fn(*values, eta, 0)[0], eta * 0.7 * FINE)
 
 
 def test_scaled_blocks():
@@ -447,7 +336,3 @@ def test_wrong_arrays_are_refused():
     ):
         with pytest.raises(TypeError):
             PrivateSum(1.0, layout).make_node(*values, 2, noise, unit)
-    with pytest.raises(TypeError):
-        PrivateSum(1.0, [Form("dense")], pulled=True).make_node(two, noise, noise, two[0], 2, noise, unit)
-    with pytest.raises(ValueError):
-        PrivateSum(1.0, [Form("products")], pulled=True)

@@ -20,7 +20,7 @@ from pymc_dpvi import DPADVI
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.engine import compile_cache
 from pymc_dpvi.engine.compile_cache import Postponed, name_of, shared
-from pymc_dpvi.engine.microbatch import PiecewiseSum
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.multistep import Chunk
 
 FITS = {"epsilon": 1.0, "delta": 1e-6, "accountant": "rdp"}
@@ -176,7 +176,7 @@ def test_nothing_that_a_fit_compiled_outlives_it(
 ) -> None:
     """PyTensor's rewrites remember every operation, so that what hangs on ours would stay for good."""
     if planted:
-        monkeypatch.setattr(PiecewiseSum, "forget", lambda self: None)
+        monkeypatch.setattr(MicrobatchedSum, "forget", lambda self: None)
 
     def functions() -> int:
         gc.collect()

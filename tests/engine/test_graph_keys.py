@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.type import TensorType
 
+import pymc_dpvi
+from pymc_dpvi.engine import graph_keys
 from pymc_dpvi.engine.graph_keys import graph_key
 
 
@@ -150,3 +153,18 @@ def test_a_step_has_the_same_keys_in_every_process() -> None:
 
     first, second = keys("1"), keys("2")
     assert first == second and len(set(first)) == 2 and "None" not in first
+
+
+def test_every_source_of_the_package_is_part_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What `lowering` or `graph` compile into a step is kept on disk, too."""
+    copy = tmp_path / "pymc_dpvi"
+    shutil.copytree(Path(pymc_dpvi.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(graph_keys, "__file__", str(copy / "engine" / "graph_keys.py"))
+    before = graph_keys._hash_of_sources()
+    assert before == graph_keys._SOURCES
+    for name in ("lowering.py", "graph/batched_ops.py", "engine/kernels.py"):
+        with (copy / name).open("a") as file:
+            file.write("# changed\n")
+        after = graph_keys._hash_of_sources()
+        assert after != before
+        before = after

@@ -1,4 +1,4 @@
-"""The private sum in pieces against the one on whole matrices."""
+"""The private sum in microbatches against the one on whole matrices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from clipped_sums import of_matrices
 from pytensor.graph.traversal import ancestors
 from test_fetching import LAYOUTS
 from zoo import ZOO
 
 from pymc_dpvi import DPADVI, PrivacyBudget
 from pymc_dpvi.engine import microbatch
-from pymc_dpvi.engine.microbatch import PiecewiseSum, in_pieces
+from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
 from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.graph.blocks import Block
@@ -57,27 +58,28 @@ BETA = np.array([0.5, -1.0, 2.0])
 
 
 def functions(mode: str, layout: str = "C", whole: bool = False) -> tuple[Any, ...]:
-    """The same sum on whole matrices and in pieces."""
+    """The same sum on whole matrices and in microbatches."""
     data = [pytensor.shared(a, borrow=True) for a in arrays(layout)]
     indices, count, noise, beta = pt.lvector(), pt.lscalar(), pt.lvector(), pt.dvector()
     which = None if whole else indices
     noisy, batch = graph(data, which, count, noise, beta)
-    (cut,) = in_pieces([noisy], batch, data, which, {"mode": mode})
+    (cut,) = in_microbatches([noisy], batch, data, which, {"mode": mode})
     inputs = [indices, count, noise, beta]
-    around = "CVM" if mode == "JAX" else mode
+    modes = ("CVM", "CVM" if mode == "JAX" else mode)
     return tuple(
-        pytensor.function(inputs, out, mode=around, on_unused_input="ignore") for out in (noisy, cut)
+        pytensor.function(inputs, out, mode=around, on_unused_input="ignore")
+        for out, around in zip([*of_matrices([noisy]), cut], modes, strict=True)
     )
 
 
 def check(both: tuple[Any, ...], indices: np.ndarray, count: int) -> None:
     noise = np.random.default_rng(0).integers(-(2**36), 2**36, size=2 * D + 2 + 1)
     with np.errstate(all="ignore"):
-        matrices, in_pieces = (f(indices, count, noise, BETA) for f in both)
+        matrices, parts = (f(indices, count, noise, BETA) for f in both)
     assert np.isfinite(matrices).all()
-    np.testing.assert_allclose(in_pieces, matrices, rtol=0, atol=2 * UNIT)
+    np.testing.assert_allclose(parts, matrices, rtol=0, atol=2 * UNIT)
     if not count:
-        np.testing.assert_array_equal(in_pieces, noise * UNIT)
+        np.testing.assert_array_equal(parts, noise * UNIT)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def check(both: tuple[Any, ...], indices: np.ndarray, count: int) -> None:
         for layout in LAYOUTS
     ],
 )
-def test_a_batch_in_pieces(mode: str, layout: str):
+def test_a_batch_in_microbatches(mode: str, layout: str):
     both = functions(mode, layout)
     for size in (1, 95, 96, 97, 257, N):
         indices = np.random.default_rng(size).choice(N, size=size, replace=False)
@@ -99,29 +101,29 @@ def test_a_batch_in_pieces(mode: str, layout: str):
 
 
 @pytest.mark.parametrize("mode", ["PYTHON", "CVM", pytest.param("NUMBA", marks=pytest.mark.slow)])
-def test_all_records_in_pieces(mode: str):
+def test_all_records_in_microbatches(mode: str):
     both = functions(mode, whole=True)
     check(both, np.zeros(0, dtype=np.int64), N)
     check(both, np.zeros(0, dtype=np.int64), 0)
 
 
-def test_pieces_of_python_are_bounded(monkeypatch: pytest.MonkeyPatch):
+def test_microbatches_of_python_are_bounded(monkeypatch: pytest.MonkeyPatch):
     """However wide the gradients are."""
-    monkeypatch.setattr(microbatch, "_PIECE_NUMBERS", 1)
+    monkeypatch.setattr(microbatch, "_MOST_NUMBERS", 1)
     both = functions("PYTHON")
-    (op,) = {n.op for n in both[1].maker.fgraph.apply_nodes if isinstance(n.op, PiecewiseSum)}
-    assert op.piece == 8
+    (op,) = {n.op for n in both[1].maker.fgraph.apply_nodes if isinstance(n.op, MicrobatchedSum)}
+    assert op.length == 8
     check(both, np.arange(N), N)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n", [0, 1])
 def test_a_row_for_all_records_is_refused_even_on_no_records(mode: str, n: int):
-    """One record would stand for a piece; that this is so must be seen before anything is spent."""
+    """One record would stand for a microbatch; that this is so must be seen before anything is spent."""
     x, indices, noise, count = pytensor.shared(np.ones((7, 2))), pt.lvector(), pt.lvector(), pt.lscalar()
     batch = x[indices]
     release = private_sum([Block(batch[:1])], noise, 1.0, np.asarray(UNIT), count)
-    (cut,) = in_pieces([release], [batch], [x], indices, {"mode": mode})
+    (cut,) = in_microbatches([release], [batch], [x], indices, {"mode": mode})
     run = pytensor.function([indices, noise, count], cut, mode="CVM" if mode == "JAX" else mode)
     with pytest.raises(ValueError, match="a row per record"):
         run([0], [0, 0], n)
@@ -134,9 +136,9 @@ def test_dense_gradients_of_a_batch_are_never_there_at_once():
     beta = pt.specify_shape(beta, columns)
     batch = x[indices]
     noisy = private_sum([Block(batch * beta)], noise, 1.0, np.asarray(UNIT), indices.size)
-    (cut,) = in_pieces([noisy], [batch], [x], indices, {"mode": "PYTHON"})
+    (cut,) = in_microbatches([noisy], [batch], [x], indices, {"mode": "PYTHON"})
     peaks = []
-    for out in (noisy, cut):
+    for out in (*of_matrices([noisy]), cut):
         run = pytensor.function([indices, noise, beta.owner.inputs[0]], out, mode="PYTHON")
         inputs = np.arange(rows), np.zeros(columns, dtype=np.int64), np.ones(columns)
         run(*inputs)
@@ -151,7 +153,7 @@ def test_dense_gradients_of_a_batch_are_never_there_at_once():
 
 def test_what_records_share_is_computed_once():
     both = functions("PYTHON")
-    (node,) = (n for n in both[1].maker.fgraph.apply_nodes if isinstance(n.op, PiecewiseSum))
+    (node,) = (n for n in both[1].maker.fgraph.apply_nodes if isinstance(n.op, MicrobatchedSum))
     inner = [str(n.op) for n in node.op.per_record.maker.fgraph.apply_nodes]
     assert any("Tanh" in name or "tanh" in name for name in inner)
     outer = [str(n.op) for n in both[1].maker.fgraph.apply_nodes]
@@ -160,16 +162,16 @@ def test_what_records_share_is_computed_once():
 
 
 def test_constants_and_shapes_that_are_known_stay_inside():
-    """As an input, a shape would keep PyTensor from simplifying what is done to every piece."""
+    """As an input, a shape would keep PyTensor from simplifying what is done to every microbatch."""
     x, scale = pytensor.shared(np.ones((7, 2)), shape=(None, 2)), pytensor.shared(np.ones(2), shape=(2,))
     indices, noise, count = pt.lvector(), pt.lvector(), pt.lscalar()
     batch = x[indices]
     two = pt.ones((1, 2)) + 1.0  # of constants alone
     gradients = (batch * (scale[None] + 1.0) * two).reshape((batch.shape[0], 1, pt.prod(two.shape)))[:, 0]
     release = private_sum([Block(gradients)], noise, 1.0, np.asarray(UNIT), count)
-    (out,) = in_pieces([release], [batch], [x], indices, {"mode": "FAST_RUN"})
+    (out,) = in_microbatches([release], [batch], [x], indices, {"mode": "FAST_RUN"})
     op, inputs = out.owner.op, out.owner.inputs
-    assert isinstance(op, PiecewiseSum)
+    assert isinstance(op, MicrobatchedSum)
     shared = inputs[1 : inputs.index(indices)]
     assert [v.type.ndim for v in shared] == [2] and scale in ancestors(shared)
     assert len(op.per_record.maker.fgraph.apply_nodes) == 1  # the product
@@ -182,16 +184,16 @@ def test_constants_and_shapes_that_are_known_stay_inside():
     "around", [lambda x, indices: x[indices], lambda x, indices: x.sum(), lambda x, i: i.size]
 )
 def test_records_that_do_not_come_with_the_batch_are_refused(around: Callable[[Any, Any], Any]):
-    """They would be the same for every piece: the first rows again in each, or all rows for each."""
+    """They would be the same for every microbatch: the first rows again in each, or all rows for each."""
     x, indices, noise = pytensor.shared(np.ones((7, 2)), shape=(None, 2)), pt.lvector(), pt.lvector()
     batch = x[indices]
     release = private_sum([Block(batch * around(x, indices))], noise, 1.0, np.asarray(UNIT), indices.size)
     with pytest.raises(PrivacyError, match="around the batch"):
-        in_pieces([release], [batch], [x], indices, {"mode": "PYTHON"})
+        in_microbatches([release], [batch], [x], indices, {"mode": "PYTHON"})
 
 
 def test_a_copy_of_the_rows_graph_holds_the_batch_itself():
-    """Of the two gradients, the second was of a copy of the batch, which pieces took for what all share."""
+    """The second gradient was of a copy of the batch, which was taken for what all records share."""
     record = build_record_model(ZOO["panel_random_walk"].build())
     latents = DPMeanField(record, random_seed=1).latents
     indices, z = pt.lvector(), pt.matrix("z", dtype="float64", shape=(1, latents.size))
@@ -208,7 +210,7 @@ def test_other_graphs_are_left_alone():
     x, indices = pytensor.shared(np.ones((3, 2))), pt.lvector()
     batch = x[indices]
     out = batch.sum()
-    assert in_pieces([out], [batch], [x], indices, {"mode": "PYTHON"}) == [out]
+    assert in_microbatches([out], [batch], [x], indices, {"mode": "PYTHON"}) == [out]
 
 
 def test_jax_compiles_in_the_rehearsal_and_on_no_records():
@@ -218,18 +220,18 @@ def test_jax_compiles_in_the_rehearsal_and_on_no_records():
         beta = pm.Normal("beta", 0.0, 1.0, shape=2)
         pm.Normal("y", pm.Data("x", rng.normal(size=(40, 2))) @ beta, 1.0, observed=rng.normal(size=40))
     calls: list[Any] = []
-    before = PiecewiseSum.__init__
+    before = MicrobatchedSum.__init__
 
-    def watched(self: PiecewiseSum, private_sum: Any, per_record: Any, *rest: Any) -> None:
+    def watched(self: MicrobatchedSum, mark: Any, per_record: Any, *rest: Any) -> None:
         def call(*arrays: Any) -> Any:
             calls.append(arrays)
             return per_record(*arrays)
 
         call.maker = per_record.maker  # type: ignore[attr-defined]
-        before(self, private_sum, call, *rest)
+        before(self, mark, call, *rest)
 
     with pytest.MonkeyPatch.context() as patch, model:
-        patch.setattr(PiecewiseSum, "__init__", watched)
+        patch.setattr(MicrobatchedSum, "__init__", watched)
         method = DPADVI(epsilon=1.0, delta=1e-5, sampling_prob=0.5)
         patch.setattr(
             type(method), "_charge_budget", lambda *given, dry_run=False: dry_run or calls.append("reserved")

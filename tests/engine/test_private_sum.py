@@ -10,12 +10,13 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from clipped_sums import noisy_sum, of_all_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from pytensor.graph.basic import Variable
 
-from pymc_dpvi.engine import fetching, kernels
-from pymc_dpvi.engine import private_sum as private_sum_module
+from pymc_dpvi.engine import clipping, fetching, kernels
 from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
 from pymc_dpvi.graph import blocks
 from pymc_dpvi.graph.blocks import Block, Form
@@ -72,10 +73,7 @@ def layout_of(outer: tuple[bool, ...]) -> list[Form]:
 def release(
     matrices: list[np.ndarray], outer: tuple[bool, ...], c: float, noise: np.ndarray, fine: float = FINE
 ) -> np.ndarray:
-    storage: list[list[np.ndarray]] = [[None]]
-    inputs = [*matrices, np.asarray(len(matrices[0])), noise, np.asarray(c * fine)]
-    PrivateSum(c, layout_of(outer)).perform(None, inputs, storage)
-    return storage[0][0]
+    return noisy_sum(matrices, layout_of(outer), c, noise, c * fine)
 
 
 def clipped_sum(gradients: np.ndarray, c: float, fine: float = FINE) -> np.ndarray:
@@ -237,8 +235,8 @@ def test_float_sums_stay_within_the_proven_error(num_params: int, monkeypatch: p
     )
     for records in (constant, mixed, np.concatenate([constant, -constant, mixed])):
         assert rounding_error(records) <= 1
-    # Planted: one block for all, as in a plain loop over the records.
-    monkeypatch.setattr(private_sum_module, "BLOCK_RECORDS", 10**9)
+    # Planted: one plain sum of all, as in a loop over the records.
+    monkeypatch.setattr(clipping, "PLAIN_RECORDS", 10**9)
     assert rounding_error(np.full((1_000_000, num_params), 0.1)) > 1
 
 
@@ -264,9 +262,7 @@ def test_the_slack_covers_the_largest_batch():
     uncancelled = int(kernels.CANCELLATION)
     sum_error = 2 * 1030 * uncancelled * eps * batch
     assert (1 - Fraction(SLACK)) * (1 + norm_error) + sum_error <= 1 - Fraction(1, 2**14)
-    assert max(private_sum_module.BLOCK_RECORDS, blocks.MOST_PRODUCTS) + 6 <= 1030
-    # Pulled back, each unit of ‖c‖ adds two units of magnitude at the most.
-    assert 2 * 2 * 1030 * eps * batch <= Fraction(private_sum_module.SHIFT_SLACK)
+    assert max(clipping.PLAIN_RECORDS, blocks.MOST_PRODUCTS) + 6 <= 1030
     assert batch >= 10**7
 
 
@@ -313,15 +309,25 @@ ETA = pt.lvector("eta")
 UNIT = 1.5 * FINE
 
 
+COUNT = pt.lscalar("count")
+
+
+def function(g: Variable, mode: str) -> Callable[..., np.ndarray]:
+    """``(rows, noise, count=all) -> release``, compiled."""
+    outputs = of_all_rows([private_sum([Block(g)], ETA, 1.5, UNIT, COUNT)], [g], mode)
+    compiled = pytensor.function([g, ETA, COUNT], outputs[0], mode=mode)
+    return lambda rows, noise, count=None: compiled(rows, noise, len(rows) if count is None else count)
+
+
 @pytest.fixture(scope="module", params=["PYTHON", "CVM", "NUMBA"])
 def compiled(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
-    return pytensor.function([E, ETA], private_sum([Block(E)], ETA, 1.5, UNIT), mode=request.param)
+    return function(E, request.param)
 
 
 @pytest.fixture(scope="module", params=["PYTHON", "CVM", "NUMBA"])
 def compiled32(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
     g = pt.matrix("g", dtype="float32")
-    return pytensor.function([g, ETA], private_sum([Block(g)], ETA, 1.5, UNIT), mode=request.param)
+    return function(g, request.param)
 
 
 ROWS = np.array(
@@ -380,7 +386,7 @@ def test_inputs_are_not_written_to(compiled: Callable[..., np.ndarray]):
 def test_no_rewrite_takes_the_noise_away_or_merges_it():
     other = pt.lvector("other")
     outputs = [private_sum([Block(E)], v, 1.0, FINE) for v in (ETA, other)]
-    fn = pytensor.function([E, ETA, other], outputs, mode="FAST_RUN")
+    fn = pytensor.function([E, ETA, other], of_all_rows(outputs, [E], "FAST_RUN"), mode="FAST_RUN")
     a, b = fn(ROWS, zeros(5), zeros(5) + 7)
     np.testing.assert_array_equal(b - a, 7 * FINE)
 
@@ -392,6 +398,8 @@ def test_the_sum_has_no_gradient_and_no_name_for_the_unnoised():
     assert out.owner.inputs == [E, count, ETA, unit] and len(out.owner.outputs) == 1
     with pytest.raises(NotImplementedError):
         pytensor.grad(out.sum(), E)
+    with pytest.raises(NotImplementedError, match="a mark"):
+        pytensor.function([E, count, ETA, unit], out, mode="PYTHON")(ROWS, 1, zeros(5), FINE)
 
 
 def test_clip_norm_is_part_of_the_identity_of_the_op():
@@ -413,17 +421,13 @@ def test_wrong_inputs(gradients: np.ndarray, noise: np.ndarray):
         PrivateSum(1.0).make_node(gradients, len(gradients), noise, FINE)
 
 
-@pytest.mark.parametrize("mode", ["PYTHON", "CVM", "NUMBA"])
-def test_only_the_first_rows_count(mode: str):
-    count = pt.lscalar("count")
-    fn = pytensor.function([E, count, ETA], private_sum([Block(E)], ETA, 1.5, UNIT, count), mode=mode)
+def test_only_the_first_rows_count(compiled: Callable[..., np.ndarray]):
     eta = integers(5)
     for k in range(len(ROWS) + 1):
         expected = steps(clipped_sum(ROWS[:k], 1.5), UNIT) + eta
-        np.testing.assert_array_equal(steps(fn(ROWS, k, eta), UNIT), expected)
-    for k in (-1, len(ROWS) + 1):
-        with pytest.raises(ValueError):
-            fn(ROWS, k, eta)
+        np.testing.assert_array_equal(steps(compiled(ROWS, eta, k), UNIT), expected)
+    with pytest.raises(ValueError):
+        compiled(ROWS, eta, -1)
 
 
 @pytest.mark.parametrize("length", [1, 4, 6])
@@ -431,11 +435,11 @@ def test_noise_of_another_length_is_refused(compiled: Callable[..., np.ndarray],
     # Broadcast, one deviate would stand in every coordinate; too short, the sum would be written past it.
     # (No rows, so that a kernel that does write past the end does not do it here.)
     with pytest.raises((ValueError, AssertionError)):
-        compiled(ROWS[:0], np.ones(length, dtype=np.int64))
+        compiled(ROWS, np.ones(length, dtype=np.int64), 0)
 
 
 def test_kernels_may_not_assume_that_nan_does_not_occur():
-    modules = (kernels, private_sum_module, fetching)
+    modules = (kernels, clipping, fetching)
     found = {k for m in modules for k in vars(m).values() if hasattr(k, "targetoptions")}
     assert len(found) >= 15
     for kernel in found:
@@ -552,14 +556,14 @@ def test_layouts_compiled_in_a_graph(mode: str):
     size = 3 * 2 + 4 + 5 * 1
     variables = [pt.matrix(dtype="float64") for _ in shapes]
     unit = 0.7 * FINE
-    noisy = PrivateSum(0.7, layout_of(outer))(*variables, variables[0].shape[0], ETA, unit)
-    fn = pytensor.function([*variables, ETA], noisy, mode=mode)
+    noisy = PrivateSum(0.7, layout_of(outer))(*variables, COUNT, ETA, unit)
+    fn = pytensor.function([*variables, COUNT, ETA], of_all_rows([noisy], variables, mode)[0], mode=mode)
     eta = integers(size)
     expected = slow_sum(columns(matrices, outer), 0.7) + eta * unit
-    np.testing.assert_allclose(fn(*matrices, eta), expected, rtol=0, atol=unit)
-    np.testing.assert_array_equal(fn(*[np.empty((0, s[1])) for s in shapes], eta), eta * unit)
+    np.testing.assert_allclose(fn(*matrices, 6, eta), expected, rtol=0, atol=unit)
+    np.testing.assert_array_equal(fn(*matrices, 0, eta), eta * unit)
     strided = [np.asfortranarray(m) for m in matrices]
-    np.testing.assert_allclose(fn(*strided, eta), expected, rtol=0, atol=unit)
+    np.testing.assert_allclose(fn(*strided, 6, eta), expected, rtol=0, atol=unit)
 
 
 def test_outer_float32():

@@ -23,7 +23,7 @@ from scipy.interpolate import InterpolatedUnivariateSpline
 from zoo import ZOO
 
 from pymc_dpvi import DPADVI
-from pymc_dpvi.engine.microbatch import PiecewiseSum, in_pieces
+from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.private_sum import private_sum
 from pymc_dpvi.graph.batched_ops import cholesky, solve_triangular, stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import aligned_gradients
@@ -179,11 +179,11 @@ def test_models_that_had_such_a_loop(name: str):
     ]
     gradients = aligned_gradients(record, batch, latents, z, 1)
     release = private_sum(gradients, noise, 1.0, np.asarray(2.0**-36), indices.size)
-    (cut,) = in_pieces([release], batch, data, indices, {"mode": "PYTHON"})
+    (cut,) = in_microbatches([release], batch, data, indices, {"mode": "PYTHON"})
     per_record = next(
         v.owner.op.per_record
         for v in ancestors([cut])
-        if v.owner is not None and isinstance(v.owner.op, PiecewiseSum)
+        if v.owner is not None and isinstance(v.owner.op, MicrobatchedSum)
     )
     left = loops([out.variable for out in per_record.maker.outputs])
     gone = ("Split", "Join", "SoftmaxGrad", "AdvancedIncSubtensor")

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pymc_dpvi.engine.private_sum import PrivateSum
+from pymc_dpvi.engine import clipping
+from pymc_dpvi.engine.generated_code import write_add_clipped
 from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.graph.blocks import Form
 from pymc_dpvi.randomness.keystream import KeyStream
 from pymc_dpvi.randomness.lattice_noise import LatticeNoise
 from pymc_dpvi.randomness.rounded_normal import rounded_normals
@@ -97,15 +99,13 @@ def test_stddev_must_be_a_number(stddev: object) -> None:
 
 def release(clipped_sum: float, noise: np.ndarray, lattice: LatticeNoise) -> np.ndarray:
     """What the kernel releases of one record with this gradient, again and again."""
-    op, records = PrivateSum(4.0), np.full((1, noise.size), clipped_sum)
+    add_clipped, one = write_add_clipped([Form("dense")]), np.full((1, 1), clipped_sum)
     # One coordinate per release, each clipped by itself: the outer norm must not bind.
     out = np.empty(noise.size)
     for k in range(noise.size):
-        storage: list[list[np.ndarray]] = [[None]]
-        op.perform(
-            None, [records[:, k : k + 1], np.asarray(1), noise[k : k + 1], np.asarray(lattice.unit)], storage
-        )
-        out[k] = storage[0][0][0]
+        bound, units, *sums = clipping.start_of_sum(1, 4.0, 0.0, lattice.unit)
+        add_clipped(one, 1, bound, units, *sums)
+        out[k] = clipping.round_and_add(*sums, noise[k : k + 1], lattice.unit)[0]
     return out
 
 

@@ -13,8 +13,8 @@ import pytest
 from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
 
 from pymc_dpvi import DPADVI
-from pymc_dpvi.engine import inlining
-from pymc_dpvi.engine.inlining import MOST_ARGUMENTS, inlined
+from pymc_dpvi.engine import generated_code
+from pymc_dpvi.engine.generated_code import MOST_ARGUMENTS, inlined
 
 
 def compiled(number: int) -> Any:
@@ -39,7 +39,7 @@ def test_any_number_of_arguments(number: int) -> None:
 
 def test_without_groups_numba_does_not_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the groups are for: if a newer numba can do without them, they can go."""
-    monkeypatch.setattr(inlining, "MOST_ARGUMENTS", 1000)
+    monkeypatch.setattr(generated_code, "MOST_ARGUMENTS", 1000)
     names = [f"a{k}" for k in range(40)]
     function, given = inlined(compiled(40), names)
     scope = {"function": function}

@@ -1,0 +1,129 @@
+r"""Clip, sum, add noise: the only place where a function of the records becomes public.
+
+For per-record gradients :math:`g_1,\dots,g_B \in \mathbb{R}^P` and integer noise X in units u,
+
+.. math::
+
+    \tilde s &= (K + X)\,u, \qquad C' = C\,(1 - 2^{-12}) - \sqrt P\,u , \\
+    K &= \operatorname{round}\Big(\frac1u \sum_{i=1}^{B} g_i \min(1, C'/\lVert g_i\rVert_2)\Big) ,
+
+where a record with a non-finite norm (a NaN, an infinity, or an overflow of a squared norm) counts as
+:math:`g_i = 0`. Adding or removing one record moves :math:`K u` by at most :math:`C` in Euclidean norm,
+replacing one by at most :math:`2C`, whatever the record holds. The term :math:`\sqrt P\,u` covers the
+rounding to the lattice; the slack :math:`2^{-12}` covers the rounding of the norm, of the scaling and of the
+float64 sum, in whatever order its terms are added, for batches of up to :math:`2^{24}` records: up to 1024
+records are added up plainly, and such sums with their rounding errors (Knuth's TwoSum). K is held between
+:math:`\pm 2^{62}`, which moves neighbours no further apart and keeps :math:`K + X` inside 64 bits.
+``docs/noise.md`` has the proof.
+
+**Counts.** A sum may have two more columns, the *tally*: how many records lie within the clip norm, and how
+many beyond it. A record adds :math:`(k_i, k - k_i)` to them, in whole lattice units, where :math:`k =
+\lfloor\kappa C (1 - 2^{-12})/u\rfloor` and
+
+.. math:: k_i = \operatorname{round}\big(k\, b(\lVert g_i\rVert / C')\big), \qquad
+          b(r) = \min\big(1, \max(0, \tfrac12 + 2(1 - r))\big) ,
+
+a step from 1 to 0 that is a slope between 3/4 and 5/4, so that rounding errors of a norm move it as little as
+they move the sum. Since :math:`k_i^2 + (k - k_i)^2 \le k^2`, a record's whole row is at most
+:math:`C\sqrt{1+\kappa^2}` long; the tally is added up in integers, exactly, and held at :math:`2^{62}`. A
+non-finite record adds (0, 0).
+
+Here are the formulas of one sum; norms and sums of gradients, dense or factored, are `kernels`. They are
+compiled without fastmath, under which a compiler may assume that NaN does not occur (the terms of a squared
+norm may be reordered, nothing else).
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from pymc_dpvi.mechanism.limits import LARGEST_SUM, SLACK, TALLY_COLUMNS
+
+__all__ = [
+    "PLAIN_RECORDS",
+    "add_tally",
+    "clip_bound",
+    "clip_factors",
+    "round_and_add",
+    "start_of_sum",
+    "tally_units",
+]
+
+#: Records whose shares are added up in plain float64; such sums are added with compensation.
+PLAIN_RECORDS = 1024
+_LARGEST_TALLY = 2**62
+
+_kernel = numba.njit(cache=True, fastmath=False)
+
+
+@_kernel
+def clip_factors(squared_norms: np.ndarray, bound: float) -> np.ndarray:  # pragma: no cover
+    """Factor of each record: 1, `bound`/norm, or 0 for a non-finite norm; shape ``(count,)``."""
+    factors = np.zeros(squared_norms.size)
+    for i in range(squared_norms.size):
+        norm = np.sqrt(squared_norms[i])
+        if norm < np.inf:  # False for NaN and infinity
+            factors[i] = 1.0 if norm <= bound else bound / norm
+    return factors
+
+
+@_kernel
+def clip_bound(l2_clip_norm: float, unit: float, num_params: int) -> float:  # pragma: no cover
+    """C': the largest norm of a record's share for which one record moves the rounded sum by at most C."""
+    bound = l2_clip_norm * (1.0 - SLACK) - np.sqrt(num_params) * unit
+    if not (unit > 0.0 and bound > 0.0):  # also for NaN
+        raise ValueError("the lattice is too coarse for the clip norm")
+    return bound
+
+
+@_kernel
+def tally_units(l2_clip_norm: float, unit: float, tally_weight: float) -> int:  # pragma: no cover
+    """k: the lattice units that one record adds to the tally, 0 if there is none.
+
+    A float64 that is a whole number, so that `add_tally` computes with k itself and no share exceeds it.
+    """
+    return int(np.floor(tally_weight * l2_clip_norm * (1.0 - SLACK) / unit))
+
+
+@_kernel
+def add_tally(
+    squared_norms: np.ndarray, bound: float, units: int, tally: np.ndarray
+) -> None:  # pragma: no cover
+    """Share out `units` of each record between the columns "within the bound" and "beyond it"."""
+    for i in range(squared_norms.size):
+        norm = np.sqrt(squared_norms[i])
+        if norm < np.inf:  # False for NaN and infinity
+            # Where nothing is left of the bound, every norm is beyond it (and numba would raise).
+            within = min(max(2.5 - 2.0 * (norm / bound), 0.0), 1.0) if bound > 0.0 else 0.0
+            inside = np.int64(np.rint(within * units))
+            # Held at the end of the range like the sum; nothing is ever subtracted.
+            tally[0] = min(tally[0] + inside, _LARGEST_TALLY)
+            tally[1] = min(tally[1] + units - inside, _LARGEST_TALLY)
+
+
+@_kernel
+def round_and_add(
+    high: np.ndarray, low: np.ndarray, tally: np.ndarray, noise: np.ndarray, unit: float
+) -> np.ndarray:  # pragma: no cover
+    """Round the sum to the lattice, add the noise in integers, and return the release in float64."""
+    out = np.empty(noise.size)
+    for j in range(high.size):
+        steps = np.rint((high[j] + low[j]) / unit)
+        out[j] = np.float64(np.int64(min(max(steps, -LARGEST_SUM), LARGEST_SUM)) + noise[j]) * unit
+    for j in range(tally.size):
+        out[high.size + j] = np.float64(tally[j] + noise[high.size + j]) * unit
+    return out
+
+
+def start_of_sum(
+    size: int, l2_clip_norm: float, tally_weight: float, unit: float
+) -> tuple[float, int, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the bound C', the tally's units k, and what records are added to: ``high + low`` and a tally.
+
+    Compiled with what calls it.
+    """
+    bound = clip_bound(l2_clip_norm, unit, size)
+    units = tally_units(l2_clip_norm, unit, tally_weight)
+    tally = np.zeros(TALLY_COLUMNS if tally_weight > 0.0 else 0, np.int64)
+    return bound, units, np.zeros(size - tally.size), np.zeros(size - tally.size), tally

@@ -1,0 +1,309 @@
+"""All code that is written at run time: of numba's functions whose arguments differ in number or type.
+
+There are three, all short, and what they call is ordinary code in `clipping`, `kernels` and `fetching`: the
+clipped sum of some records, which has one or two arrays for each block of the gradient
+(`write_add_clipped`); the sum of a batch, a few records at a time (`write_microbatched_sum`); many steps in
+one loop (`write_loop`). numba compiles a function for a fixed list of arguments. Tuples in their place cost
+seconds of compilation for each element, as every block and every array of the state has a type of its own.
+
+**Inlining.** A function that numba inlines into its only caller is compiled once, and one that it calls is
+compiled with a level of its own: seconds of every first fit. But Python hands more than 30 arguments over as
+one tuple (``CALL_FUNCTION_EX``; `STACK_USE_GUIDELINE` in CPython's compiler), and numba inlines no such call:
+"Calling a closure with *args is unsupported". A model with many variables, or a likelihood that reads many
+intermediate results, has as many arguments. So from 31 arguments on the function is rewritten to take them in
+groups, each a tuple::
+
+    def function(a0, ..., a45):      ->     def function(g0, g1):
+        ...                                     (a0, ..., a29,) = g0
+                                                (a30, ..., a45,) = g1
+                                                ...
+
+which is the same computation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+from pytensor.link.numba.dispatch.basic import numba_njit
+
+from pymc_dpvi.engine import clipping, kernels
+from pymc_dpvi.engine.fetching import in_order, places_of, take_entries, take_rows
+from pymc_dpvi.graph.blocks import Form
+
+__all__ = ["ROWS", "SHAPE", "inlined", "write_add_clipped", "write_loop", "write_microbatched_sum"]
+
+#: Texts of errors that are seen at the rehearsal, before anything is spent.
+ROWS = "every block needs a row per record of a microbatch"
+SHAPE = "an array of the state changed its shape"
+
+_PART = "add_block(part, high[at:to], low[at:to])"
+#: For each form of a block: columns, squared norms, and the sum over records ``first:last``.
+_BLOCKS = {
+    "dense": (
+        "{x}.shape[1]",
+        ["add_squared_norms({x}, norms)"],
+        ["part = np.zeros({x}.shape[1])", "add_weighted_rows({x}[first:last], weights, part)", _PART],
+    ),
+    "outer": (
+        "{x}.shape[1] * {y}.shape[1]",
+        ["add_squared_norms_outer({x}, {y}, norms)"],
+        ["part = weighted_outer({x}[first:last], {y}[first:last], weights)", _PART],
+    ),
+    "products": (
+        "{x}.shape[2] * {y}.shape[2]",
+        ["add_squared_norms_products({x}, {y}, norms)"],
+        [  # as many products at a time as there are records in other blocks
+            "step = max(1, PLAIN_RECORDS // max(1, {x}.shape[1]))",
+            "for begin in range(first, last, step):",
+            "    end = min(begin + step, last)",
+            "    part = weighted_products({x}[begin:end], {y}[begin:end], factors[begin:end])",
+            f"    {_PART}",
+        ],
+    ),
+    "sparse": (
+        "{size}",
+        [
+            "entries_{x} = merged({x}, {y}, count, {size}, {distinct})",
+            "add_squared_norms(entries_{x}, norms)",
+        ],
+        ["scatter(entries_{x}[first:last], {y}[first:last], weights, high[at:to], low[at:to])"],
+    ),
+}
+
+
+def _defined(name: str, lines: Sequence[str], **more: Any) -> Any:
+    """Define a function from its source, over `clipping`, `kernels`, NumPy and `more`."""
+    scope = {**vars(kernels), **vars(clipping), "np": np, **more}
+    exec("\n".join(lines), scope)
+    return scope[name]
+
+
+def write_add_clipped(layout: Sequence[Form]) -> Callable[..., None]:
+    """Write ``(*arrays, count, bound, units, high, low, tally) -> None``: clip the records and add them up.
+
+    For two blocks, the second outer::
+
+        def add_clipped(x0, x1, x2, count, bound, units, high, low, tally):
+            check(high.size == x0.shape[1] + x1.shape[1] * x2.shape[1])
+            norms = zeros(count)
+            add_squared_norms(x0, norms)
+            add_squared_norms_outer(x1, x2, norms)
+            factors = clip_factors(norms, bound)
+            if tally.size:
+                add_tally(norms, bound, units, tally)
+            for first in range(0, count, PLAIN_RECORDS):
+                last = min(first + PLAIN_RECORDS, count)
+                weights = factors[first:last]
+                at, to = 0, x0.shape[1]
+                part = zeros(x0.shape[1])
+                add_weighted_rows(x0[first:last], weights, part)
+                add_block(part, high[at:to], low[at:to])
+                at, to = to, to + x1.shape[1] * x2.shape[1]
+                part = weighted_outer(x1[first:last], x2[first:last], weights)
+                add_block(part, high[at:to], low[at:to])
+    """
+    names: list[str] = []
+    sizes, norms, sums = [], [], []
+    for form in layout:
+        if form.kind not in _BLOCKS:
+            raise ValueError(f"no form {form}")
+        own = {"x": f"x{len(names)}", "y": f"x{len(names) + 1}", "size": form.size, "distinct": form.distinct}
+        names += [f"x{len(names) + k}" for k in range(form.num_arrays)]
+        size, norm, add = _BLOCKS[form.kind]
+        sizes.append(size.format(**own))
+        norms += [line.format(**own) for line in norm]
+        sums += [f"at, to = to, to + {sizes[-1]}", *(line.format(**own) for line in add)]
+    return _defined(
+        "add_clipped",
+        [
+            f"def add_clipped({', '.join(names)}, count, bound, units, high, low, tally):",
+            f"    if high.size != {' + '.join(sizes)}:",
+            "        raise ValueError('one noise entry per column is needed')",
+            f"    if count < 0 or count > {' or count > '.join(f'{n}.shape[0]' for n in names)}:",
+            "        raise ValueError('every block needs a row per record')",
+            "    norms = np.zeros(count)",
+            *(f"    {line}" for line in norms),
+            "    factors = clip_factors(norms, bound)",
+            "    if tally.size:",
+            "        add_tally(norms, bound, units, tally)",
+            "    for first in range(0, count, PLAIN_RECORDS):",
+            "        last, to = min(first + PLAIN_RECORDS, count), 0",
+            "        weights = factors[first:last]",
+            *(f"        {line}" for line in sums),
+        ],
+    )
+
+
+#: How the rows of a microbatch are fetched, by the number of axes.
+_FETCH = {1: "take_entries({}, indices, first, length)", 2: "take_rows({}, indices, first, length)"}
+
+
+def write_microbatched_sum(
+    per_record: Any,
+    add_clipped: Callable[..., None],
+    num_axes: Sequence[int],
+    num_shared: int,
+    num_arrays: int,
+    sampled: bool,
+    **numbers: Any,
+) -> tuple[Callable[..., np.ndarray], str]:
+    """Write ``(*records, *shared, [indices,] count, noise, unit) -> release``; return it and its source.
+
+    Parameters
+    ----------
+    per_record : numba dispatcher
+        ``(*rows, *shared) -> arrays``.
+    add_clipped : callable
+        Of `write_add_clipped`.
+    num_axes : sequence of int
+        Of each record array.
+    num_shared, num_arrays : int
+        How many of these.
+    sampled : bool
+        Whether there are indices.
+    **numbers
+        ``length`` of a microbatch, ``l2_clip_norm``, ``tally_weight``.
+    """
+    records = [f"d{k}" for k in range(len(num_axes))]
+    rows = [f"r{k}" for k in range(len(num_axes))]
+    shared = [f"s{k}" for k in range(num_shared)]
+    arrays = [f"x{k}" for k in range(num_arrays)]
+    per_record, given = inlined(per_record, [*rows, *shared])
+    fetch = [
+        f"        {row} = {_FETCH.get(axes, '{}[places_of(indices, first, length)]').format(name)}"
+        for row, name, axes in zip(rows, records, num_axes, strict=True)
+    ]
+    names = [*records, *shared, *(["indices"] if sampled else []), "count", "noise", "number"]
+    lines = [
+        f"def microbatched_sum({', '.join(names)}):",
+        "    unit, n = number.item(), count.item()",
+        *([] if sampled else ["    indices = np.arange(max(n, 1))"]),
+        "    bound, units, high, low, tally = start_of_sum(noise.size, l2_clip_norm, tally_weight, unit)",
+        "    for first in range(0, max(n, 1), length):",
+        *fetch,
+        "        if n == 0:",
+        *(f"            {row}.fill(0)" for row in rows),
+        f"        {', '.join(arrays)}, = per_record({given})",
+        f"        if {' or '.join(f'{array}.shape[0] != length' for array in arrays)}:",
+        f"            raise ValueError({ROWS!r})",
+        *(f"        {array}_in_order = in_order({array})" for array in arrays),
+        f"        add_clipped({', '.join(f'{array}_in_order' for array in arrays)}, "
+        "min(length, n - first), bound, units, high, low, tally)",
+        "    return round_and_add(high, low, tally, noise, unit)",
+    ]
+    function = _defined(
+        "microbatched_sum",
+        lines,
+        in_order=in_order,
+        places_of=places_of,
+        take_entries=take_entries,
+        take_rows=take_rows,
+        add_clipped=numba.njit(fastmath=False)(add_clipped),
+        start_of_sum=numba.njit(fastmath=False)(clipping.start_of_sum),
+        per_record=per_record,
+        **numbers,
+    )
+    return function, "\n".join(lines)
+
+
+def write_loop(step: Any, num_held: int, arrays: Sequence[int | None], width: int) -> tuple[Any, str]:
+    """Write `Chunk`'s loop around a compiled step; return the step for its scope, and the source.
+
+    Parameters as of `multistep`: the number of inputs that all steps share, the axes of each part of the
+    state (None for what is no array), the length of a row.
+    """
+    state = [f"s{k}" for k in range(len(arrays))]
+    new = [f"n{k}" for k in range(len(arrays))]
+    held = [f"x{k}" for k in range(num_held)]
+    of_a_step = ["batch", "count", "noise[t]", "epsilon[t]", "np.asarray(weights[t])"]
+    step, given = inlined(step, [*of_a_step, *state, *held])
+    copies = [f"    {s} = {s}.copy()" for s, ndim in zip(state, arrays, strict=True) if ndim is not None]
+    # Contiguous, so that a type stays the same from step to step: else the step is compiled twice.
+    changes = []
+    for s, n, ndim in zip(state, new, arrays, strict=True):
+        if ndim:
+            changes += [f"        if {n}.shape != {s}.shape:", f"            raise ValueError({SHAPE!r})"]
+            n = f"np.ascontiguousarray({n})"
+        changes.append(f"        {s} = {n}")
+    leave_row = [  # numba takes seconds to compile ``rows[t] = row``, for the texts of its errors
+        "        if row.size != rows.shape[1]:",
+        "            raise ValueError('a row of another length')",
+        "        for j in range(row.size):",
+        "            rows[t, j] = row[j]",
+    ]
+    source = "\n".join(
+        [
+            f"def chunk(indices, offsets, noise, epsilon, weights, {', '.join([*state, *held])}):",
+            "    nothing = np.empty(1, np.int64)",
+            "    nothing[0] = 0",
+            *copies,
+            f"    rows = np.empty((weights.size, {width}))",
+            "    for t in range(weights.size):",
+            "        batch = indices[offsets[t] : offsets[t + 1]]",
+            "        count = np.asarray(batch.size)",
+            "        batch = batch if batch.size else nothing",
+            f"        {', '.join([*new, *(['row'] if width else [])])}, = step({given})",
+            *changes,
+            *(leave_row if width else []),
+            f"    return {', '.join([*state, 'rows'])}",
+        ]
+    )
+    return step, source
+
+
+#: Arguments of a call that Python hands over one by one, at the most.
+MOST_ARGUMENTS = 30
+
+_HEAD = re.compile(r"def\s+(\w+)\(([^()]*)\):[ \t]*\n([ \t]+)")
+
+
+def inlined(function: Any, arguments: Sequence[str]) -> tuple[Any, str]:
+    """Return a function for numba to inline, and the arguments to write in its call.
+
+    Parameters
+    ----------
+    function : numba dispatcher
+        As `numba_funcify` makes it of a graph, from source that it keeps.
+    arguments : sequence of str
+        The arguments of the call, as source.
+
+    Returns
+    -------
+    function : numba dispatcher
+    arguments : str
+        What to write between the parentheses of the call.
+    """
+    python = function.py_func
+    if len(arguments) > MOST_ARGUMENTS:
+        groups = [arguments[k : k + MOST_ARGUMENTS] for k in range(0, len(arguments), MOST_ARGUMENTS)]
+        grouped = _grouped(python, [len(group) for group in groups])
+        if grouped is None or len(groups) > MOST_ARGUMENTS:
+            return numba_njit(python, fastmath=False), ", ".join(arguments)
+        python = grouped
+        arguments = [f"({', '.join(group)},)" for group in groups]
+    return numba_njit(python, fastmath=False, inline="always"), ", ".join(arguments)
+
+
+def _grouped(python: Any, lengths: Sequence[int]) -> Any | None:
+    """Write a function anew to take its arguments in tuples; None if its source is not of the known form."""
+    source = getattr(python, "__source__", "")
+    head = _HEAD.search(source)
+    names = [] if head is None else [name.strip() for name in head[2].split(",") if name.strip()]
+    if head is None or len(names) != sum(lengths) or not all(map(str.isidentifier, names)):
+        return None
+    groups = [f"_arguments_{k}" for k in range(len(lengths))]
+    rest = iter(names)
+    unpacked = [
+        f"({', '.join(next(rest) for _ in range(length))},) = {group}"
+        for group, length in zip(groups, lengths, strict=True)
+    ]
+    indent = head[3]
+    text = f"def {head[1]}({', '.join(groups)}):\n" + "".join(f"{indent}{line}\n" for line in unpacked)
+    scope: dict[str, Any] = {}
+    exec(text + indent + source[head.end() :], python.__globals__, scope)
+    return scope[head[1]]
