@@ -90,9 +90,9 @@ class DPApproximation(CheckedExpressions):
     def hist(self) -> np.ndarray:
         """Norm of the noisy gradient about each step of the last `fit` and what refined it.
 
-        In PyMC it is the loss, which no private fit computes. What ``plt.plot(approx.hist)`` was for, to see
-        that a fit has arrived, `plots.plot_gradients` and `plots.plot_iterates` show better: beside the level
-        that noise alone has, to which the norm falls and no further.
+        In PyMC it is the loss, which no private fit computes. `plots.plot_gradients` and
+        `plots.plot_iterates` show better than ``plt.plot(approx.hist)`` whether a fit has arrived: they also
+        show the level of noise alone, below which the norm does not fall.
 
         Returns
         -------
@@ -223,19 +223,19 @@ class DPApproximation(CheckedExpressions):
         if include_transformed is None:
             include_transformed = bool(getattr(self.groups[0], "include_transformed", False))
         rng = self._rng if random_seed is None else _generator(random_seed)
-        sources = self._sources(noise_aware)
-        return release(self._record, self.latents, self.privacy, sources, draws, rng, include_transformed)
+        sources = self._sources(noise_aware, rng)
+        return release(self._record, self.latents, self.privacy, sources, draws, include_transformed)
 
-    def _sources(self, noise_aware: bool | None) -> list[Source]:
+    def _sources(self, noise_aware: bool | None, rng: np.random.Generator) -> list[Source]:
         """Return the posteriors that `sample` may draw from, in order of preference."""
         wanted = self.latents.size <= GROUP if noise_aware is None else noise_aware
         known = self._noise_aware() if wanted else None
-        plain = Source(self.draw_latents, self.start.dtype)
+        plain = Source(lambda n: self.draw_latents(n, rng), self.start.dtype)
         if known is None:
             if noise_aware:
                 raise PrivacyError(self._too_few)
             return [plain]
-        aware = Source(known.draw, np.dtype(float), self.diagnostics)
+        aware = Source(lambda n: known.draw(n, rng), np.dtype(float), self.diagnostics)
         return [aware] if noise_aware else [aware, plain]
 
     @cached_property

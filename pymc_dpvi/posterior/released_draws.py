@@ -26,8 +26,10 @@ draws before the transformation,  by the noisy sums  post-processing
 ``noise_aware``: which posterior  by the noisy sums  post-processing: it depends on the number of steps, and
 the draws are of                                     on whether draws are finite
 ``bounded_by_prior``              by the noisy sums  post-processing (`FitDiagnostics.attrs`)
-``privacy_report``,               no                 settings, structure of the model, and the number of steps
-``privacy_epsilon`` and                              that were run (`PrivacyReport`)
+``privacy_report``                by the noisy sums  settings and structure of the model, but for the
+                                                     number of steps run: a callback may end the fit by what
+                                                     it sees, which is post-processing (`PrivacyReport`)
+``privacy_epsilon``,              no                 settings: the cost of all planned steps
 ``privacy_delta``
 names and versions of packages,   no                 public; run times are not covered by the guarantee
 time of the call
@@ -76,11 +78,9 @@ Evaluate = Callable[[np.ndarray], list[np.ndarray]]
 class Source:
     """A posterior to draw from: a function of the noisy sums and of public randomness."""
 
-    draw: Callable[[int, np.random.Generator], np.ndarray]  # unconstrained latent vectors, (n, D)
+    draw: Callable[[int], np.ndarray]  # unconstrained latent vectors, (n, D)
     dtype: np.dtype  # in which variables are computed from them
-    diagnostics: Callable[[], FitDiagnostics] | None = (
-        None  # of a noise-aware posterior; None of the plain one
-    )
+    diagnostics: Callable[[], FitDiagnostics] | None = None  # if the posterior is noise-aware
 
 
 def release(
@@ -89,7 +89,6 @@ def release(
     report: PrivacyReport,
     sources: Sequence[Source],
     draws: int,
-    rng: np.random.Generator,
     include_transformed: bool,
 ) -> PosteriorData:
     """Put together all that leaves `sample`; the table at the top of this module says why each part may.
@@ -101,7 +100,7 @@ def release(
     num_free = len(model.free_RVs)
     for source in sources:
         evaluate = evaluator(model, latents, released, source.dtype)
-        drawn = finite_draws(lambda n, s=source: s.draw(n, rng), evaluate, draws, num_free)
+        drawn = finite_draws(source.draw, evaluate, draws, num_free)
         if drawn is not None:
             break
     else:
