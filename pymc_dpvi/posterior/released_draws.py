@@ -5,35 +5,31 @@ states. The variational parameters, the moments of the noisy gradients and the n
 clip norm are computed from these sums. Below, *post-processing* means: a function of them, of the prior, of
 settings and of public random numbers; it costs nothing more.
 
-================================  =================  =====================================================
-what leaves                       can a record       why that is accounted for
-                                  change it?
-================================  =================  =====================================================
-which variables                   no                 structure of the model: the free variables, and the
-                                                     Deterministics that depend on nothing but these, on
-                                                     single numbers and on public arrays; neither the number
-                                                     of records nor an entry of an array decides
-                                                     (`RecordModel.released`)
-shapes and names of dims          no                 structure of the model, and the number of draws that was
-                                                     asked for; a variable with a dim of the records is
-                                                     withheld
-labels of dims (coords)           no                 public: labels of a dim of a free variable or of a public
-                                                     array, which the report lists; every other axis is
-                                                     numbered (`RecordModel.released_dims`)
-draws, in ``posterior``           by the noisy sums  post-processing
-draws before the transformation,  by the noisy sums  post-processing
-``unconstrained_posterior``
-``noise_aware``: which posterior  by the noisy sums  post-processing: it depends on the number of steps, and
-the draws are of                                     on whether draws are finite
-``bounded_by_prior``              by the noisy sums  post-processing (`FitDiagnostics.attrs`)
-``privacy_report``                by the noisy sums  settings and structure of the model, but for the
-                                                     number of steps run: a callback may end the fit by what
-                                                     it sees, which is post-processing (`PrivacyReport`)
-``privacy_epsilon``,              no                 settings: the cost of all planned steps
-``privacy_delta``
-names and versions of packages,   no                 public; run times are not covered by the guarantee
-time of the call
-================================  =================  =====================================================
+===========================  =================  ==============================================================
+what leaves                  record changes it  why that is accounted for
+===========================  =================  ==============================================================
+which variables              no                 structure of the model: the free variables, and the
+                                                Deterministics that depend on nothing but these, on single
+                                                numbers and on public arrays; neither the number of records
+                                                nor an entry of an array decides (`RecordModel.released`)
+shapes, names of dims        no                 structure of the model, and the number of draws that was asked
+                                                for; a variable with a dim of the records is withheld
+labels of dims (coords)      no                 public: labels of a dim of a free variable or of a public
+                                                array, which the report lists; every other axis is numbered
+                                                (`RecordModel.released_dims`)
+``posterior``                by the noisy sums  the draws: post-processing
+``unconstrained_posterior``  by the noisy sums  the same draws before the transformation: post-processing
+``noise_aware``              by the noisy sums  which posterior the draws are of, which depends on the number
+                                                of steps and on whether draws are finite: post-processing
+``bounded_by_prior``         by the noisy sums  post-processing (`FitDiagnostics.attrs`)
+``privacy_report``           by the noisy sums  settings and structure of the model, but for the number of
+                                                steps run: a callback may end the fit by what it sees, which
+                                                is post-processing (`PrivacyReport`)
+``privacy_epsilon``          no                 settings: the cost of all planned steps, with `refine`
+``privacy_delta``            no                 settings
+names and versions           no                 public: of the packages that ran
+time of the call             no                 ArviZ notes it; run times are not covered by the guarantee
+===========================  =================  ==============================================================
 
 Nothing else leaves: no ``observed_data``, no ``constant_data``, no log-likelihood, no prediction of the
 records, no coordinates of their axis.
