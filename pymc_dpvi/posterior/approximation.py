@@ -1,15 +1,15 @@
-r"""The variational family, and what is released of it.
+"""The variational family: PyMC's approximation, fitted privately.
 
-:meth:`DPApproximation.sample` returns draws of the global variables and of those deterministics that no
-record stands behind, with the privacy report in the attributes. Nothing else that depends on records
-leaves: no ``observed_data``, no ``constant_data``, no log-likelihood, no coordinates of the record axis.
-The draws are a function of the noisy sums alone, which the variational parameters and the moments of the
-gradients (`gradient_moments`) are functions of; so the release is post-processing and costs nothing more.
+In: the model, split by records, and what a fit leaves: variational parameters, moments of the noisy gradients
+(`gradient_moments`), the report. Out: draws (:meth:`DPApproximation.sample`), diagnostics, and expressions.
+`released_draws` lists all that `sample` releases, and why it may.
 
 What PyMC's class has besides is closed unless `open_attributes` lists it: functions of the variational
-parameters are as private as `sample`; the density of the records is refused, and so is any expression with
-records behind it (`expressions`); ``model``, ``groups`` and what depends on them are the user's own model
+parameters are as private as `sample`; the density of the records is refused, and so is any expression that
+depends on records (`expressions`); ``model``, ``groups`` and what depends on them are the user's own model
 with the data in it, for the process in which the data are anyway.
+
+What it may never do: let anything out that depends on records, other than through the noisy sums.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
 from pymc_dpvi.arguments import check_flag, check_integer
-from pymc_dpvi.compat import PosteriorData, posterior_data, versions
+from pymc_dpvi.compat import PosteriorData
 from pymc_dpvi.engine.gradient_moments import GROUP, MOST_LATENTS, GradientTrace
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
-from pymc_dpvi.pages import SCALE_PREDICTORS
 from pymc_dpvi.posterior.curvature_posterior import CurvatureScale
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics, diagnose
 from pymc_dpvi.posterior.expressions import CheckedExpressions, depends, variables
 from pymc_dpvi.posterior.noise_aware import NoiseAwarePosterior
 from pymc_dpvi.posterior.prior_density import Prior
-from pymc_dpvi.posterior.released_draws import evaluator, finite_draws
+from pymc_dpvi.posterior.released_draws import Source, release
 from pymc_dpvi.redaction import sealed
 from pymc_dpvi.release.report import PrivacyReport
 
@@ -50,10 +49,6 @@ _TOO_LARGE = (
     f"The noise-aware posterior and the diagnostics are there for models of up to {MOST_LATENTS:,} latent "
     "values: for more, what they are inferred from would be many times the model. Use sample() or "
     "sample(noise_aware=False)."
-)
-_NOT_FINITE = (
-    "The posterior lies where its variables are no finite numbers: the noise has left it wide open. "
-    f"{SCALE_PREDICTORS} A larger epsilon or more records help too."
 )
 #: Numbers that one call of `sample` makes at most: 16 GiB.
 _MOST_NUMBERS = 2**31
@@ -95,9 +90,9 @@ class DPApproximation(CheckedExpressions):
     def hist(self) -> np.ndarray:
         """Norm of the noisy gradient about each step of the last `fit` and what refined it.
 
-        In PyMC it is the loss, which no private fit computes. What ``plt.plot(approx.hist)`` was for, to see
-        that a fit has arrived, `plots.plot_gradients` and `plots.plot_iterates` show better: beside the level
-        that noise alone has, to which the norm falls and no further.
+        In PyMC it is the loss, which no private fit computes. `plots.plot_gradients` and
+        `plots.plot_iterates` show better than ``plt.plot(approx.hist)`` whether a fit has arrived: they also
+        show the level of noise alone, below which the norm does not fall.
 
         Returns
         -------
@@ -227,70 +222,21 @@ class DPApproximation(CheckedExpressions):
             )
         if include_transformed is None:
             include_transformed = bool(getattr(self.groups[0], "include_transformed", False))
-        model, withheld = self._record.model, self.withheld
         rng = self._rng if random_seed is None else _generator(random_seed)
-        released = [*model.free_RVs, *(d for d in model.deterministics if d.name not in withheld)]
-        flat, values, aware = self._draw(draws, noise_aware, released, rng)
-        return self._release(released, flat, values, aware, include_transformed)
+        sources = self._sources(noise_aware, rng)
+        return release(self._record, self.latents, self.privacy, sources, draws, include_transformed)
 
-    def _draw(
-        self, draws: int, noise_aware: bool | None, released: list[Any], rng: np.random.Generator
-    ) -> tuple[np.ndarray, list[np.ndarray], bool]:
-        """Draw until all is finite: latents (draws, D), the variables' values, and whether noise-aware."""
-        model, latents = self._record.model, self.latents
-        wanted = latents.size <= GROUP if noise_aware is None else noise_aware
+    def _sources(self, noise_aware: bool | None, rng: np.random.Generator) -> list[Source]:
+        """Return the posteriors that `sample` may draw from, in order of preference."""
+        wanted = self.latents.size <= GROUP if noise_aware is None else noise_aware
         known = self._noise_aware() if wanted else None
-        if known is None and noise_aware:
-            raise PrivacyError(self._too_few)
-        num_free = len(model.free_RVs)
-        if known is not None:
-            evaluate = evaluator(model, latents, released, np.dtype(float))
-            drawn = finite_draws(lambda n: known.draw(n, rng), evaluate, draws, num_free)
-            if drawn is not None:
-                return *drawn, True
+        plain = Source(lambda n: self.draw_latents(n, rng), self.start.dtype)
+        if known is None:
             if noise_aware:
-                raise PrivacyError(_NOT_FINITE + " sample(noise_aware=False) may have them.")
-        evaluate = evaluator(model, latents, released, self.start.dtype)
-        drawn = finite_draws(lambda n: self.draw_latents(n, rng), evaluate, draws, num_free)
-        if drawn is None:
-            raise PrivacyError(_NOT_FINITE)
-        return *drawn, False
-
-    def _release(
-        self,
-        released: list[Any],
-        flat: np.ndarray,
-        values: list[np.ndarray],
-        aware: bool,
-        include_transformed: bool,
-    ) -> PosteriorData:
-        """Put together what leaves: draws, the labels of their own axes, and the report."""
-        model, latents, report = self._record.model, self.latents, self.privacy
-        posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
-        dims = {
-            v.name: [d or f"{v.name}_dim_{k}" for k, d in enumerate(model.named_vars_to_dims[v.name])]
-            for v in released
-            if v.name in model.named_vars_to_dims
-        }
-        used = {d for names in dims.values() for d in names} & self._record.released_dims
-        coords = {d: list(c) for d, c in model.coords.items() if d in used and c is not None}
-        transformed = None
-        if include_transformed:
-            transformed = {
-                v.name: flat[:, s].reshape((1, len(flat), *shape))
-                for v, s, shape in zip(latents.value_vars, latents.slices, latents.shapes, strict=True)
-                if v.name not in posterior
-            }
-        attrs = {
-            "inference_library": "pymc_dpvi",
-            "inference_library_version": versions()["pymc-dpvi"],
-            "privacy_epsilon": float(report.epsilon),
-            "privacy_delta": float(report.delta),
-            "privacy_report": report.to_json(),
-            "noise_aware": int(aware),
-            **(self.diagnostics().attrs if aware else {}),
-        }
-        return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
+                raise PrivacyError(self._too_few)
+            return [plain]
+        aware = Source(lambda n: known.draw(n, rng), np.dtype(float), self.diagnostics)
+        return [aware] if noise_aware else [aware, plain]
 
     @cached_property
     def _prior(self) -> Prior:

@@ -36,13 +36,10 @@ _GRID = np.linspace(-4.0, 4.0, 81) * _DIRECTIONS
 
 @dataclass(frozen=True)
 class CurvatureScale:
-    """What released counts tell of the trace of Λ before any slope is seen.
+    """What released counts tell of the trace of Λ before any slope is seen."""
 
-    `trace` is its mean, but for the common factor; `log_stddev` is the standard deviation of its logarithm.
-    """
-
-    trace: float
-    log_stddev: float
+    trace: float  # its mean, but for the common factor
+    log_stddev: float  # standard deviation of its logarithm
 
     @classmethod
     def of_clipping(
@@ -57,7 +54,7 @@ class CurvatureScale:
     def of_running_clip(
         cls, clip: RunningClip, noise_multiplier: float, sampling_prob: float
     ) -> CurvatureScale | None:
-        """Infer it from the clip norm and the counts of a run; None before its first step."""
+        """Infer it from the running clip norm and its counts; None before the first step."""
         seen = clip.records_and_noise(noise_multiplier, sampling_prob)
         return None if seen is None else cls.of_clipping(*seen, clip.l2_clip_norm, clip.share_to_clip)
 

@@ -1,4 +1,4 @@
-r"""What the private iterates and gradients of a fit tell of it: measurements, and no verdict.
+r"""Measurements of a fit by its private iterates and gradients; no verdict.
 
 With the mean :math:`m_j` and the standard deviation :math:`s_j` of the noise-aware posterior (`noise_aware`):
 

@@ -55,7 +55,7 @@ class CheckedExpressions(SealedApproximation):
         return self._keep(super().symbolic_single_sample(node, more_replacements))
 
     def _keep(self, checked: Any) -> Any:
-        """Remember what was checked: that, and no constant in it, which somebody may use in another place."""
+        """Remember checked expressions, but no constants: these may come again in another expression."""
         self._densities.update(v for v in variables(checked) if v.owner is not None)
         return checked
 
@@ -68,7 +68,7 @@ class CheckedExpressions(SealedApproximation):
         return super().set_size_and_deterministic(node, s, d, more_replacements)
 
     def get_optimization_replacements(self, s: Any, d: Any) -> dict[Variable, Variable]:
-        """Return nothing: in PyMC, these would replace the density of the records, which is not there."""
+        """Return nothing: in PyMC these replace the density of the records, which is refused here."""
         return {}
 
     def _refuse_records(self, node: Any) -> None:
@@ -93,7 +93,7 @@ class CheckedExpressions(SealedApproximation):
         return self.symbolic_single_sample(self._log_prior())
 
     def _log_prior(self) -> TensorVariable:
-        """Return PyMC's graph of it, which has been checked with the prior."""
+        """Return PyMC's graph of the log prior, which was checked when the method was made."""
         density = self.model.varlogp
         self._keep(density)
         return density

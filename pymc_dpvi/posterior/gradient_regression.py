@@ -127,9 +127,9 @@ def positive(matrix: np.ndarray, least: float = 0.0) -> np.ndarray:
 def choose_steps(
     blocks: Sequence[Moments], late: int, columns: Sequence[np.ndarray]
 ) -> tuple[int, list[Regression]]:
-    """Choose the first block of steps to infer from, and fit the regressions, one for each group.
+    """Choose the first block of steps to infer from, and fit one regression for each group.
 
-    The last `late` blocks are taken in any case. There are no regressions if the steps do not suffice.
+    The last `late` blocks are always used. The list is empty if the steps do not suffice.
     """
     first = len(blocks) - late
     while True:

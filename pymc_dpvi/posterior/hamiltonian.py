@@ -2,8 +2,8 @@ r"""Many short chains of Hamiltonian Monte Carlo, one for each draw that is want
 
 Each chain starts at a draw of a normal approximation, and its momentum has the approximation's precision as
 its mass, :math:`z \leftarrow z + h L r`, :math:`r \leftarrow r + h L^{\top} \nabla \log p(z)`
-with the approximation's covariance :math:`L L^{\top}`: were that exact, one trajectory would leave nothing of
-where it began (Neal 2011, section 4.1). The step size h is each chain's own, and fixed in its last third.
+with the approximation's covariance :math:`L L^{\top}`. If that is exact, the end of one trajectory does not
+depend on its start (Neal 2011, section 4.1). Each chain has its own step size h, fixed in its last third.
 
 PyMC's NUTS would compile a model for each of the mixture's components, which takes longer than the fit.
 """
@@ -21,6 +21,7 @@ _ADAPTING = 0.7
 _ACCEPTANCE = 0.7
 _SIZES = (0.01, 0.4, 1.2)  # of a step: least, first, largest
 
+#: From points (chains, D) to log densities (chains,), up to a constant, and their gradients (chains, D).
 Density = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
@@ -28,11 +29,9 @@ Density = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 def hamiltonian_draws(
     density: Density, start: np.ndarray, root: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Move draws of normal approximations, (chains, D), until they are of a density.
+    """Move draws of normal approximations with covariances root rootᵀ, (chains, D), to draws of a density.
 
-    `density` takes points (chains, D) and returns log densities (chains,), up to a constant, and their
-    gradients (chains, D). `root` (chains, D, D) is any L with covariance L Lᵀ. Where the density is not
-    finite at the start and everywhere near it, the start is returned.
+    Where the density is not finite at the start and everywhere near it, the start is returned.
     """
     z, (value, slope) = start, density(start)
     size = np.full(len(z), _SIZES[1])

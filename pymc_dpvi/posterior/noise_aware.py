@@ -66,10 +66,7 @@ def _condition(
     scale: CurvatureScale | None,
     rng: np.random.Generator,
 ) -> _Part:
-    """Draw curvatures, weigh them, and condition the prior (mean gradient and precision) on the gradients.
-
-    Values that are `far` from their prior stay at the mean draw.
-    """
+    """Condition the prior (mean gradient, precision) on the gradients; `far` values stay at the mean draw."""
     gradient, precision = prior
     size, own = len(fit.centre), fit.informed
     curvature = draw_curvature(fit.curvature, fit.variance, fit.root, scale, COMPONENTS, rng)
@@ -102,7 +99,7 @@ def _condition(
 
 
 def _root(precision: np.ndarray) -> np.ndarray:
-    """Return roots of the inverses of symmetric matrices, however badly conditioned."""
+    """Return roots of the inverses of symmetric matrices, which may be badly conditioned."""
     values, vectors = np.linalg.eigh((precision + np.swapaxes(precision, -1, -2)) / 2)
     return vectors / np.sqrt(np.maximum(values, _FLOOR))[..., None, :]
 
@@ -110,7 +107,7 @@ def _root(precision: np.ndarray) -> np.ndarray:
 def _weigh(
     fit: Regression, gradient: np.ndarray, precision: np.ndarray, curvature: np.ndarray, error: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights of curvatures by the density of the mean gradient, and p-values of its being so long."""
+    """Weights of curvatures by the density of the mean gradient, and p-values of its length."""
     own = fit.informed
     wide = np.linalg.inv(positive(precision, 1e-12 * max(1e-300, float(np.abs(np.diag(precision)).max()))))
     back = np.linalg.inv(fit.root)
@@ -128,16 +125,21 @@ def _weigh(
 
 
 class NoiseAwarePosterior:
-    """Posterior of the latent vector that knows of the privacy noise: a mixture, from public randomness.
+    """Posterior of the latent vector, a mixture, whose width includes what the privacy noise hides.
 
-    `available` says whether the fit made enough steps to infer anything; otherwise nothing else may be asked
-    for. `n_rows` steps were used, `n_late` of them of the last half of the last run. Shape (D,): `mean` and
-    `stddevs` of the posterior; `family_stddev`, the latter without noise, medians of the mixture;
-    `noise_share`, of the privacy noise in the gradients' scatter about the line; `far`, where the mean is the
-    mean draw, being far from the prior. `stayed` says whether it is so throughout, the model being refuted.
-    Without a `prior`, its gradients in the trace stand for it; `scale` is what an adaptive clip norm tells of
-    the curvature.
+    Without a `prior`, its gradients in the trace are used; `scale` is what an adaptive clip norm tells of the
+    curvature. If it is not `available`, nothing else may be asked for.
     """
+
+    available: bool  # whether the steps suffice to infer anything
+    n_rows: int  # steps used
+    n_late: int  # those of the last half of the last run
+    mean: np.ndarray  # (D,)
+    stddevs: np.ndarray  # (D,)
+    family_stddev: np.ndarray  # what `stddevs` would be without the noise: medians of the mixture, (D,)
+    noise_share: np.ndarray  # share of the privacy noise in the gradients' scatter about the line, (D,)
+    far: np.ndarray  # where the mean stays at the mean draw, which is far from the prior, (D,)
+    stayed: bool  # whether it stays there throughout, since the linear model is refuted
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class NoiseAwarePosterior:
             self.stddevs = np.sqrt(np.concatenate(own))
 
     def _as_regressed(self, fits: list[Regression]) -> bool:
-        """Whether the prior is the normal one that its gradients in the trace say."""
+        """Whether the prior is normal, with the gradients that the trace holds."""
         if self._prior is None or len(fits) != 1:
             return True
         (fit,) = fits
@@ -209,7 +211,7 @@ class NoiseAwarePosterior:
         return own * np.where(known, centre - fit.centre, 0.0), np.diag(own)
 
     def _far(self, fit: Regression, group: slice) -> np.ndarray:
-        """Whether the mean draw of each value lies where its prior lets nobody expect it."""
+        """Whether the mean draw of each value is farther from its prior than its prior's draws are."""
         if self._prior is None:
             return np.zeros(len(fit.centre), dtype=bool)
         apart = np.abs(fit.centre - self._prior.centre[group])
@@ -234,7 +236,7 @@ class NoiseAwarePosterior:
     def _from_chains(
         self, part: _Part, root: np.ndarray, which: np.ndarray, start: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray:
-        """Move draws of the normal approximation until they are of the model's own prior."""
+        """Move draws of the normal approximation to draws of the posterior with the model's own prior."""
         assert self._prior is not None
         density, own, k, pull = self._prior.density, part.fit.informed, part.k[which], part.pull[which]
 

@@ -59,7 +59,7 @@ class SealedApproximation(SingleGroupApproximation):  # type: ignore[misc]
         return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
-        """Look in PyMC's group, as PyMC does, for what it has besides."""
+        """Take an attribute from PyMC's group, as PyMC does, unless it is closed."""
         group = object.__getattribute__(self, "groups")[0]
         if name not in OPEN and not _is_pythons(name) and name in dir(group):
             raise _refusal(name)
@@ -84,7 +84,7 @@ def _is_pythons(name: str) -> bool:
 
 
 def _is_closed(read: Any, name: str) -> bool:
-    """Whether `name` is of a class above ours, or was set on the approximation by its constructor."""
+    """Whether `name` belongs to a class of PyMC's, or was set by its constructor."""
     if _is_pythons(name):
         return False
     for cls in read("__class__").__mro__:

@@ -1,7 +1,7 @@
 """The model's prior by itself: its density, and where and how wide it is, before any data.
 
 Centre and width are the median and half the central 68 % of draws from the prior, in the unconstrained
-space: mean and standard deviation where the prior is normal there, and finite where it has none (Cauchy).
+space: mean and standard deviation if the prior is normal there, and finite also if it has none (Cauchy).
 The *reach* is no less than the width, and more where the tails are heavier than a normal density's. They are
 not known, and NaN and infinite, where a prior cannot be drawn from (`pm.Flat`), or where drawing would call
 what may hold data: a function of the user's (``pm.CustomDist(random=...)``), an array that nobody declared
@@ -71,8 +71,7 @@ class Prior:
     def reach(self) -> np.ndarray:
         """Widths, or more where the tails are heavier than a normal density's, shape ``(D,)``.
 
-        The farthest of some hundred draws, at least, is within 3.5 of them. Effects of groups whose spread
-        has a prior too have such tails: most are small, and all are large where the spread is.
+        Effects of groups whose spread has a prior have such tails. No draw is farther than 3.5 reaches.
         """
         return self._location[2]
 
@@ -94,7 +93,7 @@ class Prior:
         function, dtype = self.compiled, pytensor.config.floatX
 
         def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            # Of small matrices BLAS makes tasks for threads, which then wait for each other for milliseconds.
+            # BLAS splits small matrices among threads, which then wait milliseconds for each other.
             with ONE_THREAD, np.errstate(all="ignore"):
                 with suppress(ArithmeticError, np.linalg.LinAlgError, ValueError):
                     found, by_z = function(points.astype(dtype))
@@ -105,7 +104,7 @@ class Prior:
 
     @cached_property
     def compiled(self) -> Callable[[np.ndarray], list[np.ndarray]]:
-        """PyTensor's function of it, which NumPy computes: without loops over points or entries."""
+        """PyTensor's function behind `density`, without loops over points or entries."""
         latents = self.latents
         prior, slope, blocks = prior_and_slope(self.record, latents)
         z = pt.matrix("z", dtype=pytensor.config.floatX, shape=(None, latents.size))

@@ -1,16 +1,46 @@
-"""Draws of the released variables, of which none is infinite or NaN.
+"""What `DPApproximation.sample` releases: all of it is put together in :func:`release`.
 
-A latent value that the noise has left wide open can lie where the constrained one is no number any more: the
-exponential of 800 is infinite. Such draws are made anew, which is to draw from the posterior given that it
-can be written down. A formula of the user's (a Deterministic) that is undefined for most draws stays so: it
-is no reason to drop what the free variables are.
+A record can change what leaves in one way only: through the noisy sums of the fit, whose cost the report
+states. The variational parameters, the moments of the noisy gradients and the noisy counts of an adaptive
+clip norm are computed from these sums. Below, *post-processing* means: a function of them, of the prior, of
+settings and of public random numbers; it costs nothing more.
 
-Privacy: post-processing; draws and formulas are functions of what the fit released.
+===========================  =================  ==============================================================
+what leaves                  record changes it  why that is accounted for
+===========================  =================  ==============================================================
+which variables              no                 structure of the model: the free variables, and the
+                                                Deterministics that depend on nothing but these, on single
+                                                numbers and on public arrays; neither the number of records
+                                                nor an entry of an array decides (`RecordModel.released`)
+shapes, names of dims        no                 structure of the model, and the number of draws that was asked
+                                                for; a variable with a dim of the records is withheld
+labels of dims (coords)      no                 public: labels of a dim of a free variable or of a public
+                                                array, which the report lists; every other axis is numbered
+                                                (`RecordModel.released_dims`)
+``posterior``                by the noisy sums  the draws: post-processing
+``unconstrained_posterior``  by the noisy sums  the same draws before the transformation: post-processing
+``noise_aware``              by the noisy sums  which posterior the draws are of, which depends on the number
+                                                of steps and on whether draws are finite: post-processing
+``bounded_by_prior``         by the noisy sums  post-processing (`FitDiagnostics.attrs`)
+``privacy_report``           by the noisy sums  settings and structure of the model, but for the number of
+                                                steps run: a callback may end the fit by what it sees, which
+                                                is post-processing (`PrivacyReport`)
+``privacy_epsilon``          no                 settings: the cost of all planned steps, with `refine`
+``privacy_delta``            no                 settings
+names and versions           no                 public: of the packages that ran
+time of the call             no                 ArviZ notes it; run times are not covered by the guarantee
+===========================  =================  ==============================================================
+
+Nothing else leaves: no ``observed_data``, no ``constant_data``, no log-likelihood, no prediction of the
+records, no coordinates of their axis.
+
+What it may never do: read a record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
@@ -19,15 +49,85 @@ from pymc.pytensorf import compile as pm_compile
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 
+from pymc_dpvi.compat import PosteriorData, posterior_data, versions
+from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.gradients import Latents
+from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.lowering import fast_compile
+from pymc_dpvi.pages import SCALE_PREDICTORS
+from pymc_dpvi.posterior.diagnostics import FitDiagnostics
+from pymc_dpvi.release.report import PrivacyReport
 
-__all__ = ["evaluator", "finite_draws"]
+__all__ = ["Source", "evaluator", "finite_draws", "release"]
 
+_NOT_FINITE = (
+    "The posterior lies where its variables are no finite numbers: the noise has left it wide open. "
+    f"{SCALE_PREDICTORS} A larger epsilon or more records help too."
+)
 #: How often draws that are no numbers are made anew.
 _ROUNDS = 30
 
 Evaluate = Callable[[np.ndarray], list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A posterior to draw from: a function of the noisy sums and of public randomness."""
+
+    draw: Callable[[int], np.ndarray]  # unconstrained latent vectors, (n, D)
+    dtype: np.dtype  # in which variables are computed from them
+    diagnostics: Callable[[], FitDiagnostics] | None = None  # if the posterior is noise-aware
+
+
+def release(
+    record: RecordModel,
+    latents: Latents,
+    report: PrivacyReport,
+    sources: Sequence[Source],
+    draws: int,
+    include_transformed: bool,
+) -> PosteriorData:
+    """Put together all that leaves `sample`; the table at the top of this module says why each part may.
+
+    The draws are of the first source that has finite ones; a PrivacyError if none has.
+    """
+    model = record.model
+    released = [*model.free_RVs, *record.released]
+    num_free = len(model.free_RVs)
+    for source in sources:
+        evaluate = evaluator(model, latents, released, source.dtype)
+        drawn = finite_draws(source.draw, evaluate, draws, num_free)
+        if drawn is not None:
+            break
+    else:
+        hint = " sample(noise_aware=False) may have them." if source.diagnostics else ""
+        raise PrivacyError(_NOT_FINITE + hint)
+    flat, values = drawn
+    posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
+    dims = {
+        v.name: [d or f"{v.name}_dim_{k}" for k, d in enumerate(model.named_vars_to_dims[v.name])]
+        for v in released
+        if v.name in model.named_vars_to_dims
+    }
+    used = {d for names in dims.values() for d in names} & record.released_dims
+    coords = {d: list(c) for d, c in model.coords.items() if d in used and c is not None}
+    transformed = None
+    if include_transformed:
+        transformed = {
+            v.name: flat[:, s].reshape((1, len(flat), *shape))
+            for v, s, shape in zip(latents.value_vars, latents.slices, latents.shapes, strict=True)
+            if v.name not in posterior
+        }
+    attrs = {
+        "inference_library": "pymc_dpvi",
+        "inference_library_version": versions()["pymc-dpvi"],
+        "privacy_epsilon": float(report.epsilon),
+        "privacy_delta": float(report.delta),
+        "privacy_report": report.to_json(),
+        "noise_aware": int(source.diagnostics is not None),
+        **(source.diagnostics().attrs if source.diagnostics else {}),
+    }
+    return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
 
 
 def evaluator(model: pm.Model, latents: Latents, variables: Sequence[Variable], dtype: np.dtype) -> Evaluate:
@@ -53,9 +153,11 @@ def finite_draws(
 ) -> tuple[np.ndarray, list[np.ndarray]] | None:
     """Draw until every draw is finite: flat draws (draws, D) and their values, or None if there are none.
 
-    `draw` takes a number of draws, `evaluate` is of `evaluator`. The first `num_free` values are free
-    variables, and must be finite; others only if at least half of their first draws are.
+    The first `num_free` values, free variables, must be finite; another one if half of its first draws are.
     """
+    # The exponential of 800 is infinite: a latent value that the noise has left wide open may lie there. Its
+    # draws are made anew, which is to draw from the posterior given that its variables are finite. A formula
+    # of the user's (a Deterministic) that is undefined for most draws is no reason to drop the others.
     flat = draw(draws)
     values = evaluate(flat)
     fine = [_finite(v) for v in values]

@@ -29,7 +29,7 @@ from pymc_dpvi.graph import guards, records
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.shape_constants import written_shapes
 from pymc_dpvi.graph.traversal import array_value
-from pymc_dpvi.posterior import approximation
+from pymc_dpvi.posterior import released_draws
 
 __all__ = ["PLANTS", "Plant", "planted"]
 
@@ -187,7 +187,7 @@ def refuses(self: DPADVI, *args: Any) -> None:
 real_describe = records.describe_public
 real_data = RecordModel.data
 real_released = RecordModel.may_be_released
-real_posterior = approximation.posterior_data
+real_posterior = released_draws.posterior_data
 real_build = records.build_record_model
 
 
@@ -297,7 +297,7 @@ PLANTS: dict[str, Plant] = {
         "another released",
         (
             after(DPADVI, "_warn", lambda self, *args: SEEN.append(self._record.num_records)),
-            (approximation, "posterior_data", with_the_number),
+            (released_draws, "posterior_data", with_the_number),
         ),
         "fits",
     ),
