@@ -140,7 +140,7 @@ def dp_sgld(
     latents = DPMeanField(record, random_seed=0).latents
     initial = model.initial_point(0)
     start = np.concatenate([np.ravel(initial[v.name]) for v in latents.value_vars]).astype(np.float64)
-    point = _Point(start)
+    point: Any = _Point(start)
     step = PrivateStep(
         record,
         latents,

@@ -49,7 +49,7 @@ from pymc_dpvi.graph.mismatch import explained
 from pymc_dpvi.graph.precomputed import FORMULA_ADVICE, formula_mark
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
-from pymc_dpvi.graph.start import check_finite_start, check_starting_values, narrow_full_rank
+from pymc_dpvi.graph.start import check_finite_start, check_starting_values
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.one_at_a_time import Turn, one_at_a_time
@@ -215,9 +215,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._record = explained(
             lambda: build_record_model(model, record_dim=record_dim, public_data=public_data), model
         )
-        starting = check_starting_values(
-            self._record, start, start_sigma, mean_field=self._family is DPMeanField
-        )
+        starting = check_starting_values(self._record, start, start_sigma, self._family._group_class)
         self._rng = np.random.default_rng(random_seed)
         self._insecure_noise_seed = insecure_noise_seed
         self._streams: Streams | None = None
@@ -231,8 +229,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._approx = shielded(
             lambda: self._family(self._record, random_seed=random_seed, **starting), ArgumentError, _STARTING
         )
-        if isinstance(self._approx, DPFullRank):
-            narrow_full_rank(self._approx.groups[0].params_dict)
+        self._approx.groups[0].narrow()
         if not self._approx.latents.size:
             raise UnsupportedModelError(
                 "The free variables of the model have no entries, so there is nothing to infer."

@@ -42,6 +42,7 @@ from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graph import records
 from pymc_dpvi.graph.blocks import Block
+from pymc_dpvi.graph.families import MeanField
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.start import check_starting_values
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
@@ -265,7 +266,7 @@ def analysed(method: DPADVI, monkeypatch: pytest.MonkeyPatch) -> Iterator[pm.Mod
     shapes = model.eval_rv_shapes()
 
     def starting_values(*args: Any, mean_field: bool) -> dict[str, Any]:
-        return check_starting_values(*args, mean_field=True)
+        return check_starting_values(*args, MeanField)
 
     def split(model: pm.Model, *, record_dim: Any, public_data: Any) -> RecordModel:
         records.public_variables(model, public_data)
@@ -456,7 +457,7 @@ def hostile_floats(rng: np.random.Generator, shape: tuple[int, ...], share: floa
 def compiled_sum(l2_clip_norm: float, dtype: str) -> Callable[..., np.ndarray]:
     dense, left, right = (pt.matrix(name, dtype=dtype) for name in ("dense", "left", "right"))
     noise, count = pt.lvector("noise"), pt.lscalar("count")
-    unit = pt.constant(LatticeNoise(l2_clip_norm).unit, dtype="float64")
+    unit = pt.constant(LatticeNoise(l2_clip_norm).spacing, dtype="float64")
     graph = private_sum([Block(dense), Block(left, right)], noise, l2_clip_norm, unit, count)
     inputs = [dense, left, right]
     return pytensor.function(

@@ -86,7 +86,7 @@ class _Release:
         if len(noisy) > 1:
             found.append("more than one noisy sum")
         for var in walk(updates, stop=noisy):
-            if var.owner is not None or var in noisy or var in public or _is_unit(var):
+            if var.owner is not None or var in noisy or var in public or _is_spacing(var):
                 continue
             if isinstance(var, Constant) and var not in record.arrays:
                 continue
@@ -100,9 +100,9 @@ class _Release:
         return np.array(shared.get_value(borrow=True), dtype=np.float64)
 
 
-def _is_unit(var: Variable) -> bool:
-    """Whether it is the unit of the lattice, an input of the step that knows no record."""
-    return var.name == "unit" and var.type.ndim == 0 and not isinstance(var, SharedVariable | Constant)
+def _is_spacing(var: Variable) -> bool:
+    """Whether it is the spacing of the lattice, an input of the step that knows no record."""
+    return var.name == "spacing" and var.type.ndim == 0 and not isinstance(var, SharedVariable | Constant)
 
 
 def _noisy_sums(graphs: list[Any]) -> list[Any]:

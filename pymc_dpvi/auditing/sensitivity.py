@@ -142,13 +142,13 @@ def check_lattice(
     is released as the float64 product of the two, and as no other float64 number near it. The statistic is
     the number of released numbers off the lattice.
     """
-    unit, off, seen = mechanism.noise.unit, 0, 0
+    spacing, off, seen = mechanism.noise.spacing, 0, 0
     for draw in probe.draws(rng, _DRAWS):
         noise = probe.noise(mechanism, streams, _DATA_SETS)
         for k in range(_DATA_SETS):
             probe.load(rng.integers(len(probe), size=4 * k + 1))
             released = probe.release(noise[k], draw)
-            off += int(np.count_nonzero(np.rint(released / unit) * unit != released))
+            off += int(np.count_nonzero(np.rint(released / spacing) * spacing != released))
             seen += released.size
     return CheckResult(
         "lattice",
@@ -156,7 +156,7 @@ def check_lattice(
         off == 0,
         off,
         0.0,
-        f"{seen} released numbers, {off} of them off the lattice of {unit:.3g}.",
+        f"{seen} released numbers, {off} of them off the lattice of {spacing:.3g}.",
     )
 
 

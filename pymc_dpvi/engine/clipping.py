@@ -69,21 +69,21 @@ def clip_factors(squared_norms: np.ndarray, bound: float) -> np.ndarray:  # prag
 
 
 @_kernel
-def clip_bound(l2_clip_norm: float, unit: float, num_params: int) -> float:  # pragma: no cover
+def clip_bound(l2_clip_norm: float, spacing: float, num_params: int) -> float:  # pragma: no cover
     """C': the largest norm of a record's share for which one record moves the rounded sum by at most C."""
-    bound = l2_clip_norm * (1.0 - SLACK) - np.sqrt(num_params) * unit
-    if not (unit > 0.0 and bound > 0.0):  # also for NaN
+    bound = l2_clip_norm * (1.0 - SLACK) - np.sqrt(num_params) * spacing
+    if not (spacing > 0.0 and bound > 0.0):  # also for NaN
         raise ValueError("the lattice is too coarse for the clip norm")
     return bound
 
 
 @_kernel
-def tally_units(l2_clip_norm: float, unit: float, tally_weight: float) -> int:  # pragma: no cover
+def tally_units(l2_clip_norm: float, spacing: float, tally_weight: float) -> int:  # pragma: no cover
     """k: the lattice units that one record adds to the tally, 0 if there is none.
 
     A float64 that is a whole number, so that `add_tally` computes with k itself and no share exceeds it.
     """
-    return int(np.floor(tally_weight * l2_clip_norm * (1.0 - SLACK) / unit))
+    return int(np.floor(tally_weight * l2_clip_norm * (1.0 - SLACK) / spacing))
 
 
 @_kernel
@@ -104,26 +104,26 @@ def add_tally(
 
 @_kernel
 def round_and_add(
-    high: np.ndarray, low: np.ndarray, tally: np.ndarray, noise: np.ndarray, unit: float
+    high: np.ndarray, low: np.ndarray, tally: np.ndarray, noise: np.ndarray, spacing: float
 ) -> np.ndarray:  # pragma: no cover
     """Round the sum to the lattice, add the noise in integers, and return the release in float64."""
     out = np.empty(noise.size)
     for j in range(high.size):
-        steps = np.rint((high[j] + low[j]) / unit)
-        out[j] = np.float64(np.int64(min(max(steps, -LARGEST_SUM), LARGEST_SUM)) + noise[j]) * unit
+        steps = np.rint((high[j] + low[j]) / spacing)
+        out[j] = np.float64(np.int64(min(max(steps, -LARGEST_SUM), LARGEST_SUM)) + noise[j]) * spacing
     for j in range(tally.size):
-        out[high.size + j] = np.float64(tally[j] + noise[high.size + j]) * unit
+        out[high.size + j] = np.float64(tally[j] + noise[high.size + j]) * spacing
     return out
 
 
 def start_of_sum(
-    size: int, l2_clip_norm: float, tally_weight: float, unit: float
+    size: int, l2_clip_norm: float, tally_weight: float, spacing: float
 ) -> tuple[float, int, np.ndarray, np.ndarray, np.ndarray]:
     """Return the bound C', the tally's units k, and what records are added to: ``high + low`` and a tally.
 
     Compiled with what calls it.
     """
-    bound = clip_bound(l2_clip_norm, unit, size)
-    units = tally_units(l2_clip_norm, unit, tally_weight)
+    bound = clip_bound(l2_clip_norm, spacing, size)
+    units = tally_units(l2_clip_norm, spacing, tally_weight)
     tally = np.zeros(TALLY_COLUMNS if tally_weight > 0.0 else 0, np.int64)
     return bound, units, np.zeros(size - tally.size), np.zeros(size - tally.size), tally

@@ -1,10 +1,10 @@
-"""Fetching the records of a piece from wherever in memory they lie, and arrays in the order that loops want.
+"""Fetching the records of a microbatch from wherever they lie, and arrays in the order that loops want.
 
 A processor that waits for each record of a batch in turn is idle for most of a step. So the records some
 kilobytes ahead are asked for (LLVM's ``prefetch``) while the present one is copied; of a long one the first
 lines, as the processor sees by itself how it goes on.
 
-A piece always has the same length (`microbatch`): behind the batch's last record come copies of it.
+A microbatch always has the same length (`microbatch`): behind the batch's last record come copies of it.
 """
 
 from __future__ import annotations
@@ -68,48 +68,48 @@ def in_order(array: np.ndarray) -> np.ndarray:  # pragma: no cover
 
 
 @numba.njit
-def places_of(indices: np.ndarray, first: int, piece: int) -> np.ndarray:  # pragma: no cover
-    """Return ``indices[first : first + piece]``, filled up with the last index there is."""
-    out = np.empty(piece, np.int64)
-    for i in range(piece):
+def places_of(indices: np.ndarray, first: int, length: int) -> np.ndarray:  # pragma: no cover
+    """Return ``indices[first : first + length]``, filled up with the last index there is."""
+    out = np.empty(length, np.int64)
+    for i in range(length):
         out[i] = indices[min(first + i, indices.size - 1)]
     return out
 
 
 @numba.njit
 def take_entries(
-    records: np.ndarray, indices: np.ndarray, first: int, piece: int
+    records: np.ndarray, indices: np.ndarray, first: int, length: int
 ) -> np.ndarray:  # pragma: no cover
     """Copy the entries at `places_of` of a vector."""
-    out = np.empty(piece, records.dtype)
-    there = min(piece, indices.size - first)
+    out = np.empty(length, records.dtype)
+    there = min(length, indices.size - first)
     for i in range(there):
         out[i] = records[indices[first + i]]
-    for i in range(there, piece):
+    for i in range(there, length):
         out[i] = out[there - 1]
     return out
 
 
 @numba.njit
 def take_rows(
-    records: np.ndarray, indices: np.ndarray, first: int, piece: int
+    records: np.ndarray, indices: np.ndarray, first: int, length: int
 ) -> np.ndarray:  # pragma: no cover
     """Copy the rows at `places_of` of a matrix, fetching what comes next."""
     width = records.shape[1]
-    length = width * records.itemsize
+    row_bytes = width * records.itemsize
     together = width > 0 and records.strides[1] == records.itemsize
-    ahead = 1 + _AHEAD // max(length, _CACHE_LINE)
-    out = np.empty((piece, width), records.dtype)
-    there = min(piece, indices.size - first)
+    ahead = 1 + _AHEAD // max(row_bytes, _CACHE_LINE)
+    out = np.empty((length, width), records.dtype)
+    there = min(length, indices.size - first)
     for i in range(there):
         if together and first + i + ahead < indices.size:
             start = indices[first + i + ahead] * records.strides[0]
-            for byte in range(0, min(length, _OF_A_RECORD), _CACHE_LINE):
+            for byte in range(0, min(row_bytes, _OF_A_RECORD), _CACHE_LINE):
                 _prefetch(records, start + byte)
         row = indices[first + i]
         for j in range(width):
             out[i, j] = records[row, j]
-    for i in range(there, piece):
+    for i in range(there, length):
         for j in range(width):
             out[i, j] = out[there - 1, j]
     return out

@@ -152,7 +152,7 @@ def write_microbatched_sum(
     sampled: bool,
     **numbers: Any,
 ) -> tuple[Callable[..., np.ndarray], str]:
-    """Write ``(*records, *shared, [indices,] count, noise, unit) -> release``; return it and its source.
+    """Write ``(*records, *shared, [indices,] count, noise, spacing) -> release``; return it and its source.
 
     Parameters
     ----------
@@ -181,9 +181,9 @@ def write_microbatched_sum(
     names = [*records, *shared, *(["indices"] if sampled else []), "count", "noise", "number"]
     lines = [
         f"def microbatched_sum({', '.join(names)}):",
-        "    unit, n = number.item(), count.item()",
+        "    spacing, n = number.item(), count.item()",
         *([] if sampled else ["    indices = np.arange(max(n, 1))"]),
-        "    bound, units, high, low, tally = start_of_sum(noise.size, l2_clip_norm, tally_weight, unit)",
+        "    bound, units, high, low, tally = start_of_sum(noise.size, l2_clip_norm, tally_weight, spacing)",
         "    for first in range(0, max(n, 1), length):",
         *fetch,
         "        if n == 0:",
@@ -194,7 +194,7 @@ def write_microbatched_sum(
         *(f"        {array}_in_order = in_order({array})" for array in arrays),
         f"        add_clipped({', '.join(f'{array}_in_order' for array in arrays)}, "
         "min(length, n - first), bound, units, high, low, tally)",
-        "    return round_and_add(high, low, tally, noise, unit)",
+        "    return round_and_add(high, low, tally, noise, spacing)",
     ]
     function = _defined(
         "microbatched_sum",
@@ -220,7 +220,7 @@ def write_loop(step: Any, num_held: int, arrays: Sequence[int | None], width: in
     state = [f"s{k}" for k in range(len(arrays))]
     new = [f"n{k}" for k in range(len(arrays))]
     held = [f"x{k}" for k in range(num_held)]
-    of_a_step = ["batch", "count", "noise[t]", "epsilon[t]", "np.asarray(weights[t])"]
+    of_a_step = ["batch", "count", "noise[t]", "base_draws[t]", "np.asarray(weights[t])"]
     step, given = inlined(step, [*of_a_step, *state, *held])
     copies = [f"    {s} = {s}.copy()" for s, ndim in zip(state, arrays, strict=True) if ndim is not None]
     # Contiguous, so that a type stays the same from step to step: else the step is compiled twice.
@@ -238,7 +238,7 @@ def write_loop(step: Any, num_held: int, arrays: Sequence[int | None], width: in
     ]
     source = "\n".join(
         [
-            f"def chunk(indices, offsets, noise, epsilon, weights, {', '.join([*state, *held])}):",
+            f"def chunk(indices, offsets, noise, base_draws, weights, {', '.join([*state, *held])}):",
             "    nothing = np.empty(1, np.int64)",
             "    nothing[0] = 0",
             *copies,

@@ -76,20 +76,20 @@ def iterate(
         If the variational parameters become non-finite.
     """
     # What can be seen from outside (the step at which an error is found, say) must not depend on the
-    # number of records: they only decide in how many pieces the batches of a chunk are drawn.
+    # number of records: they only decide how many steps have their batches drawn at once.
     numbers = step.num_noise + int(np.prod(step.draw_shape))
     longest = int(np.clip(_CHUNK_NUMBERS / numbers, 1, _CHUNK_STEPS))
     expected = mechanism.sampler.sampling_prob * num_records
-    piece = int(np.clip(_CHUNK_NUMBERS / max(1.0, expected), 1, longest))
+    steps_at_once = int(np.clip(_CHUNK_NUMBERS / max(1.0, expected), 1, longest))
     process = os.getpid()
     stride = 1
     for begin in range(0, n_steps, longest):
         end = min(begin + longest, n_steps)
-        epsilon = rng.standard_normal((end - begin, *step.draw_shape)).astype(step.dtype)
-        for first in range(begin, end, piece):
-            size = min(piece, end - first)
+        base_draws = rng.standard_normal((end - begin, *step.draw_shape)).astype(step.dtype)
+        for first in range(begin, end, steps_at_once):
+            size = min(steps_at_once, end - first)
             draws = mechanism.draw(streams, num_records, size, step.num_noise)
-            latents = epsilon[first - begin : first - begin + size]
+            own_draws = base_draws[first - begin : first - begin + size]
             weights = _weights(first, size, n_steps)
             t = 0
             while t < size:
@@ -101,7 +101,7 @@ def iterate(
                     draws.indices,
                     draws.offsets[t : stop + 1],
                     draws.noise[t:stop],
-                    latents[t:stop],
+                    own_draws[t:stop],
                     weights[t:stop],
                 )
                 stride = _next_stride(stop - t, time.perf_counter() - start)

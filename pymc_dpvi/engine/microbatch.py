@@ -98,7 +98,7 @@ class MicrobatchedSum(Op):
     Notes
     -----
     Inputs: the record arrays; what all records share; ``indices``, int64 vector, if sampled; ``count``, how
-    many of the records there are, from the first; ``noise``; ``unit``. Output: as of `PrivateSum`.
+    many of the records there are, from the first; ``noise``; ``spacing``. Output: as of `PrivateSum`.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class MicrobatchedSum(Op):
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         """Evaluate with the kernels that the numba backend compiles in."""
-        *inputs, count, noise, unit = inputs
+        *inputs, count, noise, spacing = inputs
         indices = inputs.pop() if self.sampled else None
         records, shared = inputs[: self.num_records], inputs[self.num_records :]
-        n, unit = int(count), float(unit)
+        n, spacing = int(count), float(spacing)
         bound, units, *sums = clipping.start_of_sum(
-            noise.size, self.mark.l2_clip_norm, self.mark.tally_weight, unit
+            noise.size, self.mark.l2_clip_norm, self.mark.tally_weight, spacing
         )
         for first in range(0, max(n, 1), self.length):
             places = np.minimum(np.arange(first, first + self.length), max(n, 1) - 1)
@@ -146,7 +146,7 @@ class MicrobatchedSum(Op):
             if any(np.shape(a)[0] != self.length for a in arrays):
                 raise ValueError(ROWS)
             self.add_clipped(*map(np.asarray, arrays), min(self.length, n - first), bound, units, *sums)
-        output_storage[0][0] = clipping.round_and_add(*sums, noise, unit)
+        output_storage[0][0] = clipping.round_and_add(*sums, noise, spacing)
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""
@@ -178,8 +178,8 @@ def _length(width: int, large: bool, many_operations: bool) -> int:
     """Return how many records are computed at a time. It must not depend on how many there are."""
     longest = PLAIN_RECORDS if large else _SHORT if many_operations else _LENGTHS[0]
     most = min(longest, _MOST_NUMBERS // max(1, width))
-    unit = next((length for length in _LENGTHS if length <= most), _LENGTHS[-1])
-    return max(unit, most - most % unit)
+    multiple = next((length for length in _LENGTHS if length <= most), _LENGTHS[-1])
+    return max(multiple, most - most % multiple)
 
 
 def in_microbatches(

@@ -5,7 +5,7 @@ step of a small model. `Chunk` applies the updates of one step again and again, 
 end to end,
 
     for t in 0, ..., n_steps - 1:
-        state = step(indices[offsets[t] : offsets[t + 1]], noise[t], epsilon[t], weights[t], state, held)
+        state = step(indices[offsets[t] : offsets[t + 1]], noise[t], base_draws[t], weights[t], state, held)
 
 so that the cost of the call is shared. It is a `scan` for one purpose: batches have different lengths, of the
 state only the last is kept, and one step is compiled as PyTensor compiles any function, by its own rewrites.
@@ -109,7 +109,7 @@ class Chunk:
         indices: np.ndarray,
         offsets: np.ndarray,
         noise: np.ndarray,
-        epsilon: np.ndarray,
+        base_draws: np.ndarray,
         weights: np.ndarray,
         *fixed: Any,
     ) -> np.ndarray:
@@ -121,7 +121,7 @@ class Chunk:
             All batches, end to end.
         offsets : ndarray of int64, shape (n_steps + 1,)
             Batch t is ``indices[offsets[t]:offsets[t + 1]]``.
-        noise, epsilon, weights : ndarray
+        noise, base_draws, weights : ndarray
             Those of a step, with a leading axis of length ``n_steps``.
         *fixed
             What all steps get.
@@ -138,14 +138,14 @@ class Chunk:
             another one than the step was written for; the state is as it was.
         """
         # Compiled code takes shapes as they were declared, and does not look.
-        for own, declared in zip((noise, epsilon), self._shapes_of_a_step, strict=True):
+        for own, declared in zip((noise, base_draws), self._shapes_of_a_step, strict=True):
             if any(n not in (None, m) for n, m in zip(declared, own.shape[1:], strict=True)):
                 raise ValueError("noise or draws of another shape than a step's")
         given = [v.get_value(borrow=True, return_internal_type=True) for v in self.state]
         if [np.shape(value) for value in given] != self._shapes:
             raise ValueError(SHAPE)
         held = [v.get_value(borrow=True, return_internal_type=True) for v in self.held]
-        *state, rows = self._run(indices, offsets, noise, epsilon, weights, *given, *fixed, *held)
+        *state, rows = self._run(indices, offsets, noise, base_draws, weights, *given, *fixed, *held)
         for variable, value in zip(self.state, state, strict=True):
             variable.set_value(value, borrow=True)
         return np.asarray(rows)
@@ -156,7 +156,7 @@ class Chunk:
 
     def _loop(self, *inputs: Any) -> list[Any]:
         """Call the compiled step in a loop: for backends without a loop of their own."""
-        indices, offsets, noise, epsilon, weights, *rest = inputs
+        indices, offsets, noise, base_draws, weights, *rest = inputs
         state, held = rest[: len(self.state)], rest[len(self.state) :]
         state = [np.array(s) if isinstance(s, np.ndarray) else s for s in state]
         shapes = [np.shape(s) for s in state]
@@ -166,7 +166,7 @@ class Chunk:
             batch = indices[offsets[t] : offsets[t + 1]]
             count = np.asarray(batch.size)
             batch = batch if batch.size else nothing
-            state = self.step(batch, count, noise[t], epsilon[t], np.asarray(weights[t]), *state, *held)
+            state = self.step(batch, count, noise[t], base_draws[t], np.asarray(weights[t]), *state, *held)
             if self.width:
                 *state, rows[t] = state
             if [np.shape(s) for s in state] != shapes:
@@ -185,7 +185,7 @@ def _of_its_shape(variable: SharedVariable) -> Variable:
 def _compiled_loop(
     step: Any, n_held: int, arrays: Sequence[int | None], width: int, step_key: str | None
 ) -> Any:
-    """Compile the loop and the step, ``(batch, count, noise, epsilon, weight, *state, *held)``, into one.
+    """Compile the loop and the step, ``(batch, count, noise, base_draws, weight, *state, *held)``, into one.
 
     `step_key` is the key of the graph that `step` was made from; for the rest see `write_loop`.
     """

@@ -44,10 +44,10 @@ class PrivateSum(Op):
     -----
     Inputs: the blocks' arrays, one or two each, all with one row per record; ``count``, how many of the rows
     are there, from the first (so that a batch can be empty where a backend cannot take arrays of length
-    zero); ``noise``, int64 vector (num_params,), in units of the lattice; ``unit``, float64 number, the
-    lattice unit u in the units of the gradient (`LatticeNoise.unit`; an input, so that another noise
-    multiplier needs no other compiled function). Output: float64 vector (num_params,), multiples of u; noise
-    and output have two entries more if there is a tally. Of an empty batch, the output is the noise.
+    zero); ``noise``, int64 vector (num_params,), in units of the lattice; ``spacing``, float64 number, u in
+    the units of the gradient (`LatticeNoise.spacing`; an input, so that another noise multiplier needs no
+    other compiled function). Output: float64 vector (num_params,), multiples of u; noise and output have two
+    entries more if there is a tally. Of an empty batch, the output is the noise.
     """
 
     __props__ = ("l2_clip_norm", "layout", "tally_weight")
@@ -68,7 +68,7 @@ class PrivateSum(Op):
         """Build the node; see the class for shapes."""
         # A bare Python float would become float32 where that holds it exactly.
         given = (np.asarray(i) if isinstance(i, float) else i for i in inputs)
-        *arrays, count, noise, unit = (pt.as_tensor_variable(a) for a in given)
+        *arrays, count, noise, spacing = (pt.as_tensor_variable(a) for a in given)
         kinds = [(form, k) for form in self.layout for k in range(form.num_arrays)]
         if len(arrays) != len(kinds):
             raise TypeError("one array per dense block and two per other block are needed")
@@ -83,9 +83,9 @@ class PrivateSum(Op):
             raise TypeError("noise must be an int64 vector")
         if count.type.ndim != 0 or count.type.dtype != "int64":
             raise TypeError("count must be an int64 number")
-        if unit.type.ndim != 0 or unit.type.dtype != "float64":
-            raise TypeError("unit must be a float64 number")
-        return Apply(self, [*arrays, count, noise, unit], [sum_type(noise)()])
+        if spacing.type.ndim != 0 or spacing.type.dtype != "float64":
+            raise TypeError("spacing must be a float64 number")
+        return Apply(self, [*arrays, count, noise, spacing], [sum_type(noise)()])
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
         """Refuse: no matrix of a whole batch's gradients is ever formed."""
@@ -101,7 +101,7 @@ def private_sum(
     gradients: Sequence[Block],
     noise: TensorVariable,
     l2_clip_norm: float,
-    unit: TensorVariable | float,
+    spacing: TensorVariable | float,
     count: TensorVariable | None = None,
     tally_weight: float = 0.0,
 ) -> TensorVariable:
@@ -111,4 +111,4 @@ def private_sum(
     """
     op = PrivateSum(l2_clip_norm, [b.form for b in gradients], tally_weight)
     arrays = [array for b in gradients for array in b.arrays]
-    return op(*arrays, arrays[0].shape[0] if count is None else count, noise, unit)
+    return op(*arrays, arrays[0].shape[0] if count is None else count, noise, spacing)

@@ -157,7 +157,7 @@ class RunningClip:
         return self.mean_batch_size / sampling_prob, stddev
 
     def updates(
-        self, tally: TensorVariable, unit: TensorVariable, scale: TensorVariable
+        self, tally: TensorVariable, spacing: TensorVariable, scale: TensorVariable
     ) -> dict[Variable, Variable]:
         """Return the new values of the state after a step.
 
@@ -166,8 +166,8 @@ class RunningClip:
         tally : TensorVariable, shape (2,)
             The noisy counts as the private sum releases them, in the units of a gradient clipped at the
             start value.
-        unit : TensorVariable
-            Lattice unit of the sum, float64.
+        spacing : TensorVariable
+            Lattice spacing of the sum, float64.
         scale : TensorVariable
             One over the sampling probability.
 
@@ -177,9 +177,11 @@ class RunningClip:
             By shared variable.
         """
         rule = self.rule
-        per_record = pt.floor(rule.tally_weight * rule.start * (1.0 - SLACK) / unit) * unit  # `tally_units`
+        per_record = (
+            pt.floor(rule.tally_weight * rule.start * (1.0 - SLACK) / spacing) * spacing
+        )  # `tally_units`
         within, beyond = (tally[k] / per_record for k in range(TALLY_COLUMNS))
-        noise = unit * 2.0**LATTICE_BITS / per_record  # standard deviation of a count
+        noise = spacing * 2.0**LATTICE_BITS / per_record  # standard deviation of a count
         steps = self._steps + 1.0
         seen = self._seen + within + beyond
         # Below what the noise hides it is taken for that: the bound then hardly moves.

@@ -2,7 +2,7 @@ r"""The compiled step: one batch, one latent draw, one vector of noise, one upda
 
 .. math::
 
-    z_m &= T(\xi, \varepsilon_m), \qquad m = 1,\dots,M \\
+    z_m &= T(\xi, \zeta_m), \qquad m = 1,\dots,M \\
     \tilde s &= \sum_{i\in B} \operatorname{clip}_C\!\big(g_i\big) + \eta
               \qquad\text{(}\texttt{PrivateSum}\text{: the only thing that sees records)}\\
     \nabla_{z_m} &= \tfrac{\sqrt M}{q}\,\tilde s_m + \nabla \log p(z_m) \\
@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pymc.variational.opvi import Group
 from pymc.variational.updates import total_norm_constraint
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
@@ -47,6 +46,7 @@ from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, PrivacyError
 from pymc_dpvi.graph.blocks import Block
+from pymc_dpvi.graph.families import Family
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients, informed, prior_gradients, vanilla_gradients
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
@@ -64,7 +64,7 @@ class PrivateStep:
     ----------
     record : RecordModel
     latents : Latents
-    group : pymc.variational.opvi.Group
+    family : Family
         The variational family; its shared parameters are updated in place.
     mechanism : Mechanism
     n_mc : int
@@ -102,7 +102,7 @@ class PrivateStep:
         self,
         record: RecordModel,
         latents: Latents,
-        group: Group,
+        family: Family,
         mechanism: Mechanism,
         *,
         n_mc: int,
@@ -112,13 +112,13 @@ class PrivateStep:
         rows_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         floatx = pytensor.config.floatX
-        self.params: list[SharedVariable] = list(group.params)
+        self.params: list[SharedVariable] = list(family.params)
         self.averages = [pytensor.shared(p.get_value(), name=f"{p.name}_average") for p in self.params]
         self.draw_shape = (n_mc, latents.size)
         indices = pt.lvector("indices")
         count = pt.lscalar("count")
-        unit = pt.dscalar("unit")
-        epsilon = pt.matrix("epsilon", dtype=floatx, shape=(n_mc, latents.size))
+        spacing = pt.dscalar("spacing")
+        base_draws = pt.matrix("base_draws", dtype=floatx, shape=(n_mc, latents.size))
         weight = pt.scalar("weight", dtype=floatx)
 
         sizes = [p.get_value(borrow=True).size for p in self.params]
@@ -132,24 +132,26 @@ class PrivateStep:
             b if b.type.shape[1:] == row.type.shape[1:] else pt.specify_shape(b, (None, *row.type.shape[1:]))
             for b, row in zip(batch, record.rows, strict=True)
         ]
-        drawn: dict[Variable, Variable] = {group.symbolic_initial: epsilon}
-        z, logq = graph_replace([group.symbolic_random, group.symbolic_logq_not_scaled], drawn, strict=False)
+        drawn: dict[Variable, Variable] = {family.symbolic_initial: base_draws}
+        z, logq = graph_replace(
+            [family.symbolic_random, family.symbolic_logq_not_scaled], drawn, strict=False
+        )
         entropy = -logq.mean()
         self.running_clip = None if mechanism.adaptive is None else RunningClip(mechanism.adaptive)
-        # A variable, as the lattice unit is, so that other rates and noise need no other compiled step.
+        # A variable, as the lattice spacing is, so that other rates and noise need no other compiled step.
         scale = pytensor.shared(np.asarray(1.0 / mechanism.sampler.sampling_prob), name="scale")
         self.scale: SharedVariable = scale
         self.clip_updates: dict[Variable, Variable] = {}
         if mechanism.gradient == "aligned":
             per_record = aligned_gradients(record, batch, latents, z, n_mc)
-            noisy = self._released(per_record, size, mechanism, noise, unit, count)
+            noisy = self._released(per_record, size, mechanism, noise, spacing, count)
             if not (own := informed(record, latents)).all():
                 # The others' sums are noise about zero, and known to be.
                 noisy = noisy * np.tile(own.astype(floatx), n_mc)
             grads = self._pull_back(record, latents, noisy, z, entropy, n_mc, scale)
         else:
-            per_record = vanilla_gradients(record, batch, latents, group, epsilon, z, entropy, n_mc)
-            noisy = self._released(per_record, size, mechanism, noise, unit, count)
+            per_record = vanilla_gradients(record, batch, latents, family, base_draws, z, entropy, n_mc)
+            noisy = self._released(per_record, size, mechanism, noise, spacing, count)
             ends = np.cumsum([0, *sizes])
             grads = [-noisy[a:b] * scale for a, b in itertools.pairwise(ends)]
         mechanism.check_lattice(record.num_records, self.num_noise)
@@ -162,7 +164,7 @@ class PrivateStep:
         self.trace = GradientTrace(latents.size)
         rows = []
         if self.trace.width:
-            row = self._row(record, latents, noisy, z, mechanism.gradient, scale, unit)
+            row = self._row(record, latents, noisy, z, mechanism.gradient, scale, spacing)
             self._check_row(row, noisy, [*record.arrays, *data, indices, count, noise])
             rows.append(row)
         released = [v for v in walk(grads) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
@@ -181,9 +183,9 @@ class PrivateStep:
                 weakref.finalize(self, op.forget).atexit = False
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))
-        per_step = [indices, count, noise, epsilon, weight]
-        self.chunk = Chunk(per_step, [unit], updates, compile_kwargs, row=row, width=self.trace.width)
-        self._unit = np.asarray(mechanism.noise.unit)
+        per_step = [indices, count, noise, base_draws, weight]
+        self.chunk = Chunk(per_step, [spacing], updates, compile_kwargs, row=row, width=self.trace.width)
+        self._unit = np.asarray(mechanism.noise.spacing)
         self.calls = 0
         self.dtype = np.dtype(floatx)
         self._rehearse(list(updates))
@@ -195,22 +197,22 @@ class PrivateStep:
         size: int,
         mechanism: Mechanism,
         noise: TensorVariable,
-        unit: TensorVariable,
+        spacing: TensorVariable,
         count: TensorVariable,
     ) -> TensorVariable:
         """Noisy sum of clipped gradients, shape ``(size,)``; an adaptive bound's updates are noted."""
         if self.running_clip is None:
-            return private_sum(per_record, noise, mechanism.l2_clip_norm, unit, count)
+            return private_sum(per_record, noise, mechanism.l2_clip_norm, spacing, count)
         scale = self.running_clip.scale
         released = private_sum(
             [b.scaled(1.0 / scale) for b in per_record],
             noise,
             mechanism.l2_clip_norm,
-            unit,
+            spacing,
             count,
             tally_weight=mechanism.tally_weight,
         )
-        self.clip_updates = self.running_clip.updates(released[size:], unit, self.scale)
+        self.clip_updates = self.running_clip.updates(released[size:], spacing, self.scale)
         return released[:size] * scale
 
     def _rehearse(self, state: Sequence[SharedVariable]) -> None:
@@ -266,7 +268,7 @@ class PrivateStep:
         z: TensorVariable,
         gradient: str,
         scale: TensorVariable,
-        unit: TensorVariable,
+        spacing: TensorVariable,
     ) -> TensorVariable:
         """Latent draw, noisy gradient of the likelihood, gradient of the prior, noise (`gradient_moments`).
 
@@ -281,7 +283,7 @@ class PrivateStep:
             at = [p.name for p in self.params].index("mu")
             first = sum(p.get_value(borrow=True).size for p in self.params[:at])
             likelihood = noisy[first : first + size] * scale - prior
-        noise = unit * 2.0**LATTICE_BITS * scale
+        noise = spacing * 2.0**LATTICE_BITS * scale
         if self.running_clip is not None:
             noise = noise * self.running_clip.scale
         return pt.concatenate([v.astype("float64") for v in (z.mean(axis=0), likelihood, prior, noise[None])])
@@ -361,7 +363,7 @@ class PrivateStep:
         indices: np.ndarray,
         offsets: np.ndarray,
         noise: np.ndarray,
-        epsilon: np.ndarray,
+        base_draws: np.ndarray,
         weights: np.ndarray,
     ) -> None:
         """Make several steps, one after the other.
@@ -372,7 +374,7 @@ class PrivateStep:
             As in `Chunk`; a batch may be empty.
         noise : ndarray of int64, shape (n_steps, num_noise)
             In units of the lattice.
-        epsilon : ndarray of floatX, shape (n_steps, n_mc, D)
+        base_draws : ndarray of floatX, shape (n_steps, n_mc, D)
             Standard normal draws (public randomness).
         weights : ndarray, shape (n_steps,)
             Weight of each new iterate in the average; 0 leaves the average alone.
@@ -386,7 +388,7 @@ class PrivateStep:
         weights = np.asarray(weights, dtype=self.dtype)
         try:
             with _uninterrupted(), ONE_THREAD:
-                rows = self._call(indices, offsets, noise, epsilon, weights)
+                rows = self._call(indices, offsets, noise, base_draws, weights)
                 self.calls += len(weights)
                 self.trace.take(rows)
         except Exception as error:  # its text may hold data; raised below, so that it is not chained

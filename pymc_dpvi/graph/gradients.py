@@ -10,7 +10,7 @@ gradient is the stack of the M gradients divided by :math:`\sqrt M`, clipped as 
 variational parameters :math:`\xi`, of one record's share of the evidence lower bound,
 
 .. math:: L_i(\xi) = \frac1M \sum_m \left[\log p(x_i \mid z_m) + \frac1N \log p(z_m)\right]
-          + \frac1N H(q_\xi), \qquad z_m = T(\xi, \varepsilon_m).
+          + \frac1N H(q_\xi), \qquad z_m = T(\xi, \zeta_m).
 
 They follow from the gradients by z by the chain rule, and are written out.
 
@@ -28,8 +28,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pymc.variational.opvi import Group
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
@@ -39,6 +37,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph.blocks import Block, as_matrix
 from pymc_dpvi.graph.factoring import find_uses, lift_uses
+from pymc_dpvi.graph.families import Family
 from pymc_dpvi.graph.model_checks import hint_of_loops
 from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.records import RecordModel
@@ -178,47 +177,30 @@ def vanilla_gradients(
     record: RecordModel,
     batch: Sequence[TensorVariable],
     latents: Latents,
-    group: Group,
-    epsilon: TensorVariable,
+    family: Family,
+    base_draws: TensorVariable,
     z: TensorVariable,
     entropy: TensorVariable,
     n_mc: int,
 ) -> list[Block]:
     """Stack the gradients of a batch of records with respect to all variational parameters.
 
-    Arguments as in :func:`aligned_gradients`, with the family's `group` (mean-field or full-rank), its
-    standard normal draws `epsilon`, shape (n_mc, D), and the scalar `entropy`, a function of its parameters.
-    A dense block for each of ``group.params``, in their order.
+    Arguments as in :func:`aligned_gradients`, with the variational `family`, its standard normal
+    `base_draws`, shape (n_mc, D), and the scalar `entropy`, a function of its parameters. A dense block for
+    each of ``family.params``, in their order.
     """
     n = record.num_records
-    params = list(group.params)
+    params = list(family.params)
     entropy_grads = [h / n for h in _gradient(entropy, params)]
     prior = prior_gradients(record, latents, z, n_mc) / n
     stacked = as_matrix(aligned_gradients(record, batch, latents, z, n_mc))
     shares = stacked.reshape((batch[0].shape[0], n_mc, latents.size)) * np.sqrt(n_mc) + prior
     out = []
     for p, h in zip(params, entropy_grads, strict=True):
-        chains = [_chain(p, epsilon[m], latents.size) for m in range(n_mc)]
+        chains = [family.chain(p, base_draws[m]) for m in range(n_mc)]
         by_draw = [shares[:, m, place] * slope for m, (place, slope) in enumerate(chains)]
         out.append(Block(pt.add(*by_draw) / n_mc + h.flatten()))
     return out
-
-
-def _chain(param: SharedVariable, epsilon: TensorVariable, size: int) -> tuple[np.ndarray, TensorVariable]:
-    r"""Which entry of z a parameter moves, and by how much.
-
-    With :math:`z = \mu + \operatorname{softplus}(\rho)\,\varepsilon`, or
-    :math:`z = \mu + L\varepsilon` whose diagonal is the softplus of its parameters.
-    """
-    everywhere = np.arange(size)
-    if param.name == "mu":
-        return everywhere, pt.ones(size)
-    if param.name == "rho":
-        return everywhere, epsilon * pt.sigmoid(param)
-    if param.name != "L_tril":
-        raise UnsupportedModelError(f"gradient='vanilla' knows no variational parameter '{param.name}'.")
-    rows, columns = np.tril_indices(size)
-    return rows, epsilon[columns] * pt.switch(rows == columns, pt.sigmoid(param), 1.0)
 
 
 def _gradient(

@@ -22,15 +22,13 @@ from pytensor.graph.basic import Variable
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.families import START_SIGMA, Family
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
 
-__all__ = ["START_SIGMA", "check_finite_start", "check_starting_values", "narrow_full_rank"]
-
-#: Standard deviation of every unconstrained value at the start.
-START_SIGMA = 0.1
+__all__ = ["check_finite_start", "check_starting_values"]
 
 #: Draws around the start that are tried if the prior has no density at the start itself.
 _TRIES = 8
@@ -45,13 +43,12 @@ def check_starting_values(
     record: RecordModel,
     start: Mapping[str, Any] | None,
     start_sigma: Mapping[str, Any] | None,
-    *,
-    mean_field: bool,
+    family: type[Family],
 ) -> dict[str, Any]:
     """Check `start` and `start_sigma`; return them as keyword arguments of PyMC's approximation.
 
     Both map names of free variables (or of their value variables) to values: `start` in the variable's own
-    space, `start_sigma` standard deviations in the unconstrained space, for a mean-field family alone, and
+    space, `start_sigma` standard deviations in the unconstrained space, where the family takes them, and
     then for all variables. A value must not depend on the records.
     """
     model = record.model
@@ -88,10 +85,9 @@ def check_starting_values(
     options: dict[str, Any] = {}
     if start is not None:
         options["start"] = dict(start)
-    if start_sigma is not None:
-        if not mean_field:
-            raise ArgumentError("start_sigma is only there for DPADVI (mean-field), as in PyMC.")
-    if mean_field:
+    if start_sigma is not None and not family.takes_start_sigma:
+        raise ArgumentError("start_sigma is only there for DPADVI (mean-field), as in PyMC.")
+    if family.takes_start_sigma:
         given = {by_name.get(key, key): value for key, value in (start_sigma or {}).items()}
         options["start_sigma"] = {name: START_SIGMA for name in by_name.values()} | given
     return options
@@ -133,16 +129,6 @@ def check_finite_start(record: RecordModel, latents: Latents, start: np.ndarray)
         "parameter of "
         "the prior is another variable, such as a scale, see that this one starts (and stays) in its range."
     )
-
-
-def narrow_full_rank(parameters: Mapping[str, Any]) -> None:
-    """Start a full-rank family, by its shared parameters, with independent entries of `START_SIGMA`."""
-    tril = parameters["L_tril"]
-    value = np.zeros_like(tril.get_value())
-    # The diagonal is the softplus of its parameters; entry (k, k) is the last one of row k.
-    last = np.cumsum(np.arange(1, parameters["mu"].get_value().size + 1)) - 1
-    value[last] = np.log(np.expm1(START_SIGMA))
-    tril.set_value(value)
 
 
 def _has_record_axis(record: RecordModel, value: Variable) -> bool:

@@ -65,7 +65,7 @@ class Draws:
         All batches end to end; batch t is ``indices[offsets[t]:offsets[t + 1]]``.
     offsets : ndarray of int64, shape (n_steps + 1,)
     noise : ndarray of int64, shape (n_steps, num_noise)
-        In units of the lattice, `LatticeNoise.unit`.
+        In units of the lattice, `LatticeNoise.spacing`.
     """
 
     indices: np.ndarray

@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from pymc.variational.approximations import FullRankGroup, MeanFieldGroup
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
@@ -28,6 +27,7 @@ from pymc_dpvi.compat import PosteriorData
 from pymc_dpvi.engine.gradient_moments import GROUP, MOST_LATENTS, GradientTrace
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
+from pymc_dpvi.graph.families import Family, FullRank, MeanField
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.posterior.curvature_posterior import CurvatureScale
@@ -142,7 +142,8 @@ class DPApproximation(CheckedExpressions):
 
     def draw_latents(self, draws: int, rng: np.random.Generator) -> np.ndarray:
         """Draw unconstrained latent vectors, shape ``(draws, D)``."""
-        raise NotImplementedError
+        family: Family = self.groups[0]
+        return family.draw(draws, rng)
 
     @sealed
     def sample(
@@ -356,31 +357,13 @@ class DPApproximation(CheckedExpressions):
 class DPMeanField(DPApproximation):
     """Independent normals in the unconstrained space, fitted privately (PyMC's ``MeanField``)."""
 
-    _group_class = MeanFieldGroup
-
-    def draw_latents(self, draws: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw unconstrained latent vectors, shape ``(draws, D)``."""
-        mu, rho = self._values("mu", "rho")
-        return mu + np.logaddexp(0, rho) * rng.standard_normal((draws, mu.size)).astype(mu.dtype)
+    _group_class = MeanField
 
 
 class DPFullRank(DPApproximation):
     """One multivariate normal in the unconstrained space, fitted privately (PyMC's ``FullRank``)."""
 
-    _group_class = FullRankGroup
-
-    def draw_latents(self, draws: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw unconstrained latent vectors, shape ``(draws, D)``."""
-        (mu,) = self._values("mu")
-        return mu + rng.standard_normal((draws, mu.size)).astype(mu.dtype) @ self._cholesky().T
-
-    def _cholesky(self) -> np.ndarray:
-        mu, tril = self._values("mu", "L_tril")
-        chol = np.zeros((mu.size, mu.size), dtype=mu.dtype)
-        chol[np.tril_indices(mu.size)] = tril
-        diagonal = np.diag_indices(mu.size)
-        chol[diagonal] = np.logaddexp(0, chol[diagonal])
-        return chol
+    _group_class = FullRank
 
 
 def _generator(random_seed: Any) -> np.random.Generator:

@@ -6,7 +6,7 @@ point it does not exist: the results that a float64 sum plus float64 noise can r
 of the sum, and so betray it (Mironov 2012, "On significance of the least significant bits for differential
 privacy").
 
-**The lattice.** Let :math:`u = 2^{-40} s` be the unit. The sum is rounded to an integer multiple K of u
+**The lattice.** Let :math:`u = 2^{-40} s` be its spacing. The sum is rounded to an integer multiple K of u
 (`engine.clipping`); the noise X consists of independent :math:`\operatorname{round}(2^{40} Z)`,
 :math:`Z \sim N(0, 1)` (`rounded_normal`); what is released is :math:`K + X`, computed in 64-bit
 integers, times u. Because K is an integer vector,
@@ -32,25 +32,25 @@ from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS, rounded_normals
 
 __all__ = ["LatticeNoise"]
 
-# Far inside the range of float64: no multiple of the unit overflows, and the unit is no subnormal.
+# Far inside the range of float64: no multiple of the spacing overflows, and it is no subnormal.
 _SMALLEST_STDDEV = 1e-200
 _LARGEST_STDDEV = 1e200
 
 
 @dataclass(frozen=True)
 class LatticeNoise:
-    """Independent rounded Gaussian noise, in whole multiples of a unit.
+    """Independent rounded Gaussian noise, in whole multiples of the lattice's spacing.
 
     `stddev` is the standard deviation of the Gaussian before rounding, in the units of the sum it is added
     to: ``noise_multiplier * l2_clip_norm``, between 1e-200 and 1e200.
 
     Privacy: this class knows neither the sensitivity nor the budget. One draw protects one release of one
-    sum, which must be a multiple of `unit` itself; a draw must never be used twice.
+    sum, which must be a multiple of `spacing` itself; a draw must never be used twice.
 
     >>> noise = LatticeNoise(stddev=2.0)
     >>> noise.draw(KeyStream.from_os(), (3,)).dtype
     dtype('int64')
-    >>> noise.unit == 2.0 * 2.0**-40
+    >>> noise.spacing == 2.0 * 2.0**-40
     True
     """
 
@@ -68,12 +68,12 @@ class LatticeNoise:
         object.__setattr__(self, "stddev", stddev)
 
     @property
-    def unit(self) -> float:
-        """The lattice unit u, 2^-40 standard deviations (exact: the factor is a power of two)."""
+    def spacing(self) -> float:
+        """The lattice's spacing u, 2^-40 standard deviations (exact: the factor is a power of two)."""
         return math.ldexp(self.stddev, -LATTICE_BITS)
 
     def draw(self, stream: KeyStream, shape: int | tuple[int, ...]) -> NDArray[np.int64]:
-        """Draw fresh int64 noise of a shape, in units of `unit`; no entry is beyond ``12 * 2^40``."""
+        """Draw fresh int64 noise of a shape, in units of `spacing`; no entry is beyond ``12 * 2^40``."""
         axes = shape if isinstance(shape, (tuple, list)) else (shape,)
         axes = tuple(check_integer("shape", axis, low=0) for axis in axes)
         return rounded_normals(stream, math.prod(axes)).reshape(axes)

@@ -128,7 +128,7 @@ class Harness:
             noise = np.zeros(self.step.num_noise)
         if epsilon is None:
             epsilon = np.zeros(self.step.draw_shape)
-        lattice = np.rint(noise / self.mechanism.noise.unit).astype("int64")
+        lattice = np.rint(noise / self.mechanism.noise.spacing).astype("int64")
         one_step(self.step, np.asarray(batch, dtype="int64"), lattice, epsilon.astype(self.step.dtype), 0.0)
         return -np.concatenate([v.ravel() for v in self.recorder.values()])
 
@@ -496,7 +496,7 @@ def test_a_row_of_the_trace(family: type[DPApproximation], gradient: str, n_mc: 
     gradient_of_mean = harness([1, 4, 6], noise, epsilon)[harness.mu]
     (row,) = kept.rows
     full = isinstance(harness.approx, DPFullRank)
-    spread = harness.approx._cholesky() if full else np.logaddexp(0, 0) * np.eye(D)
+    spread = harness.approx.groups[0].cholesky() if full else np.logaddexp(0, 0) * np.eye(D)
     z = harness.approx.start + spread @ epsilon.mean(axis=0)
     prior = -(z - 2.0) / 0.5**2
     np.testing.assert_allclose(row[:D], z, rtol=1e-12)
@@ -523,7 +523,7 @@ def test_the_trace_sees_the_records_only_through_the_release() -> None:
     """Other records and other noise with the same sum: not a bit of the row may differ."""
     harness = Harness(regression(prior=0.5))
     harness.step.trace = kept = Kept()
-    unit = harness.mechanism.noise.unit
+    unit = harness.mechanism.noise.spacing
     sums = []
     for batch in ([1], [2, 5]):
         sums.append(np.rint(sum(clipped(row_gradient(harness, i)) for i in batch) / unit))

@@ -32,7 +32,7 @@ from pymc_dpvi.release.report import PrivacyReport
 from pymc_dpvi.sampling import PoissonSampler
 
 C, KAPPA = 0.7, 0.5
-UNIT = LatticeNoise(3.0 * C * math.hypot(1, KAPPA)).unit
+UNIT = LatticeNoise(3.0 * C * math.hypot(1, KAPPA)).spacing
 UNITS = tally_units(C, UNIT, KAPPA)
 
 entries = st.one_of(
@@ -142,7 +142,7 @@ class Follower:
     ) -> None:
         self.rule, self.running = rule, RunningClip(rule)
         stddev = noise_multiplier * rule.start * math.hypot(1, rule.tally_weight)
-        unit = LatticeNoise(stddev).unit
+        unit = LatticeNoise(stddev).spacing
         tally = pt.dvector("tally")
         updates = self.running.updates(
             tally, *(pt.constant(v, dtype="float64") for v in (unit, 1 / sampling_prob))

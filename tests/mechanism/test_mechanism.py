@@ -39,7 +39,7 @@ def streams(seed: int = 1) -> Streams:
 def test_noise_stddev_is_multiplier_times_clip_norm(clip: float, multiplier: float, relation: str):
     m = mechanism(l2_clip_norm=clip, noise_multiplier=multiplier, neighboring_relation=relation)
     assert m.noise.stddev == pytest.approx(clip * multiplier, rel=1e-15)
-    noise = m.draw(streams(), 50, 4000, 3).noise * m.noise.unit
+    noise = m.draw(streams(), 50, 4000, 3).noise * m.noise.spacing
     low, high = stats.chi2.ppf([1e-5, 1 - 1e-5], noise.size)
     assert low < np.sum((noise / (clip * multiplier)) ** 2) < high
     assert not low < np.sum((noise / (clip * multiplier * 1.1)) ** 2) < high  # power

@@ -33,15 +33,15 @@ def test_noise_has_the_declared_law_with_power(stddev: float) -> None:
     lattice = LatticeNoise(stddev)
     noise = lattice.draw(stream(str(stddev)), (2000, 100))
     assert noise.shape == (2000, 100) and noise.dtype == np.int64
-    assert stats.kstest(noise.ravel() * (lattice.unit / stddev), "norm").pvalue > 1e-3
-    assert p_scale(noise * lattice.unit, stddev) > 1e-3
-    assert p_scale(noise * lattice.unit, 1.02 * stddev) < 1e-9  # planted: two per cent too little noise
-    assert p_scale(noise * lattice.unit * np.sqrt(1.02), stddev) < 1e-3
+    assert stats.kstest(noise.ravel() * (lattice.spacing / stddev), "norm").pvalue > 1e-3
+    assert p_scale(noise * lattice.spacing, stddev) > 1e-3
+    assert p_scale(noise * lattice.spacing, 1.02 * stddev) < 1e-9  # planted: two per cent too little noise
+    assert p_scale(noise * lattice.spacing * np.sqrt(1.02), stddev) < 1e-3
 
 
 def test_unit_is_exactly_two_to_the_minus_forty_standard_deviations() -> None:
     for stddev in (1e-200, 0.1, 1.0, 3.7, 1e200):
-        assert Fraction(LatticeNoise(stddev).unit) * 2**40 == Fraction(stddev)
+        assert Fraction(LatticeNoise(stddev).spacing) * 2**40 == Fraction(stddev)
 
 
 def test_noise_is_that_of_the_stream_and_knows_no_scale() -> None:
@@ -103,9 +103,9 @@ def release(clipped_sum: float, noise: np.ndarray, lattice: LatticeNoise) -> np.
     # One coordinate per release, each clipped by itself: the outer norm must not bind.
     out = np.empty(noise.size)
     for k in range(noise.size):
-        bound, units, *sums = clipping.start_of_sum(1, 4.0, 0.0, lattice.unit)
+        bound, units, *sums = clipping.start_of_sum(1, 4.0, 0.0, lattice.spacing)
         add_clipped(one, 1, bound, units, *sums)
-        out[k] = clipping.round_and_add(*sums, noise[k : k + 1], lattice.unit)[0]
+        out[k] = clipping.round_and_add(*sums, noise[k : k + 1], lattice.spacing)[0]
     return out
 
 
@@ -129,7 +129,7 @@ def test_one_release_identifies_nothing() -> None:
         released = release(clipped_sum, lattice.draw(stream(f"attack {clipped_sum}"), n), lattice)
         assert not certain(released).any()
         # Every release is a multiple of the unit, whatever the sum: no value speaks for one sum alone.
-        np.testing.assert_array_equal(np.rint(released / lattice.unit) * lattice.unit, released)
+        np.testing.assert_array_equal(np.rint(released / lattice.spacing) * lattice.spacing, released)
 
 
 @pytest.mark.parametrize("stddev", [1.0, 0.3, 7.7])
@@ -138,7 +138,7 @@ def test_last_bits_of_a_release_carry_nothing(stddev: float) -> None:
     digits = []
     for k, clipped_sum in enumerate((0.0, 1.0, 0.7)):
         released = release(clipped_sum, lattice.draw(stream(f"bits {stddev} {k}"), n), lattice)
-        steps = np.rint(released / lattice.unit).astype(np.int64)
+        steps = np.rint(released / lattice.spacing).astype(np.int64)
         digits.append(np.bincount(steps & 63, minlength=64))
     assert all(stats.chisquare(counts).pvalue > 1e-3 for counts in digits)
     assert stats.chi2_contingency(np.array(digits)).pvalue > 1e-3

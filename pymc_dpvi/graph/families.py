@@ -1,0 +1,101 @@
+r"""Variational families: one class each, and all that differs between them.
+
+A family is PyMC's group, which has the transform of base draws, :math:`z = T(\xi, \zeta)`, and the
+density at the draws, hence the entropy; and what `Family` lists: how it starts, how posterior draws are made,
+and the chain rule from z to :math:`\xi`, written out for vanilla gradients, which are clipped after it. With
+aligned gradients, automatic differentiation pulls the noisy sum back (`engine.step`).
+
+What a family may never do: read a record. It sees latent values and parameters alone.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.variational.approximations import FullRankGroup, MeanFieldGroup
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.tensor.variable import TensorVariable
+
+__all__ = ["START_SIGMA", "Family", "FullRank", "MeanField"]
+
+#: Standard deviation of every unconstrained value at the start.
+START_SIGMA = 0.1
+
+
+class Family(Protocol):
+    """A variational family: of PyMC's `Group` what is used, then what is its own."""
+
+    #: Shared variables; among them is ``mu``, the mean of z, shape ``(D,)``.
+    params: list[SharedVariable]
+    #: Base draws, shape ``(draws, D)``; z at them; and its log-density there, shape ``(draws,)``.
+    symbolic_initial: TensorVariable
+    symbolic_random: TensorVariable
+    symbolic_logq_not_scaled: TensorVariable
+
+    #: Whether it takes ``start_sigma``, standard deviations by variable; otherwise `narrow` sets them.
+    takes_start_sigma: ClassVar[bool]
+
+    def narrow(self) -> None:
+        """Let every unconstrained value start with `START_SIGMA`, unless ``start_sigma`` did."""
+
+    def chain(self, param: SharedVariable, base_draws: TensorVariable) -> tuple[np.ndarray, TensorVariable]:
+        """Which entry of z each entry of a parameter moves, and by how much, at a base draw ``(D,)``."""
+
+    def draw(self, draws: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw unconstrained latent vectors, shape ``(draws, D)``, with the parameters as they stand."""
+
+
+class MeanField(MeanFieldGroup):
+    r""":math:`z = \mu + \operatorname{softplus}(\rho)\,\zeta`."""
+
+    takes_start_sigma: ClassVar[bool] = True
+
+    def narrow(self) -> None:
+        """Nothing is left to do."""
+
+    def chain(self, param: SharedVariable, base_draws: TensorVariable) -> tuple[np.ndarray, TensorVariable]:
+        """By mu: 1; by rho: the base draw times the logistic function of rho."""
+        slope = base_draws * pt.sigmoid(param) if param.name == "rho" else pt.ones(self.ddim)
+        return np.arange(self.ddim), slope
+
+    def draw(self, draws: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw unconstrained latent vectors, shape ``(draws, D)``."""
+        mu, rho = (self.params_dict[name].get_value() for name in ("mu", "rho"))
+        return np.asarray(mu + np.logaddexp(0, rho) * rng.standard_normal((draws, mu.size)).astype(mu.dtype))
+
+
+class FullRank(FullRankGroup):
+    r""":math:`z = \mu + L\zeta`, where the diagonal of L is the softplus of its parameters."""
+
+    takes_start_sigma: ClassVar[bool] = False
+
+    def narrow(self) -> None:
+        """Let the entries start independently."""
+        tril = self.params_dict["L_tril"]
+        value = np.zeros_like(tril.get_value())
+        # Entry (k, k) is the last one of row k.
+        value[np.cumsum(np.arange(1, self.ddim + 1)) - 1] = np.log(np.expm1(START_SIGMA))
+        tril.set_value(value)
+
+    def chain(self, param: SharedVariable, base_draws: TensorVariable) -> tuple[np.ndarray, TensorVariable]:
+        """By mu: 1; by an entry of L: the base draw of its column."""
+        if param.name == "mu":
+            return np.arange(self.ddim), pt.ones(self.ddim)
+        rows, columns = np.tril_indices(self.ddim)
+        return rows, base_draws[columns] * pt.switch(rows == columns, pt.sigmoid(param), 1.0)
+
+    def draw(self, draws: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw unconstrained latent vectors, shape ``(draws, D)``."""
+        mu = self.params_dict["mu"].get_value()
+        return np.asarray(mu + rng.standard_normal((draws, mu.size)).astype(mu.dtype) @ self.cholesky().T)
+
+    def cholesky(self) -> np.ndarray:
+        """L, shape ``(D, D)``, with the parameters as they stand."""
+        tril = self.params_dict["L_tril"].get_value()
+        chol = np.zeros((self.ddim, self.ddim), dtype=tril.dtype)
+        chol[np.tril_indices(self.ddim)] = tril
+        diagonal = np.diag_indices(self.ddim)
+        chol[diagonal] = np.logaddexp(0, chol[diagonal])
+        return chol
