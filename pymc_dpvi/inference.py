@@ -32,7 +32,7 @@ import pymc as pm
 from pymc.variational.inference import Inference
 
 from pymc_dpvi.accounting import PrivacyBudget
-from pymc_dpvi.accounting.calibration import MAX_STEPS
+from pymc_dpvi.accounting.evaluation import MAX_STEPS
 from pymc_dpvi.arguments import check_integer, check_seed
 from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works

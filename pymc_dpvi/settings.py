@@ -29,7 +29,7 @@ from pymc.variational.inference import fit as pm_fit
 
 from pymc_dpvi import accounting
 from pymc_dpvi.accounting import AccountantInfo, PrivacyBudget
-from pymc_dpvi.accounting.calibration import MAX_STEPS
+from pymc_dpvi.accounting.evaluation import MAX_STEPS
 from pymc_dpvi.arguments import check_choice, check_flag, check_integer, check_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError, warn
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip, check_clip_norm
