@@ -21,6 +21,7 @@ import numpy as np
 
 from pymc_dpvi import accounting
 from pymc_dpvi.accounting import AccountantInfo, PrivacyBudget
+from pymc_dpvi.accounting.relations import RELATIONS
 from pymc_dpvi.arguments import check_choice, check_flag, check_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip, check_clip_norm
@@ -54,7 +55,7 @@ class PrivacySettings:
             raise ArgumentError("Give at most one of sampling_prob= and batch_size=.")
         check_choice("gradient", self.gradient, ("aligned", "vanilla"))
         check_choice("sampler", self.sampler, SAMPLER_NAMES)
-        check_choice("neighboring_relation", self.neighboring_relation, ("add_or_remove_one", "replace_one"))
+        check_choice("neighboring_relation", self.neighboring_relation, tuple(RELATIONS))
         bounds: dict[str, dict[str, Any]] = {
             "delta": {"high": 1.0, "example": 1e-6},
             "epsilon": {},

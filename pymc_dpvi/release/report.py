@@ -99,15 +99,7 @@ class PrivacyReport:
     budget: str | None = None
 
     def __post_init__(self) -> None:
-        texts = (
-            "neighboring_relation",
-            "unit",
-            "sampler",
-            "gradient",
-            "accountant",
-            "guarantee",
-        )
-        for name in texts:
+        for name in ("neighboring_relation", "unit", "sampler", "gradient", "accountant", "guarantee"):
             if not isinstance(getattr(self, name), str):
                 raise ArgumentError(f"PrivacyReport: {name} must be a string.")
         if self.neighboring_relation not in PROTECTS_AGAINST:
