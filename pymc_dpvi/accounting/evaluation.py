@@ -86,7 +86,9 @@ def check_sampler(sampler: Any, sampling_prob: Any, *, by_rate: bool = False) ->
             f"{sampler if isinstance(sampler, str) else type(sampler).__name__!r}."
         )
     if sampler == "full_batch":
-        if sampling_prob is not None and check("sampling_prob", sampling_prob) != 1.0:
+        if by_rate and sampling_prob is not None:
+            check("sampling_prob", sampling_prob)
+        if sampling_prob is not None and sampling_prob != 1:
             raise ArgumentError(
                 "sampler='full_batch' uses every record in every step: leave out "
                 "sampling_prob, or use sampler='poisson'."
