@@ -49,7 +49,7 @@ from pymc_dpvi.accounting import (
     noise_multiplier,
     step_event,
 )
-from pymc_dpvi.accounting.calibration import MAX_STEPS, MIN_NOISE_MULTIPLIER
+from pymc_dpvi.accounting.evaluation import MAX_STEPS, MIN_NOISE_MULTIPLIER
 from pymc_dpvi.accounting.papers import fixed_size_rdp, rdp
 from pymc_dpvi.accounting.pld import gaussian_steps
 from pymc_dpvi.errors import CalibrationError

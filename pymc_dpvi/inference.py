@@ -4,11 +4,12 @@ In: a PyMC model on the full data, and what its fit may spend. Out: a `DPApproxi
 fit goes through these stations, and nothing is spent before the fifth:
 
 1. The model is split by records and checked (`graph.records`, `graph.separability`), when the method is made.
-2. The arguments are checked (`settings`).
+2. The arguments are checked (`settings`, `keywords`).
 3. The noise is calibrated to ``(epsilon, delta)`` for the planned number of steps (`accounting`).
 4. The step is compiled (`engine.step`).
-5. The planned cost is charged to the budget, if there is one, and goes into the report. Early stopping,
-   callbacks that raise, and interrupts do not reduce it: what would have been run is what is reported.
+5. After warnings (`cautions`) the planned cost is charged to the budget, if there is one, and goes into the
+   report. Early stopping, callbacks that raise, and interrupts do not reduce it: what would have been run is
+   what is reported.
 6. The steps run (`engine.loop`), with batches and noise from the mechanism's own key streams.
 7. The iterates of the last half are averaged: public post-processing that takes out most of the noise.
 
@@ -32,44 +33,33 @@ import pymc as pm
 from pymc.variational.inference import Inference
 
 from pymc_dpvi.accounting import PrivacyBudget
-from pymc_dpvi.accounting.calibration import MAX_STEPS
+from pymc_dpvi.accounting.evaluation import MAX_STEPS
 from pymc_dpvi.arguments import check_integer, check_seed
+from pymc_dpvi.cautions import log_earlier_fit, warn_before_charge, warn_of_single_precision
 from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works
 from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.loop import averages_from, iterate
 from pymc_dpvi.engine.step import PrivateStep
-from pymc_dpvi.errors import (
-    ArgumentError,
-    InsecureNoiseWarning,
-    UnsupportedModelError,
-    warn,
-)
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.mismatch import explained
-from pymc_dpvi.graph.precomputed import FORMULA_ADVICE, formula_mark
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values
+from pymc_dpvi.keywords import MEANT, NEEDED, FitArguments, check_fit_arguments, named
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.one_at_a_time import Turn, one_at_a_time
 from pymc_dpvi.optimizers import Optimizer, falling_adam
-from pymc_dpvi.pages import shown
 from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.redaction import sealed, shielded
 from pymc_dpvi.release.report import PrivacyRun
-from pymc_dpvi.settings import MEANT, NEEDED, FitArguments, PrivacySettings, check_fit_arguments, named
+from pymc_dpvi.settings import PrivacySettings
 
 __all__ = ["DPADVI", "DPFullRankADVI", "fit_dpadvi"]
 
 _logger = logging.getLogger(__name__)
-
-_SINGLE = (
-    "This model computes in single precision (floatX='float32'). The proof that the noise hides a record in "
-    "finite precision (docs/noise.md) is for gradients in float64: in float32 their last digits may depend "
-    "on the other records of a large batch. Use pytensor.config.floatX = 'float64' for releases."
-)
 
 _STARTING = "The fit cannot start: {} was raised. Check start= and start_sigma=, and the variables' initval."
 
@@ -237,8 +227,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         explained(lambda: check_finite_start(self._record, self._approx.latents, self._approx.start), model)
         explained(lambda: check_separable(self._record, self._approx.latents, self._approx.start), model)
         self._settings.check_sampler(self._record.num_records)
-        if any(v.type.dtype == "float32" for v in self._approx.latents.value_vars):
-            warn(_SINGLE)
+        warn_of_single_precision(self._approx.latents.value_vars)
         self.state = None
 
     approx = property(lambda self: self._approx, doc="The approximation; fitted by `fit`.")
@@ -352,7 +341,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         cost = replace(cost, backend=taken)
         self._warn()
         self._charge_budget(cost, mechanism, "fit")
-        self._log_earlier_fit(cost)
+        if self._budget is None:
+            log_earlier_fit(self._approx._report, cost)
         self._restore_iterate()
         self._approx.groups[0].include_transformed = asked.include_transformed
         self._mechanism, self._step, self._backend, self._asked = mechanism, step, taken, asked
@@ -468,27 +458,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         )
 
     def _warn(self) -> None:
-        """Warn of what is planned, before it is charged: a warning may be an error."""
-        if self._insecure_noise_seed is not None:
-            warn(
-                "insecure_noise_seed= makes the noise predictable: use it for tests and papers, and do "
-                "not release the result.",
-                InsecureNoiseWarning,
-            )
-        if (mark := formula_mark(self._record.model)) is not None:
-            warn(f"The name {mark!r} looks as if a formula package had written the model. {FORMULA_ADVICE}")
-        self._settings.warn_of_large_delta(self._record.num_records)
-
-    def _log_earlier_fit(self, cost: PrivacyRun) -> None:
-        """Say what this fit and earlier ones cost together, where no budget limits them."""
-        earlier = self._approx._report
-        if earlier is not None and self._budget is None:
-            _logger.warning(
-                "This is another fit by the same method: together epsilon = %s, delta = %s. A PrivacyBudget "
-                "would limit them.",
-                shown(earlier.epsilon + cost.epsilon, up=True),
-                shown(earlier.delta + cost.delta, up=True),
-            )
+        """Warn of what is planned, before it is charged."""
+        seeded = self._insecure_noise_seed is not None
+        warn_before_charge(self._settings, self._record.model, self._record.num_records, seeded=seeded)
 
     def _restore_iterate(self) -> None:
         """Put the last iterate back in place of the average, so that a run goes on from it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 
@@ -35,29 +35,41 @@ def percent(value: float) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts: as many cells in a row as there are columns."""
+    """A table of texts: as many cells in a row as there are columns, those in `right` aligned to the right.
+
+    Without `columns` it has no head; `caption` stands in HTML only.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    right: Collection[int] = ()
+    caption: str = ""
 
     def text(self) -> list[str]:
         """Return the lines of the table, with columns aligned."""
-        lines = [self.columns, *self.rows]
-        widths = [max(len(line[k]) for line in lines) for k in range(len(self.columns))]
+        lines = [*([self.columns] if self.columns else ()), *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return [
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+            "  ".join(
+                f"{cell:{'>' if k in self.right else '<'}{width}}"
+                for k, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
             for line in lines
         ]
 
     def html(self) -> str:
         """Return the table for a notebook; every text is escaped."""
-        left = "style='text-align:left'"
-        head = "".join(f"<th {left}>{html.escape(c)}</th>" for c in self.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td {left}>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self.rows
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
+        head = f"<thead>{self._row(self.columns, 'th')}</thead>" if self.columns else ""
+        body = "".join(self._row(row, "td") for row in self.rows)
+        return f"<table>{caption}{head}<tbody>{body}</tbody></table>"
+
+    def _row(self, cells: Sequence[str], tag: str) -> str:
+        return f"<tr>{''.join(_cell(cell, tag, k in self.right) for k, cell in enumerate(cells))}</tr>"
+
+
+def _cell(text: str, tag: str, right: bool = False) -> str:
+    return f"<{tag} style='text-align:{'right' if right else 'left'}'>{html.escape(text)}</{tag}>"
 
 
 @dataclass(frozen=True)
@@ -92,11 +104,7 @@ class Page:
     def html(self) -> str:
         """Return the page for a notebook; every text is escaped."""
         warning = "" if self.warning is None else f"<p><strong>{html.escape(self.warning)}</strong></p>"
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
-            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-            for label, value in self.facts
-        )
+        rows = "".join(f"<tr>{_cell(label, 'th')}{_cell(value, 'td')}</tr>" for label, value in self.facts)
         facts = f"<table><caption>{html.escape(self.title)}</caption><tbody>{rows}</tbody></table>"
         return f"<div>{warning}{facts}{''.join(_section_html(s) for s in self.sections)}</div>"
 

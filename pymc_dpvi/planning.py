@@ -31,6 +31,7 @@ import numpy as np
 
 from pymc_dpvi import accounting
 from pymc_dpvi.accounting.calibration import EPSILON_RANGE
+from pymc_dpvi.accounting.evaluation import MAX_STEPS
 from pymc_dpvi.accounting.gdp_limit import clt_noise, gdp_mu
 from pymc_dpvi.accounting.relations import check_relation, sensitivity_factor
 from pymc_dpvi.arguments import check_integer, check_number
@@ -57,6 +58,8 @@ _LARGEST_EPSILON = 100.0
 @dataclass(frozen=True)
 class PlannedFit:
     """One choice of steps and sampling rate, and what it leaves.
+
+    It is no run that could be accounted for: where accountants do not reach, its noise is an approximation.
 
     Attributes
     ----------
@@ -303,8 +306,8 @@ def plan(
     num_params = check_integer("num_params", num_params)
     epsilon = check_number("epsilon", epsilon, high=_LARGEST_EPSILON, closed_high=True, example=1.0)
     delta = check_number("delta", delta, low=1e-12, high=0.1, closed_low=True, closed_high=True, example=1e-6)
-    n_steps = check_integer("n_steps", n_steps, high=10_000_000)
-    compared = {check_integer("steps", t, high=10_000_000) for t in steps} | {n_steps}
+    n_steps = check_integer("n_steps", n_steps, high=MAX_STEPS)
+    compared = {check_integer("steps", t, high=MAX_STEPS) for t in steps} | {n_steps}
     check_relation(neighboring_relation)
     clip = check_clip_norm(l2_clip_norm)
     factor = math.sqrt(1.0 + clip.tally_weight**2) if isinstance(clip, AdaptiveClip) else 1.0

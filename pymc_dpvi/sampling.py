@@ -23,7 +23,7 @@ import dp_accounting
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dpvi.arguments import check_integer, check_number
+from pymc_dpvi.arguments import check_choice, check_integer, check_number
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.randomness.keystream import KeyStream
 from pymc_dpvi.randomness.subsets import (
@@ -35,6 +35,7 @@ from pymc_dpvi.randomness.subsets import (
 )
 
 __all__ = [
+    "SAMPLER_NAMES",
     "FixedSizeSampler",
     "FullBatchSampler",
     "PoissonSampler",
@@ -240,9 +241,7 @@ def make_sampler(
     >>> make_sampler("fixed_size", batch_size=100, num_records=20_000)
     FixedSizeSampler(batch_size=100, num_records=20000)
     """
-    if not isinstance(name, str) or name not in SAMPLER_NAMES:
-        found = repr(name) if isinstance(name, str) else type(name).__name__
-        raise ArgumentError(f"sampler must be one of {', '.join(map(repr, SAMPLER_NAMES))}, found {found}.")
+    check_choice("sampler", name, SAMPLER_NAMES)
     if sampling_prob is not None:
         sampling_prob = _probability(sampling_prob)
     if batch_size is not None:

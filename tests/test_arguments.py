@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pymc_dpvi.arguments import check_choice, check_integer, check_number, check_seed
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.settings import MEANT, NEEDED, named, refuse_unknown
+from pymc_dpvi.keywords import MEANT, NEEDED, named, refuse_unknown
 
 
 def test_choice() -> None:

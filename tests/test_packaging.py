@@ -28,7 +28,8 @@ ROOMS = (
     ("__init__",),
     ("auditing",),
     ("inference",),
-    ("planning", "settings"),
+    ("cautions",),
+    ("keywords", "planning", "settings"),
     ("posterior",),
     ("plots",),
     ("engine", "release"),
@@ -55,7 +56,7 @@ ACCOUNTING_ROOMS = (
 )
 
 # Parts that must stay usable, and readable, without PyMC.
-ACCOUNTING_MAY_IMPORT = {"dp_accounting", "numpy", "scipy", "arguments", "errors", "sampling"}
+ACCOUNTING_MAY_IMPORT = {"dp_accounting", "numpy", "scipy", "arguments", "errors", "pages", "sampling"}
 RELEASE_MAY_IMPORT = {"arviz", "numpy", "accounting", "arguments", "errors", "pages"}
 
 

@@ -66,6 +66,17 @@ def test_a_page_as_text() -> None:
     assert Page("Title", []).text() == "Title"
 
 
+def test_a_table_with_numbers_and_one_without_a_head() -> None:
+    table = Table(("n", "name"), [("1", "a"), ("10", "b")], right=(0,), caption="<numbers>")
+    assert table.text() == [" n  name", " 1  a", "10  b"]
+    found = table.html()
+    assert "<caption>&lt;numbers&gt;</caption><thead><tr><th style='text-align:right'>n</th>" in found
+    assert "<td style='text-align:right'>10</td><td style='text-align:left'>b</td>" in found
+    bare = Table((), [("a", "b")])
+    assert bare.text() == ["a  b"]
+    assert "thead" not in bare.html() and "caption" not in bare.html()
+
+
 def test_a_page_as_html_is_escaped() -> None:
     found = PAGE.html()
     for tag in ("<b>", "<i>", "<u>", "<now>"):

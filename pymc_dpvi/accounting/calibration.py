@@ -26,20 +26,26 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pymc_dpvi.accounting.accountants import accountant_info, require_proven
-from pymc_dpvi.accounting.evaluation import Run, check_sampler
+from dp_accounting import NeighboringRelation
+
+from pymc_dpvi.accounting.accountants import AccountantInfo, accountant_info, require_proven
+from pymc_dpvi.accounting.evaluation import (
+    MAX_NOISE_MULTIPLIER,
+    MAX_STEPS,
+    MIN_NOISE_MULTIPLIER,
+    Run,
+    check_noise,
+    check_sampler,
+    check_steps,
+)
+from pymc_dpvi.accounting.events import EventSampler
 from pymc_dpvi.accounting.gdp_limit import clt_noise, clt_steps, gdp_mu
-from pymc_dpvi.accounting.relations import check_relation
+from pymc_dpvi.accounting.relations import check_relation, sensitivity_factor
 from pymc_dpvi.accounting.search import largest_integer, least_number
-from pymc_dpvi.arguments import check_integer, check_number
+from pymc_dpvi.arguments import check_number
 from pymc_dpvi.errors import CalibrationError
 
 __all__ = ["default_sampling_prob", "delta", "epsilon", "max_steps", "noise_multiplier"]
-
-MAX_STEPS = 10_000_000
-MAX_NOISE_MULTIPLIER = 1e8
-MIN_NOISE_MULTIPLIER = 0.05
-"""Noise below this has an epsilon in the hundreds for one step on the full data."""
 
 EPSILON_RANGE = (0.01, 100.0)
 DELTA_RANGE = (1e-12, 0.1)
@@ -55,25 +61,13 @@ def _check_delta(value: Any) -> float:
     return check_number("delta", value, low=low, high=high, closed_low=True, closed_high=True)
 
 
-def _check_noise(value: Any) -> float:
-    return check_number(
-        "noise_multiplier",
-        value,
-        low=MIN_NOISE_MULTIPLIER,
-        high=MAX_NOISE_MULTIPLIER,
-        closed_low=True,
-        closed_high=True,
-    )
-
-
-def _check_steps(value: Any) -> int:
-    return check_integer("n_steps", value, high=MAX_STEPS)
-
-
-def _run(sampler: Any, sampling_prob: Any, neighboring_relation: Any, accountant: Any) -> Run:
+def _setting(
+    sampler: Any, sampling_prob: Any, neighboring_relation: Any, accountant: Any
+) -> tuple[EventSampler, AccountantInfo, NeighboringRelation]:
+    """Check what a run is like and who accounts for it."""
     relation = check_relation(neighboring_relation)
     chosen = check_sampler(sampler, sampling_prob)
-    return Run(accountant_info(accountant), chosen, relation)
+    return chosen, accountant_info(accountant), relation
 
 
 def epsilon(
@@ -127,9 +121,9 @@ def epsilon(
     >>> round(epsilon(delta=1e-5, noise_multiplier=4.0, n_steps=10_000, sampling_prob=0.01), 2)
     0.95
     """
-    at, noise, steps = _check_delta(delta), _check_noise(noise_multiplier), _check_steps(n_steps)
-    run = _run(sampler, sampling_prob, neighboring_relation, accountant)
-    return run.epsilon(noise_multiplier=noise, n_steps=steps, delta=at)
+    at, noise, steps = _check_delta(delta), check_noise(noise_multiplier), check_steps(n_steps)
+    chosen, info, relation = _setting(sampler, sampling_prob, neighboring_relation, accountant)
+    return Run(chosen, noise, steps).epsilon(at, info, relation)
 
 
 def delta(
@@ -183,9 +177,9 @@ def delta(
     True
     """
     at = _check_epsilon(epsilon, low=0.0)
-    noise, steps = _check_noise(noise_multiplier), _check_steps(n_steps)
-    run = _run(sampler, sampling_prob, neighboring_relation, accountant)
-    return run.delta(noise_multiplier=noise, n_steps=steps, epsilon=at)
+    noise, steps = check_noise(noise_multiplier), check_steps(n_steps)
+    chosen, info, relation = _setting(sampler, sampling_prob, neighboring_relation, accountant)
+    return Run(chosen, noise, steps).delta(at, info, relation)
 
 
 def noise_multiplier(
@@ -242,22 +236,23 @@ def noise_multiplier(
     >>> 3.8 < noise_multiplier(epsilon=1.0, delta=1e-5, n_steps=10_000, sampling_prob=0.01) < 3.9
     True
     """
-    target, at, steps = _check_epsilon(epsilon), _check_delta(delta), _check_steps(n_steps)
-    run = _run(sampler, sampling_prob, neighboring_relation, accountant)
-    require_proven(run.info, allow_unproven)
+    target, at, steps = _check_epsilon(epsilon), _check_delta(delta), check_steps(n_steps)
+    chosen, info, relation = _setting(sampler, sampling_prob, neighboring_relation, accountant)
+    require_proven(info, allow_unproven)
 
     def evaluate(noise: float) -> float:
-        return run.epsilon(noise_multiplier=noise, n_steps=steps, delta=at)
+        return Run(chosen, noise, steps).epsilon(at, info, relation)
 
     start = clt_noise(
         gdp_mu(target, at),
-        sampling_prob=run.sampler.sampling_prob,
+        sampling_prob=chosen.sampling_prob,
         n_steps=steps,
-        sensitivity=run.sensitivity,
+        sensitivity=sensitivity_factor(relation),
     )
     found = least_number(evaluate, target, start=start, low=MIN_NOISE_MULTIPLIER, high=MAX_NOISE_MULTIPLIER)
     if found is None:
-        raise CalibrationError(_impossible(run, evaluate(MAX_NOISE_MULTIPLIER), target, at, steps))
+        least = evaluate(MAX_NOISE_MULTIPLIER)
+        raise CalibrationError(_impossible(chosen, info, relation, least, target, at, steps))
     return found
 
 
@@ -313,23 +308,23 @@ def max_steps(
     >>> 10_000 < max_steps(epsilon=1.0, delta=1e-5, noise_multiplier=4.0, sampling_prob=0.01) < 12_000
     True
     """
-    target, at, noise = _check_epsilon(epsilon), _check_delta(delta), _check_noise(noise_multiplier)
-    run = _run(sampler, sampling_prob, neighboring_relation, accountant)
-    require_proven(run.info, allow_unproven)
+    target, at, noise = _check_epsilon(epsilon), _check_delta(delta), check_noise(noise_multiplier)
+    chosen, info, relation = _setting(sampler, sampling_prob, neighboring_relation, accountant)
+    require_proven(info, allow_unproven)
 
     def evaluate(steps: int) -> float:
-        return run.epsilon(noise_multiplier=noise, n_steps=steps, delta=at)
+        return Run(chosen, noise, steps).epsilon(at, info, relation)
 
     start = clt_steps(
         gdp_mu(target, at),
-        sampling_prob=run.sampler.sampling_prob,
+        sampling_prob=chosen.sampling_prob,
         noise_multiplier=noise,
-        sensitivity=run.sensitivity,
+        sensitivity=sensitivity_factor(relation),
     )
     found = largest_integer(evaluate, target, start=start, high=MAX_STEPS)
     if found is None:
         raise CalibrationError(
-            f"one step with noise_multiplier={noise:g} and sampling_prob={run.sampler.sampling_prob:g} costs "
+            f"one step with noise_multiplier={noise:g} and sampling_prob={chosen.sampling_prob:g} costs "
             f"epsilon={evaluate(1):.3g} at delta={at:g}, more than epsilon={target:g}. Try a larger "
             "noise_multiplier: pymc_dpvi.accounting.noise_multiplier finds one for a given n_steps."
         )
@@ -373,27 +368,35 @@ def default_sampling_prob(*, epsilon: float, delta: float, n_steps: int) -> floa
     0.024
     """
     mu = gdp_mu(_check_epsilon(epsilon), _check_delta(delta))
-    prob = max(1e-5, mu * math.sqrt(20.0 / _check_steps(n_steps)))
+    prob = max(1e-5, mu * math.sqrt(20.0 / check_steps(n_steps)))
     return prob if prob < 0.9 else 1.0  # nearly everything: no sampling is simpler and no worse
 
 
-def _impossible(run: Run, least: float, target: float, delta: float, n_steps: int) -> str:
+def _impossible(
+    sampler: EventSampler,
+    info: AccountantInfo,
+    relation: NeighboringRelation,
+    least: float,
+    target: float,
+    delta: float,
+    n_steps: int,
+) -> str:
     """Say which targets are within reach, where the most noise costs `least`."""
     # mu is proportional to sqrt(n_steps): about the steps that this epsilon would pay for
     affordable = clt_steps(
         gdp_mu(target, delta),
-        sampling_prob=run.sampler.sampling_prob,
+        sampling_prob=sampler.sampling_prob,
         noise_multiplier=MAX_NOISE_MULTIPLIER,
-        sensitivity=run.sensitivity,
+        sensitivity=sensitivity_factor(relation),
     )
     ways = [f"epsilon >= {1.1 * least:.2g} with n={n_steps}"] if math.isfinite(least) else []
     if 1.0 <= affordable < n_steps:
         ways.append(f"n <= {affordable:.0f} with epsilon={target:g}")
     ways.append("a larger delta")
-    if run.info.name != "pld":
+    if info.name != "pld":
         ways.append("accountant='pld', which is the tightest")
     return (
         f"epsilon={target:g} at delta={delta:g} with n={n_steps} steps and "
-        f"sampling_prob={run.sampler.sampling_prob:g} would need a noise_multiplier above "
-        f"{MAX_NOISE_MULTIPLIER:g} by the account of {run.info.name!r}. Try {', or '.join(ways)}."
+        f"sampling_prob={sampler.sampling_prob:g} would need a noise_multiplier above "
+        f"{MAX_NOISE_MULTIPLIER:g} by the account of {info.name!r}. Try {', or '.join(ways)}."
     )

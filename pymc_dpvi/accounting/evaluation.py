@@ -1,7 +1,8 @@
-"""What an accountant says of a run: the function that calibration inverts.
+"""A run, and what an accountant says of it: the function that calibration inverts.
 
-A *run* is `n_steps` equal steps: sampler, noise multiplier, relation. :class:`Run` hands it to an accountant,
-checks what comes back, and remembers it, because a fit asks again for what its calibration has found.
+A *run* is `n_steps` equal steps with one sampler and one noise multiplier. :class:`Run` hands it to an
+accountant and checks what comes back. The answers are remembered, because a fit asks again for what its
+calibration has found.
 """
 
 from __future__ import annotations
@@ -9,97 +10,157 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import dp_accounting
-from dp_accounting import NeighboringRelation
+from dp_accounting import NeighboringRelation, PrivacyAccountant
 from dp_accounting.pld import PLDAccountant
 
 from pymc_dpvi.accounting.accountants import AccountantInfo
 from pymc_dpvi.accounting.events import EventSampler, step_event
-from pymc_dpvi.accounting.relations import sensitivity_factor
-from pymc_dpvi.arguments import check_number
+from pymc_dpvi.arguments import check_integer, check_number
 from pymc_dpvi.errors import ArgumentError, CalibrationError
-from pymc_dpvi.sampling import FullBatchSampler, PoissonSampler
+from pymc_dpvi.sampling import SAMPLER_NAMES, FixedSizeSampler, FullBatchSampler, PoissonSampler
 
-__all__ = ["MIN_SAMPLING_PROB", "Run", "check_sampler"]
+__all__ = [
+    "MAX_NOISE_MULTIPLIER",
+    "MAX_STEPS",
+    "MIN_NOISE_MULTIPLIER",
+    "MIN_SAMPLING_PROB",
+    "Run",
+    "check_noise",
+    "check_sampler",
+    "check_steps",
+]
 
+MAX_STEPS = 10_000_000
+MAX_NOISE_MULTIPLIER = 1e8
+MIN_NOISE_MULTIPLIER = 0.05
+"""Noise below this has an epsilon in the hundreds for one step on the full data."""
 MIN_SAMPLING_PROB = 1e-6
 
 _PLD_MIN_DELTA = 1e-10  # below it dp-accounting's PLD accountants are not believed
+_LARGEST_DENOMINATOR = 10**9
 
 
-def check_sampler(sampler: Any, sampling_prob: Any) -> EventSampler:
-    """Return the sampler that the arguments describe; an ArgumentError if they describe none or two."""
+def check_noise(value: Any) -> float:
+    """Return a noise multiplier in its range, or raise an ArgumentError."""
+    return check_number(
+        "noise_multiplier",
+        value,
+        low=MIN_NOISE_MULTIPLIER,
+        high=MAX_NOISE_MULTIPLIER,
+        closed_low=True,
+        closed_high=True,
+    )
+
+
+def check_steps(value: Any) -> int:
+    """Return a number of steps in its range, or raise an ArgumentError."""
+    return check_integer("n_steps", value, high=MAX_STEPS)
+
+
+def check_sampler(sampler: Any, sampling_prob: Any, *, by_rate: bool = False) -> EventSampler:
+    """Return the sampler that the arguments describe; an ArgumentError if they describe none or two.
+
+    With `by_rate` they are the words of a report, without a number of records: `sampling_prob` is any above
+    0, for ``"fixed_size"`` too. A fit knows that number, and uses `sampling.make_sampler`.
+    """
 
     def check(name: str, value: Any) -> float:
-        return check_number(name, value, low=MIN_SAMPLING_PROB, high=1.0, closed_low=True, closed_high=True)
+        low = 0.0 if by_rate else MIN_SAMPLING_PROB
+        return check_number(name, value, low=low, high=1.0, closed_low=not by_rate, closed_high=True)
 
-    if isinstance(sampler, str):
-        if sampler == "poisson":
-            if sampling_prob is None:
-                raise ArgumentError("sampler='poisson' needs sampling_prob, in [1e-6, 1].")
-            return PoissonSampler(check("sampling_prob", sampling_prob))
-        if sampler == "full_batch":
-            if sampling_prob is not None and sampling_prob != 1:
-                raise ArgumentError(
-                    "sampler='full_batch' uses every record in every step: leave out "
-                    "sampling_prob, or use sampler='poisson'."
-                )
-            return FullBatchSampler()
-        if sampler == "fixed_size":
-            raise ArgumentError(
-                "sampler='fixed_size' needs the batch size and the number of records: pass "
-                "sampler=pymc_dpvi.sampling.FixedSizeSampler(batch_size, num_records)."
-            )
-    elif hasattr(sampler, "dp_event") and hasattr(sampler, "sampling_prob"):
+    if not isinstance(sampler, str) and hasattr(sampler, "dp_event") and hasattr(sampler, "sampling_prob"):
         found = check("sampler.sampling_prob", sampler.sampling_prob)
         if sampling_prob is not None and check("sampling_prob", sampling_prob) != found:
             raise ArgumentError(
                 f"sampling_prob={sampling_prob:g} contradicts the sampler's own; leave it out."
             )
         return sampler  # type: ignore[no-any-return]
-    raise ArgumentError(
-        "sampler must be 'poisson', 'full_batch' or a sampler of pymc_dpvi.sampling; found "
-        f"{sampler if isinstance(sampler, str) else type(sampler).__name__!r}."
-    )
+    if not isinstance(sampler, str) or sampler not in SAMPLER_NAMES:
+        names = "'poisson', 'full_batch'" + (", 'fixed_size'" if by_rate else "")
+        raise ArgumentError(
+            f"sampler must be {names} or a sampler of pymc_dpvi.sampling; found "
+            f"{sampler if isinstance(sampler, str) else type(sampler).__name__!r}."
+        )
+    if sampler == "full_batch":
+        if by_rate and sampling_prob is not None:
+            check("sampling_prob", sampling_prob)
+        if sampling_prob is not None and sampling_prob != 1:
+            raise ArgumentError(
+                "sampler='full_batch' uses every record in every step: leave out "
+                "sampling_prob, or use sampler='poisson'."
+            )
+        return FullBatchSampler()
+    if sampler == "fixed_size" and not by_rate:
+        raise ArgumentError(
+            "sampler='fixed_size' needs the batch size and the number of records: pass "
+            "sampler=pymc_dpvi.sampling.FixedSizeSampler(batch_size, num_records)."
+        )
+    if sampling_prob is None:
+        interval = "(0, 1]" if by_rate else "[1e-6, 1]"
+        raise ArgumentError(f"sampler={sampler!r} needs sampling_prob, in {interval}.")
+    prob = check("sampling_prob", sampling_prob)
+    return PoissonSampler(prob) if sampler == "poisson" else _fixed_size(prob)
+
+
+def _fixed_size(rate: float) -> FixedSizeSampler:
+    """Return batches of any size B and number of records N with B/N = `rate`: the cost depends on no more."""
+    ratio = Fraction(rate).limit_denominator(_LARGEST_DENOMINATOR)
+    if float(ratio) != rate:  # no such numbers: the next larger ratio
+        ratio = Fraction(math.ceil(Fraction(rate) * _LARGEST_DENOMINATOR), _LARGEST_DENOMINATOR)
+    return FixedSizeSampler(ratio.numerator, ratio.denominator)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run but for its noise and length, and who accounts for it."""
+    """Steps whose number, noise and sampler are fixed; an ArgumentError if a number is out of range.
 
-    info: AccountantInfo
+    Its cost depends on the relation and the accountant, which are given when it is asked for. A `PrivacyRun`
+    (in a report) and a `Charge` (in a ledger) are lines of files, which state a cost.
+    """
+
     sampler: EventSampler
-    relation: NeighboringRelation
+    noise_multiplier: float
+    n_steps: int
 
-    @property
-    def sensitivity(self) -> float:
-        """How far one record moves the sum, in units of its bound."""
-        return sensitivity_factor(self.relation)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise_multiplier", check_noise(self.noise_multiplier))
+        object.__setattr__(self, "n_steps", check_steps(self.n_steps))
 
-    def epsilon(self, *, noise_multiplier: float, n_steps: int, delta: float) -> float:
+    @classmethod
+    def from_names(cls, *, sampler: Any, sampling_prob: Any, noise_multiplier: float, n_steps: int) -> Run:
+        """Return a run from the words of a report; an ArgumentError if they describe none."""
+        return cls(check_sampler(sampler, sampling_prob, by_rate=True), noise_multiplier, n_steps)
+
+    def step_event(
+        self, accountant: PrivacyAccountant, relation: NeighboringRelation
+    ) -> dp_accounting.DpEvent:
+        """Return the event of one step, in the convention of `accountant`."""
+        return step_event(
+            sampler=self.sampler,
+            noise_multiplier=self.noise_multiplier,
+            neighboring_relation=relation,
+            accountant=accountant,
+        )
+
+    def epsilon(self, delta: float, info: AccountantInfo, relation: NeighboringRelation) -> float:
         """Return epsilon at `delta`; may be infinite."""
-        ask = _epsilon_cached if self.info.cacheable else _epsilon
-        return ask(self.info, self.relation, self._event(noise_multiplier), n_steps, delta)
+        ask = _epsilon_cached if info.cacheable else _epsilon
+        return ask(info, relation, self.step_event(info.make(relation), relation), self.n_steps, delta)
 
-    def delta(self, *, noise_multiplier: float, n_steps: int, epsilon: float) -> float:
+    def delta(self, epsilon: float, info: AccountantInfo, relation: NeighboringRelation) -> float:
         """Return delta at `epsilon`."""
-        accountant = self.info.make(self.relation).compose(self._event(noise_multiplier), n_steps)
+        event = self.step_event(info.make(relation), relation)
+        accountant = info.make(relation).compose(event, self.n_steps)
         found = float(accountant.get_delta(epsilon))
         if not 0.0 <= found <= 1.0 + 1e-9:
-            raise CalibrationError(_NOT_A_NUMBER.format("delta", self.info.name, n_steps))
+            raise CalibrationError(_NOT_A_NUMBER.format("delta", info.name, self.n_steps))
         if isinstance(accountant, PLDAccountant):  # a user's own
             found = max(found, _PLD_MIN_DELTA)
         return min(found, 1.0)
-
-    def _event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        return step_event(
-            sampler=self.sampler,
-            noise_multiplier=noise_multiplier,
-            neighboring_relation=self.relation,
-            accountant=self.info.make(self.relation),
-        )
 
 
 _NOT_A_NUMBER = (

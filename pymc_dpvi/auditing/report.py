@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from pymc_dpvi.pages import Table
+
 __all__ = ["AuditReport", "CheckResult"]
 
 _FORMAT = "pymc_dpvi.AuditReport"
@@ -134,23 +136,17 @@ class AuditReport:
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook; every text is escaped."""
-
-        def row(*cells: str, head: bool = False) -> str:
-            tag = "th" if head else "td"
-            inner = "".join(f"<{tag} style='text-align:left'>{html.escape(c)}</{tag}>" for c in cells)
-            return f"<tr>{inner}</tr>"
-
-        promises = "".join(
-            row("passed" if r.passed else "FAILED", r.name, r.promise, r.words) for r in self.results
+        promises = Table(
+            ("", "check", "promise", "found"),
+            [("passed" if r.passed else "FAILED", r.name, r.promise, r.words) for r in self.results],
+            caption="Audit of the private mechanism",
         )
-        settings = "".join(row(a, b) for a, b in (*self.settings, *self.versions))
+        settings = Table((), (*self.settings, *self.versions))
         return (
-            "<div><table><caption>Audit of the private mechanism</caption><thead>"
-            + row("", "check", "promise", "found", head=True)
-            + f"</thead><tbody>{promises}</tbody></table>"
-            + f"<p><strong>{html.escape(self.verdict)}</strong></p><p>{html.escape(self.evidence)}</p>"
-            + f"<details><summary>Audited</summary><table><tbody>{settings}</tbody></table></details>"
-            + f"<p>{html.escape(_COST)} {html.escape(_LIMITS)}</p></div>"
+            f"<div>{promises.html()}<p><strong>{html.escape(self.verdict)}</strong></p>"
+            f"<p>{html.escape(self.evidence)}</p>"
+            f"<details><summary>Audited</summary>{settings.html()}</details>"
+            f"<p>{html.escape(_COST)} {html.escape(_LIMITS)}</p></div>"
         )
 
     def to_dict(self) -> dict[str, Any]:

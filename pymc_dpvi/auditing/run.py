@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pymc_dpvi.accounting.calibration import MAX_STEPS
+from pymc_dpvi.accounting.evaluation import MAX_STEPS
 from pymc_dpvi.arguments import check_integer, check_seed
 from pymc_dpvi.auditing.attack import DELTAS, check_attack, claims, lower_bound, run_attack
 from pymc_dpvi.auditing.batches import check_batches

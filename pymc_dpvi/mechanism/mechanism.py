@@ -131,26 +131,10 @@ class Mechanism:
         return LatticeNoise(self.noise_multiplier * self.record_norm)
 
     def check_lattice(self, num_records: int, num_noise: int) -> None:
-        """Raise unless the proof of the noise covers a run, and its sums fit into 64 bits.
+        """Raise unless the proof covers a noise vector of length `num_noise`, and its sums fit into 64 bits.
 
-        Parameters
-        ----------
-        num_records : int
-        num_noise : int
-            Length of the vector that is released in a step.
-
-        Raises
-        ------
-        ArgumentError
-            If the noise multiplier is too large or too small for the lattice.
-        UnsupportedModelError
-            If there are more records or more numbers in a gradient than the bounds of rounding errors cover.
-
-        Notes
-        -----
-        Privacy: where the number of records is private, this betrays only whether it is above 2^24; no
-        guarantee is given across that line. Whether a sum is too large for 64 bits is not checked
-        there: the kernel holds it inside, at no cost in privacy.
+        Of a private number of records this betrays only whether it is above 2^24, and no guarantee is given
+        across that line. Its sums are not checked: the kernel holds them inside, at no cost in privacy.
         """
         if num_noise > MAX_PARAMS or num_records > MAX_RECORDS:
             raise UnsupportedModelError(

@@ -22,7 +22,6 @@ from typing import Any
 
 from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES, accountant_info
-from pymc_dpvi.accounting.evaluation import Run
 from pymc_dpvi.accounting.relations import check_relation
 from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.pages import shown
@@ -104,10 +103,7 @@ def _in_report(report: PrivacyReport) -> Iterator[str]:
     relation = check_relation(report.neighboring_relation)
     for number, run in enumerate(report.runs, start=1):
         try:
-            planned = planned_run(report, run)
-            spent = Run(info, planned.sampler, relation).epsilon(
-                noise_multiplier=run.noise_multiplier, n_steps=run.n_steps, delta=run.delta
-            )
+            spent = planned_run(report, run).epsilon(run.delta, info, relation)
         except ArgumentError as error:
             yield f"The cost of run {number} cannot be computed: {error}"
             continue

@@ -14,7 +14,7 @@ from typing import Any
 
 import arviz as az
 
-from pymc_dpvi.accounting.curves.profiles import PlannedRun
+from pymc_dpvi.accounting.evaluation import Run
 from pymc_dpvi.accounting.relations import check_relation
 from pymc_dpvi.arguments import check_number
 from pymc_dpvi.errors import ArgumentError
@@ -121,7 +121,7 @@ def interpret(
     if missing:
         raise ArgumentError(f"{missing[0]} is missing. {_SOURCES[0].upper()}{_SOURCES[1:]}.")
     assert noise_multiplier is not None and n_steps is not None
-    run = PlannedRun.from_names(
+    run = Run.from_names(
         sampler="poisson" if sampler is None else sampler,
         sampling_prob=sampling_prob,
         noise_multiplier=noise_multiplier,

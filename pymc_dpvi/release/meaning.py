@@ -36,8 +36,9 @@ from typing import Any
 import numpy as np
 
 from pymc_dpvi.accounting.curves.comparison import AccountantFigure, compare_accountants
-from pymc_dpvi.accounting.curves.profiles import PlannedRun, composed_profile
+from pymc_dpvi.accounting.curves.profiles import composed_profile
 from pymc_dpvi.accounting.curves.tradeoff import PrivacyProfile
+from pymc_dpvi.accounting.evaluation import Run
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.pages import Page, Section, shown
 from pymc_dpvi.release.report_words import PROTECTS_AGAINST
@@ -73,11 +74,11 @@ _BASES = {
 
 @dataclass(frozen=True, eq=False)
 class RunMeaning:
-    """One run by itself.
+    """One run by itself, and what follows from it: an answer, of which nothing is stored.
 
     Attributes
     ----------
-    run : PlannedRun
+    run : Run
         Sampler, noise and steps.
     delta : float
         The run's delta.
@@ -89,7 +90,7 @@ class RunMeaning:
         Epsilon at `delta` by each accountant.
     """
 
-    run: PlannedRun
+    run: Run
     delta: float
     epsilon: float
     profile: PrivacyProfile
@@ -326,7 +327,7 @@ def _of_pair(epsilon: float, delta: float) -> PrivacyProfile:
 
 
 def interpret_runs(
-    runs: Sequence[PlannedRun],
+    runs: Sequence[Run],
     *,
     deltas: Sequence[float],
     stated_epsilons: Sequence[float | None],

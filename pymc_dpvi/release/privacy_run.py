@@ -17,7 +17,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class PrivacyRun:
-    """The cost of one call of `fit` or `refine`.
+    """The cost of one call of `fit` or `refine`, as a report and its JSON state it.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pymc_dpvi.accounting.curves.profiles import PlannedRun
+from pymc_dpvi.accounting.evaluation import Run
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.pages import Page, Section, shown
 from pymc_dpvi.release import report_json, report_words
@@ -99,15 +99,7 @@ class PrivacyReport:
     budget: str | None = None
 
     def __post_init__(self) -> None:
-        texts = (
-            "neighboring_relation",
-            "unit",
-            "sampler",
-            "gradient",
-            "accountant",
-            "guarantee",
-        )
-        for name in texts:
+        for name in ("neighboring_relation", "unit", "sampler", "gradient", "accountant", "guarantee"):
             if not isinstance(getattr(self, name), str):
                 raise ArgumentError(f"PrivacyReport: {name} must be a string.")
         if self.neighboring_relation not in PROTECTS_AGAINST:
@@ -406,9 +398,9 @@ class PrivacyReport:
         return report
 
 
-def planned_run(report: PrivacyReport, run: PrivacyRun) -> PlannedRun:
+def planned_run(report: PrivacyReport, run: PrivacyRun) -> Run:
     """Return a run of a report as its accounting takes it; an ArgumentError if it cannot be made."""
-    return PlannedRun.from_names(
+    return Run.from_names(
         sampler=report.sampler,
         sampling_prob=run.sampling_prob,
         noise_multiplier=run.noise_multiplier,

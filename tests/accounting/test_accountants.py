@@ -39,11 +39,11 @@ from pymc_dpvi.accounting.contract import doubles_sensitivity, gaussian_step
 from pymc_dpvi.accounting.papers.moments import log_moments
 from pymc_dpvi.accounting.papers.rdp import GuardedRdpAccountant
 from pymc_dpvi.accounting.pld.accountant import TiltedPLDAccountant
+from pymc_dpvi.accounting.relations import RELATIONS
 from pymc_dpvi.errors import ArgumentError
 
 AR = NeighboringRelation.ADD_OR_REMOVE_ONE
 RO = NeighboringRelation.REPLACE_ONE
-RELATIONS = {"add_or_remove_one": AR, "replace_one": RO}
 
 FOLDER = Path(__file__).parents[1] / "golden"
 

@@ -19,8 +19,9 @@ from scipy.stats import norm
 from pymc_dpvi import accounting
 from pymc_dpvi.accounting import epsilon as run_epsilon
 from pymc_dpvi.accounting.curves import profiles
-from pymc_dpvi.accounting.curves.profiles import PlannedRun, composed_profile, privacy_profile
+from pymc_dpvi.accounting.curves.profiles import composed_profile, privacy_profile
 from pymc_dpvi.accounting.curves.tradeoff import PrivacyProfile
+from pymc_dpvi.accounting.evaluation import Run
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.release import interpretation
 from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler
@@ -90,7 +91,7 @@ def test_full_batches_against_eighty_digits(mu: float) -> None:
 
 def test_several_full_batch_runs_are_one_gaussian() -> None:
     runs = [
-        PlannedRun.from_names(sampler="full_batch", sampling_prob=None, noise_multiplier=z, n_steps=n)
+        Run.from_names(sampler="full_batch", sampling_prob=None, noise_multiplier=z, n_steps=n)
         for z, n in ((10.0, 4), (3.0, 1))
     ]
     mu = math.sqrt(4 / 100 + 1 / 9)
@@ -102,7 +103,7 @@ def test_several_full_batch_runs_are_one_gaussian() -> None:
 @pytest.mark.parametrize(("noise", "steps"), [(30.0, 100), (30.0, 3000)])
 def test_the_composed_curve_is_above_the_exact_one(noise: float, steps: int) -> None:
     # Everybody is drawn: a Gaussian again, but composed step by step, by FFT.
-    profile = composed_profile([PlannedRun(PoissonSampler(1.0), noise, steps)])
+    profile = composed_profile([Run(PoissonSampler(1.0), noise, steps)])
     mu = math.sqrt(steps) / noise
     exact = gaussian_delta(mu, profile.epsilons)
     assert (profile.deltas >= exact).all()
@@ -498,11 +499,9 @@ def test_no_runs() -> None:
 
 
 def test_a_fixed_size_run_needs_no_number_of_records() -> None:
-    run = PlannedRun.from_names(sampler="fixed_size", sampling_prob=100 / 3341, noise_multiplier=1, n_steps=1)
+    run = Run.from_names(sampler="fixed_size", sampling_prob=100 / 3341, noise_multiplier=1, n_steps=1)
     assert run.sampler == FixedSizeSampler(100, 3341)
-    odd = PlannedRun.from_names(
-        sampler="fixed_size", sampling_prob=1 / math.pi, noise_multiplier=1, n_steps=1
-    )
+    odd = Run.from_names(sampler="fixed_size", sampling_prob=1 / math.pi, noise_multiplier=1, n_steps=1)
     assert 1 / math.pi <= odd.sampler.sampling_prob <= 1 / math.pi + 1e-9
 
 

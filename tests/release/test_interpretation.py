@@ -15,8 +15,9 @@ import pytest
 import pymc_dpvi
 from pymc_dpvi import DPADVI, Interpretation, PrivacyError, accounting, interpret
 from pymc_dpvi.accounting.curves.comparison import compare_accountants, epsilon_by_steps
-from pymc_dpvi.accounting.curves.profiles import PlannedRun, composed_profile, privacy_profile
+from pymc_dpvi.accounting.curves.profiles import composed_profile, privacy_profile
 from pymc_dpvi.accounting.curves.tradeoff import PrivacyProfile
+from pymc_dpvi.accounting.evaluation import Run
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.release.report import PrivacyReport, PrivacyRun
 
@@ -212,7 +213,7 @@ def test_epsilon_by_steps(plan: Interpretation) -> None:
     assert list(found) == ["rdp", "pld"]
     assert found["pld"][1] == EPSILON
     assert found["pld"][0] < found["rdp"][0] < found["rdp"][1]
-    run = PlannedRun.from_names(sampler="poisson", sampling_prob=0.1, noise_multiplier=4.0, n_steps=1)
+    run = Run.from_names(sampler="poisson", sampling_prob=0.1, noise_multiplier=4.0, n_steps=1)
     refused = epsilon_by_steps(
         run, delta=DELTA, n_steps=[5], neighboring_relation="replace_one", accountants=["rdp", "pld"]
     )
@@ -247,7 +248,7 @@ def test_runs_of_different_settings_are_composed() -> None:
     other = dataclasses.replace(SMALL, noise_multiplier=2.0, sampling_prob=0.02)
     report = REPORT.with_run(other)
     parts = [
-        PlannedRun.from_names(
+        Run.from_names(
             sampler="poisson",
             sampling_prob=r.sampling_prob,
             noise_multiplier=r.noise_multiplier,

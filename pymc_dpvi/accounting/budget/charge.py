@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pymc_dpvi.accounting.accountants import accountant_info, require_proven
-from pymc_dpvi.accounting.calibration import MAX_STEPS
+from pymc_dpvi.accounting.evaluation import check_steps
 from pymc_dpvi.accounting.events import EventSampler
 from pymc_dpvi.accounting.relations import RELATIONS
-from pymc_dpvi.arguments import check_choice, check_integer, check_number, check_run_id
+from pymc_dpvi.arguments import check_choice, check_number, check_run_id
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = ["Charge", "draft_charge"]
@@ -21,6 +21,8 @@ __all__ = ["Charge", "draft_charge"]
 @dataclass(frozen=True, kw_only=True)
 class Charge:
     """One line of the ledger. It holds nothing that depends on the records.
+
+    Unlike a `PrivacyRun` it may be no fit at all, and it is written before a step is run.
 
     Attributes
     ----------
@@ -126,7 +128,7 @@ def draft_charge(
         neighboring_relation=neighboring_relation or "",
         accountant="declared" if info is None else info.name,
         guarantee="declared" if info is None else info.guarantee,
-        n_steps=None if n_steps is None else check_integer("n_steps", n_steps, high=MAX_STEPS),
+        n_steps=None if n_steps is None else check_steps(n_steps),
         sampling_prob=None if sampler is None else float(sampler.sampling_prob),
         noise_multiplier=None if noise is None else check_number("noise_multiplier", noise, low=0.0),
         run_id=run_id,

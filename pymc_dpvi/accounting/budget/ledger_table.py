@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from fractions import Fraction
 
 from pymc_dpvi.accounting.budget.charge import Charge
+from pymc_dpvi.pages import Table
 
 __all__ = ["as_html", "as_text", "heading", "rounded"]
 
@@ -23,7 +24,7 @@ _HEADINGS = (
     "noise_multiplier",
     "run id",
 )
-_LEFT = (1, 2, 5, 9)
+_RIGHT = (0, 3, 4, 6, 7, 8)
 
 
 def rounded(value: Fraction, *, up: bool) -> str:
@@ -70,33 +71,19 @@ def heading(name: str, neighboring_relation: str | None, charges: Sequence[Charg
     return lines
 
 
+def _table(charges: Sequence[Charge]) -> Table:
+    return Table(_HEADINGS, [_row(i, charge) for i, charge in enumerate(charges, start=1)], _RIGHT)
+
+
 def as_text(above: Sequence[str], charges: Sequence[Charge], below: Sequence[str]) -> str:
     """Return lines, the table in plain text, and lines."""
-    table = [_HEADINGS, *(_row(i, charge) for i, charge in enumerate(charges, start=1))]
-    widths = [max(len(row[j]) for row in table) for j in range(len(_HEADINGS))]
-    lines = []
-    for row in table:
-        cells = [
-            cell.ljust(width) if j in _LEFT else cell.rjust(width)
-            for j, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([*above, *(lines if charges else ["no charges yet"]), *below])
+    return "\n".join([*above, *(_table(charges).text() if charges else ["no charges yet"]), *below])
 
 
 def as_html(above: Sequence[str], charges: Sequence[Charge], below: Sequence[str]) -> str:
     """Return lines, the table in HTML, and lines; every text is escaped."""
 
-    def line(tag: str, row: Sequence[str]) -> str:
-        cells = (
-            f"<{tag} style='text-align:{'left' if j in _LEFT else 'right'}'>{html.escape(cell)}</{tag}>"
-            for j, cell in enumerate(row)
-        )
-        return f"<tr>{''.join(cells)}</tr>"
-
     def paragraphs(lines: Sequence[str]) -> str:
         return "".join(f"<p>{html.escape(text)}</p>" for text in lines)
 
-    body = "".join(line("td", _row(i, charge)) for i, charge in enumerate(charges, start=1))
-    table = f"<table><thead>{line('th', _HEADINGS)}</thead><tbody>{body}</tbody></table>"
-    return f"<div>{paragraphs(above)}{table}{paragraphs(below)}</div>"
+    return f"<div>{paragraphs(above)}{_table(charges).html()}{paragraphs(below)}</div>"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES, accountant_info
 from pymc_dpvi.accounting.calibration import epsilon
-from pymc_dpvi.accounting.curves.profiles import PlannedRun
+from pymc_dpvi.accounting.evaluation import Run
 from pymc_dpvi.errors import ArgumentError, CalibrationError
 
 __all__ = ["AccountantFigure", "compare_accountants", "epsilon_by_steps"]
@@ -34,7 +34,7 @@ class AccountantFigure:
 
 
 def compare_accountants(
-    run: PlannedRun,
+    run: Run,
     *,
     delta: float,
     neighboring_relation: Any = "add_or_remove_one",
@@ -61,7 +61,7 @@ def compare_accountants(
 
 
 def epsilon_by_steps(
-    run: PlannedRun,
+    run: Run,
     *,
     delta: float,
     n_steps: Sequence[int],
@@ -77,7 +77,7 @@ def epsilon_by_steps(
     found = {name: np.full(len(n_steps), np.nan) for name in accountants}
     for k, count in enumerate(n_steps):
         figures = compare_accountants(
-            PlannedRun(run.sampler, run.noise_multiplier, count),
+            Run(run.sampler, run.noise_multiplier, count),
             delta=delta,
             neighboring_relation=neighboring_relation,
             accountants=found,

@@ -8,88 +8,24 @@ one Gaussian release (`gaussian`). Whatever is said about attacks follows from t
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from dp_accounting import NeighboringRelation
 
 from pymc_dpvi.accounting.accountants import accountant_info
-from pymc_dpvi.accounting.calibration import (
-    MAX_NOISE_MULTIPLIER,
-    MAX_STEPS,
-    MIN_NOISE_MULTIPLIER,
-)
 from pymc_dpvi.accounting.curves.tradeoff import PrivacyProfile
-from pymc_dpvi.accounting.events import EventSampler, step_event
+from pymc_dpvi.accounting.evaluation import Run
 from pymc_dpvi.accounting.pld.accountant import TiltedPLDAccountant
 from pymc_dpvi.accounting.relations import check_relation
-from pymc_dpvi.arguments import check_choice, check_integer, check_number
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler
 
-__all__ = ["PlannedRun", "composed_profile", "privacy_profile"]
+__all__ = ["composed_profile", "privacy_profile"]
 
 _N_POINTS = 4001
 _MAX_EPSILON = 600.0
 _DEEPEST_DELTA = 1e-40
-_LARGEST_DENOMINATOR = 10**9
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """Steps whose number, noise and sampler are fixed; an ArgumentError if a number is out of range."""
-
-    sampler: EventSampler
-    noise_multiplier: float
-    n_steps: int
-
-    def __post_init__(self) -> None:
-        low = math.nextafter(MIN_NOISE_MULTIPLIER, 0.0)
-        noise = check_number(
-            "noise_multiplier", self.noise_multiplier, low=low, high=MAX_NOISE_MULTIPLIER, closed_high=True
-        )
-        object.__setattr__(self, "noise_multiplier", noise)
-        object.__setattr__(self, "n_steps", check_integer("n_steps", self.n_steps, high=MAX_STEPS))
-
-    @classmethod
-    def from_names(
-        cls, *, sampler: Any, sampling_prob: Any, noise_multiplier: float, n_steps: int
-    ) -> PlannedRun:
-        """Return a run from the words of a report, where the number of records is not known.
-
-        `sampling_prob` is B/N for ``"fixed_size"``. Raises an ArgumentError if it does not fit the sampler.
-        """
-        return cls(_sampler(sampler, sampling_prob), noise_multiplier, n_steps)
-
-
-def _sampler(sampler: Any, sampling_prob: Any) -> EventSampler:
-    named = isinstance(sampler, str)
-    if named or not (hasattr(sampler, "dp_event") and hasattr(sampler, "sampling_prob")):
-        check_choice("sampler", sampler, ("poisson", "fixed_size", "full_batch"))
-    own = 1.0 if named and sampler == "full_batch" else None if named else float(sampler.sampling_prob)
-    if sampling_prob is None:
-        if own is None:
-            raise ArgumentError(f"sampler={sampler!r} needs sampling_prob, in (0, 1].")
-        prob = own
-    else:
-        prob = check_number("sampling_prob", sampling_prob, low=0.0, high=1.0, closed_high=True)
-        if own is not None and prob != own:
-            raise ArgumentError(f"sampling_prob={prob:g} contradicts the sampler's own; leave it out.")
-    if not named:
-        return sampler  # type: ignore[no-any-return]
-    if sampler == "full_batch":
-        return FullBatchSampler()
-    if sampler == "poisson":
-        return PoissonSampler(prob)
-    # What a fixed-size batch costs depends on B/N alone, so any two numbers with this ratio will do.
-    ratio = Fraction(prob).limit_denominator(_LARGEST_DENOMINATOR)
-    if float(ratio) != prob:  # no such numbers: the next larger ratio
-        ratio = Fraction(math.ceil(Fraction(prob) * _LARGEST_DENOMINATOR), _LARGEST_DENOMINATOR)
-    return FixedSizeSampler(ratio.numerator, ratio.denominator)
 
 
 def privacy_profile(
@@ -134,14 +70,14 @@ def privacy_profile(
     >>> round(profile.epsilon(1e-5), 2), round(profile.advantage, 3)
     (0.95, 0.101)
     """
-    run = PlannedRun.from_names(
+    run = Run.from_names(
         sampler=sampler, sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, n_steps=n_steps
     )
     return composed_profile([run], neighboring_relation=neighboring_relation)
 
 
 def composed_profile(
-    runs: Sequence[PlannedRun], *, neighboring_relation: Any = "add_or_remove_one"
+    runs: Sequence[Run], *, neighboring_relation: Any = "add_or_remove_one"
 ) -> PrivacyProfile:
     """Return upper bounds of delta at every epsilon, for several runs on the same records.
 
@@ -156,17 +92,11 @@ def composed_profile(
 
 
 @functools.lru_cache(maxsize=64)
-def _composed(runs: tuple[PlannedRun, ...], relation: NeighboringRelation) -> PrivacyProfile:
+def _composed(runs: tuple[Run, ...], relation: NeighboringRelation) -> PrivacyProfile:
     accountant = accountant_info("pld").make(relation)
     assert isinstance(accountant, TiltedPLDAccountant)
     for run in runs:
-        event = step_event(
-            sampler=run.sampler,
-            noise_multiplier=run.noise_multiplier,
-            neighboring_relation=relation,
-            accountant=accountant,
-        )
-        accountant.compose(event, run.n_steps)
+        accountant.compose(run.step_event(accountant, relation), run.n_steps)
     end = min(max(accountant.get_epsilon(_DEEPEST_DELTA), 1e-6), _MAX_EPSILON)
     epsilons = np.linspace(0.0, end, _N_POINTS)
     return PrivacyProfile(epsilons, accountant.delta_curve(epsilons))

@@ -1,0 +1,74 @@
+"""What a user is warned of in a fit that is not refused.
+
+In: settings and a model. Out: warnings, which come before anything is charged, since a warning may be an
+error; and a line in the log.
+
+What it must never do: let a warning depend on the number of records where that is not public.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pymc as pm
+
+from pymc_dpvi.errors import InsecureNoiseWarning, warn
+from pymc_dpvi.graph.precomputed import FORMULA_ADVICE, formula_mark
+from pymc_dpvi.pages import shown
+from pymc_dpvi.release.report import PrivacyReport, PrivacyRun
+from pymc_dpvi.settings import PrivacySettings
+
+__all__ = ["log_earlier_fit", "warn_before_charge", "warn_of_single_precision"]
+
+_logger = logging.getLogger(__name__)
+
+#: A delta that is warned of whatever the number of records, which would have to be below ten thousand.
+_LARGE_DELTA = 1e-4
+
+_SINGLE = (
+    "This model computes in single precision (floatX='float32'). The proof that the noise hides a record in "
+    "finite precision (docs/noise.md) is for gradients in float64: in float32 their last digits may depend "
+    "on the other records of a large batch. Use pytensor.config.floatX = 'float64' for releases."
+)
+
+
+def warn_of_single_precision(value_vars: Any) -> None:
+    """Warn of a model whose latent values are in single precision."""
+    if any(v.type.dtype == "float32" for v in value_vars):
+        warn(_SINGLE)
+
+
+def warn_before_charge(settings: PrivacySettings, model: pm.Model, num_records: int, *, seeded: bool) -> None:
+    """Warn of what is planned: noise from a seed, a formula package's model, a large delta."""
+    if seeded:
+        warn(
+            "insecure_noise_seed= makes the noise predictable: use it for tests and papers, and do "
+            "not release the result.",
+            InsecureNoiseWarning,
+        )
+    if (mark := formula_mark(model)) is not None:
+        warn(f"The name {mark!r} looks as if a formula package had written the model. {FORMULA_ADVICE}")
+    _warn_of_large_delta(settings, num_records)
+
+
+def _warn_of_large_delta(settings: PrivacySettings, num_records: int) -> None:
+    """Warn if δ is no smaller than 1/N; where N is not public, than a number that does not tell it."""
+    public = settings.num_records_public
+    if settings.delta >= (1.0 / num_records if public else _LARGE_DELTA):
+        known = "not below" if public else "large: choose it below"
+        warn(
+            f"delta={settings.delta:g} is {known} 1 / (number of records). At such a delta a mechanism "
+            "may publish a whole record and still satisfy the definition. Use a smaller one."
+        )
+
+
+def log_earlier_fit(earlier: PrivacyReport | None, cost: PrivacyRun) -> None:
+    """Say what this fit and earlier ones by the same method cost together, where no budget limits them."""
+    if earlier is not None:
+        _logger.warning(
+            "This is another fit by the same method: together epsilon = %s, delta = %s. A PrivacyBudget "
+            "would limit them.",
+            shown(earlier.epsilon + cost.epsilon, up=True),
+            shown(earlier.delta + cost.delta, up=True),
+        )
