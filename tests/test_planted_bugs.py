@@ -20,7 +20,7 @@ from scipy import stats
 from suite import CLIP, Suite, layers, regression
 
 from pymc_dpvi.accounting.papers import rdp
-from pymc_dpvi.engine import clipping, microbatch, running_clip, step
+from pymc_dpvi.engine import clipping, microbatch, running_clip, step, step_graph
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
@@ -44,7 +44,8 @@ class Plant:
             clipping,
             microbatch,
             step,
-            step.PrivateStep,
+            step_graph,
+            step_graph.StepGraph,
             RecordModel,
             running_clip.RunningClip,
         )
@@ -58,9 +59,9 @@ Check = Callable[[Suite], Any]
 SCALE = 3  # the entry of the regression's release that belongs to its scale
 
 real_draw = Mechanism.draw
-real_sum = step.private_sum
+real_sum = step_graph.private_sum
 real_row_logp = RecordModel.row_logp
-real_pull_back = step.PrivateStep._pull_back
+real_pull_back = step_graph.StepGraph._pull_back
 real_epsilon = Mechanism.epsilon
 
 
@@ -440,8 +441,8 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
     "noise that drifts": (noise(drifting), NOISE, {}),
     "noise with a mean": (noise(lambda z: z + 0.3 * np.sqrt(np.mean(z**2))), NOISE, {}),
     "uniform noise": (noise(uniform_of_the_same_variance), MUCH_NOISE, {}),
-    "noise left out": (Plant(step, "private_sum", noise_left_out), NOISE, {}),
-    "noise grows with the batch": (Plant(step, "private_sum", noise_grows_with_the_batch), NOISE, {}),
+    "noise left out": (Plant(step_graph, "private_sum", noise_left_out), NOISE, {}),
+    "noise grows with the batch": (Plant(step_graph, "private_sum", noise_grows_with_the_batch), NOISE, {}),
     "every fit has the same key": (
         Plant(KeyStream, "from_os", classmethod(the_same_secure_key)),
         RANDOMNESS,
@@ -489,24 +490,24 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
         ADAPTIVE,
     ),
     "the sum is not rounded": (Plant(clipping, "round_and_add", unrounded), Suite.lattice, {}),
-    "noise in floating point": (Plant(step, "private_sum", float_noise), Suite.lattice, {}),
+    "noise in floating point": (Plant(step_graph, "private_sum", float_noise), Suite.lattice, {}),
     "sensitivity C where 2C is due": (
         Plant(Mechanism, "sensitivity", property(always_c)),
         SENSITIVITY,
         {"sampler": "full batch, replace"},
     ),
     "divided by the realised batch, after the sum": (
-        Plant(step, "private_sum", mean_of_the_batch),
+        Plant(step_graph, "private_sum", mean_of_the_batch),
         ONE_WAY,
         {},
     ),
-    "a sum that is not private": (Plant(step, "private_sum", no_private_sum_at_all), ONE_WAY, {}),
+    "a sum that is not private": (Plant(step_graph, "private_sum", no_private_sum_at_all), ONE_WAY, {}),
     "records enter the update past the sum": (
-        Plant(step.PrivateStep, "_pull_back", something_besides),
+        Plant(step_graph.StepGraph, "_pull_back", something_besides),
         ONE_WAY,
         {},
     ),
-    "the noise is known to the update": (Plant(step, "private_sum", noise_taken_off), ONE_WAY, {}),
+    "the noise is known to the update": (Plant(step_graph, "private_sum", noise_taken_off), ONE_WAY, {}),
     "prior inside the sum": (Plant(RecordModel, "row_logp", property(with_prior)), GRADIENT, {}),
     "shuffled batches accounted as Poisson": (batches(shuffled), BATCHES, {}),
     "batches of fixed size drawn for Poisson": (batches(fixed_size), BATCHES, {}),

@@ -23,8 +23,10 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from pymc_dpvi import DPADVI, DPFullRankADVI
 from pymc_dpvi.auditing.transcript import noise_pvalues, summarise
 from pymc_dpvi.compat import compile_mode, rows_mode
+from pymc_dpvi.engine import step_graph
 from pymc_dpvi.engine.blas_threads import OneThread
 from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import InsecureNoiseWarning, PrivacyError
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.mechanism.limits import SLACK
@@ -508,13 +510,13 @@ def test_a_row_of_the_trace(family: type[DPApproximation], gradient: str, n_mc: 
 
 def test_a_row_that_knows_the_records_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step's graph holds the records' own shared variables, not those of the model."""
-    real = PrivateStep._row
+    real = StepGraph._row
 
-    def planted(self: PrivateStep, record: Any, latents: Any, noisy: Any, *rest: Any) -> Any:
+    def planted(self: StepGraph, noisy: Any) -> Any:
         held = [v for v in graph_inputs([noisy]) if isinstance(v, SharedVariable) and v.type.ndim == 2]
-        return real(self, record, latents, noisy, *rest) + held[0].sum()
+        return real(self, noisy) + held[0].sum()
 
-    monkeypatch.setattr(PrivateStep, "_row", planted)
+    monkeypatch.setattr(StepGraph, "_row", planted)
     with pytest.raises(PrivacyError, match="more of the records"):
         Harness(regression(prior=0.5))
 
@@ -538,13 +540,11 @@ def test_the_trace_sees_the_records_only_through_the_release() -> None:
 
 
 def test_a_trace_with_more_than_the_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pymc_dpvi.engine import step
-
-    real = step.prior_gradients
+    real = step_graph.prior_gradients
 
     def planted(record: Any, latents: Any, z: Any, n_mc: int) -> Any:
         return real(record, latents, z, n_mc) + record.arrays[0].sum()
 
-    monkeypatch.setattr(step, "prior_gradients", planted)
+    monkeypatch.setattr(step_graph, "prior_gradients", planted)
     with pytest.raises(PrivacyError, match="trace of gradients"):
         Harness(regression(prior=0.5))

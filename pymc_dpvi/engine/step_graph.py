@@ -1,0 +1,227 @@
+r"""The graph of a step: one batch, one latent draw, one vector of noise, one update.
+
+.. math::
+
+    z_m &= T(\xi, \zeta_m), \qquad m = 1,\dots,M \\
+    \tilde s &= \sum_{i\in B} \operatorname{clip}_C\!\big(g_i\big) + \eta
+              \qquad\text{(}\texttt{PrivateSum}\text{: the only thing that sees records)}\\
+    \nabla_{z_m} &= \tfrac{\sqrt M}{q}\,\tilde s_m + \nabla \log p(z_m) \\
+    \nabla_\xi &= \tfrac1M \sum_m \Big(\frac{\partial z_m}{\partial\xi}\Big)^{\!\top} \nabla_{z_m}
+                   + \nabla_\xi H(q_\xi)
+
+The scale is 1/q, a public constant: never the realised batch size. Everything after the noisy sum is
+post-processing. With an adaptive clip norm (`adaptive_clipping`) the gradients are scaled before and the sum
+after, by a public number that the noisy counts of earlier steps decide. The graph also keeps the running
+average of the iterates, :math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`, and hands out a row for the
+`GradientTrace`: latent draw and noisy gradient.
+
+What it may never do: let anything but the noisy sum get from the records, the batch, its size or the noise
+into what a step changes or leaves behind. `StepGraph.updates` and `StepGraph.row` look.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.variational.updates import total_norm_constraint
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
+from pymc_dpvi.engine.running_clip import RunningClip
+from pymc_dpvi.errors import ArgumentError, PrivacyError
+from pymc_dpvi.graph.blocks import Block
+from pymc_dpvi.graph.families import Family
+from pymc_dpvi.graph.gradients import Latents, aligned_gradients, informed, prior_gradients, vanilla_gradients
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.traversal import walk
+from pymc_dpvi.mechanism.mechanism import Mechanism
+from pymc_dpvi.optimizers import Optimizer
+from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS
+
+__all__ = ["StepGraph"]
+
+
+class StepGraph:
+    """What one step computes, as graphs of its inputs and of shared variables.
+
+    Parameters as of `PrivateStep`. Attributes: `per_step`, the inputs of a step (batch, its size, noise, base
+    draws, weight in the average), and `spacing`, that of all steps; `data` and `batch`, the record arrays and
+    the rows of them; `draw_shape`, `num_noise`, lengths; `averages` and `scale` (one over the sampling
+    probability, public), shared variables; `running_clip` and its new values `clip_updates`; `noisy`, the
+    gradients' noisy sum; `grads`, of the negative evidence lower bound by the parameters.
+    """
+
+    def __init__(
+        self,
+        record: RecordModel,
+        latents: Latents,
+        family: Family,
+        mechanism: Mechanism,
+        n_mc: int,
+        max_grad_norm: float | None,
+    ) -> None:
+        self.record, self.latents, self.mechanism = record, latents, mechanism
+        self.params: list[SharedVariable] = list(family.params)
+        self.averages = [pytensor.shared(p.get_value(), name=f"{p.name}_average") for p in self.params]
+        self.sizes = [p.get_value(borrow=True).size for p in self.params]
+        self.draw_shape = (n_mc, latents.size)
+        self.is_aligned = mechanism.gradient == "aligned"
+        self.size = n_mc * latents.size if self.is_aligned else sum(self.sizes)
+        self.num_noise = self.size + mechanism.num_counts
+        self.running_clip = None if mechanism.adaptive is None else RunningClip(mechanism.adaptive)
+        self.clip_updates: dict[Variable, Variable] = {}
+        # A variable, as the lattice spacing is, so that other rates and noise need no other compiled step.
+        scale = pytensor.shared(np.asarray(1.0 / mechanism.sampler.sampling_prob), name="scale")
+        self.scale: SharedVariable = scale
+        floatx = pytensor.config.floatX
+        self.indices, self.count, self.spacing = (
+            pt.lvector("indices"),
+            pt.lscalar("count"),
+            pt.dscalar("spacing"),
+        )
+        self.noise = pt.tensor("noise", dtype="int64", shape=(self.num_noise,))
+        self.base_draws = pt.matrix("base_draws", dtype=floatx, shape=self.draw_shape)
+        self.weight = pt.scalar("weight", dtype=floatx)
+        self.per_step = [self.indices, self.count, self.noise, self.base_draws, self.weight]
+        self.is_whole = mechanism.sampler.name == "full_batch"
+        self.data = record.data()
+        self.batch = [self._rows(d, row) for d, row in zip(self.data, record.rows, strict=True)]
+
+        drawn: dict[Variable, Variable] = {family.symbolic_initial: self.base_draws}
+        self.z, logq = graph_replace(
+            [family.symbolic_random, family.symbolic_logq_not_scaled], drawn, strict=False
+        )
+        entropy = -logq.mean()
+        if self.is_aligned:
+            per_record = aligned_gradients(record, self.batch, latents, self.z, n_mc)
+            self.noisy = self._noisy_sum(per_record)
+            if not (own := informed(record, latents)).all():
+                # The others' sums are noise about zero, and known to be.
+                self.noisy = self.noisy * np.tile(own.astype(floatx), n_mc)
+            grads = self._pull_back(record, self.noisy, entropy)
+        else:
+            per_record = vanilla_gradients(
+                record, self.batch, latents, family, self.base_draws, self.z, entropy, n_mc
+            )
+            self.noisy = self._noisy_sum(per_record)
+            ends = np.cumsum([0, *self.sizes])
+            grads = [-self.noisy[a:b] * self.scale for a, b in itertools.pairwise(ends)]
+        mechanism.check_lattice(record.num_records, self.num_noise)
+        self.grads = [
+            g.reshape(p.get_value(borrow=True).shape).astype(p.type.dtype)
+            for g, p in zip(grads, self.params, strict=True)
+        ]
+        if max_grad_norm is not None:
+            self.grads = total_norm_constraint(self.grads, max_grad_norm)
+
+    def _rows(self, data: TensorVariable, row: TensorVariable) -> TensorVariable:
+        """Rows of the batch, of the shape of `row` but for their number."""
+        rows = data if self.is_whole else data[self.indices]
+        shape = row.type.shape[1:]
+        return rows if rows.type.shape[1:] == shape else pt.specify_shape(rows, (None, *shape))
+
+    def _noisy_sum(self, per_record: Sequence[Block]) -> TensorVariable:
+        """Noisy sum of clipped gradients, shape ``(size,)``; an adaptive bound's updates are noted."""
+        of_batch = self.noise, self.mechanism.l2_clip_norm, self.spacing, self.count
+        if self.running_clip is None:
+            return private_sum(per_record, *of_batch)
+        scale = self.running_clip.scale
+        scaled = [b.scaled(1.0 / scale) for b in per_record]
+        released = private_sum(scaled, *of_batch, tally_weight=self.mechanism.tally_weight)
+        self.clip_updates = self.running_clip.updates(released[self.size :], self.spacing, self.scale)
+        return released[: self.size] * scale
+
+    def _pull_back(
+        self, record: RecordModel, noisy: TensorVariable, entropy: TensorVariable
+    ) -> list[TensorVariable]:
+        """Gradient of the negative bound with respect to the parameters, from the noisy sum by z."""
+        n_mc, size = self.draw_shape
+        wrt_z = noisy.reshape((n_mc, size)) * (np.sqrt(n_mc) * self.scale)
+        wrt_z = wrt_z + prior_gradients(record, self.latents, self.z, n_mc)
+        known: dict[Variable, Variable] = {self.z: (-wrt_z / n_mc).astype(self.z.type.dtype)}
+        through_z = pytensor.grad(None, self.params, known_grads=known)
+        of_entropy = pytensor.grad(-entropy, self.params, disconnected_inputs="ignore")
+        return [a + b for a, b in zip(through_z, of_entropy, strict=True)]
+
+    def row(self) -> TensorVariable:
+        """Latent draw, noisy gradient of the likelihood, gradient of the prior, noise (`gradient_moments`).
+
+        With several draws, their means. All that is of the records in it is the release; a PrivacyError
+        otherwise.
+        """
+        row = self._row(self.noisy)
+        inside = [*self.record.arrays, *self.data, self.indices, self.count, self.noise]
+        if set(inside) & set(walk([row], stop=[self.noisy], into_size=True)):
+            raise PrivacyError("The trace of gradients would hold more of the records than the release.")
+        return row
+
+    def _row(self, noisy: TensorVariable) -> TensorVariable:
+        n_mc, size = self.draw_shape
+        prior = prior_gradients(self.record, self.latents, self.z, n_mc).mean(axis=0)
+        if self.is_aligned:
+            # The sum is of gradients divided by sqrt(n_mc).
+            likelihood = noisy.reshape((n_mc, size)).mean(axis=0) * (np.sqrt(n_mc) * self.scale)
+        else:
+            first = sum(self.sizes[: [p.name for p in self.params].index("mu")])
+            likelihood = noisy[first : first + size] * self.scale - prior
+        noise = self.spacing * 2.0**LATTICE_BITS * self.scale
+        if self.running_clip is not None:
+            noise = noise * self.running_clip.scale
+        parts = (self.z.mean(axis=0), likelihood, prior, noise[None])
+        return pt.concatenate([v.astype("float64") for v in parts])
+
+    def updates(self, optimizer: Optimizer) -> dict[Variable, Variable]:
+        """Return what a step changes: parameters, the optimiser's own state, clip norm, averages.
+
+        An ArgumentError if the optimiser returns no updates, or some that know more than the release.
+        """
+        updates = self._updates(optimizer, self.grads)
+        released = [v for v in walk(self.grads) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
+        self._check_updates(updates, [*self.grads, *released])
+        updates.update(self.clip_updates)
+        for p, average in zip(self.params, self.averages, strict=True):
+            new = updates.get(p, p)
+            updates[average] = (average + self.weight * (new - average)).astype(average.type.dtype)
+        return updates
+
+    def _updates(self, optimizer: Optimizer, grads: Sequence[Variable]) -> dict[Variable, Variable]:
+        try:
+            updates = dict(optimizer(list(grads), list(self.params)))
+            if not all(isinstance(v, SharedVariable) for v in updates):
+                raise TypeError("the updates are not of shared variables")
+            updates = {v: pt.as_tensor(new) for v, new in updates.items()}
+        except Exception as error:
+            raise ArgumentError(
+                "obj_optimizer must be a function of (gradients, parameters) that returns updates, such as "
+                f"pm.adam(learning_rate=0.01); calling it raised {type(error).__name__}: {error}"
+            ) from error
+        return updates
+
+    def _check_updates(self, updates: Mapping[Variable, Variable], public: Sequence[Variable]) -> None:
+        """Raise an ArgumentError unless all that the updates know of a step's batch and noise is the release.
+
+        The gradients that an optimiser is given are graphs, and what stands behind them can be taken hold
+        of: the release, which is public, and behind that the records, the clipped sum's rows, the batch and
+        its size, the noise that would have to be taken off. A ``default_update`` is an update too.
+        """
+        model = self.record.model
+        held = {*self.data, self.indices, self.count, self.noise}
+        held |= {*self.record.arrays, *model.data_vars, *model.observed_RVs}
+        todo, behind = [*updates, *updates.values()], set[Variable]()
+        while todo:
+            found = set(walk(todo, stop=public, into_size=True)) - behind
+            behind |= found
+            changes = [getattr(v, "default_update", None) for v in found if isinstance(v, SharedVariable)]
+            todo = [v for v in changes if v is not None]
+        if held & behind:
+            raise ArgumentError(
+                "obj_optimizer brings data of the model, or what stands behind its gradients, into its "
+                "updates, unaccounted. It may use its gradients, its parameters and numbers of its own."
+            )
