@@ -103,19 +103,7 @@ class StepFailedError(Exception):
 
 
 def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> list[Backend]:
-    """Return the backends to try, in this order: one if the user named one.
-
-    Parameters
-    ----------
-    backend : {"numba", "c", "jax", "python"}, optional
-    compile_kwargs : mapping, optional
-        Passed to PyTensor's ``function``; may hold ``mode`` instead of a backend's name.
-
-    Raises
-    ------
-    ArgumentError
-        As `compat.compile_mode`.
-    """
+    """Return the backends to try, in this order; one if the user named it, or gave ``mode``."""
     given = compile_mode(backend, compile_kwargs)  # checks both
     if backend is not None or "mode" in (compile_kwargs or {}):
         name = "compile_kwargs" if backend is None else {"cvm": "c"}.get(backend, backend)
@@ -127,18 +115,9 @@ def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> l
 def few_steps(
     candidates: Sequence[Backend], n: int, num_latents: int, graphs: Iterable[Variable]
 ) -> list[Backend]:
-    """Return the backends to try for so many steps: Python mode alone for few, if nobody named another.
+    """Return the backends to try for `n` planned steps: Python mode alone for few, if nobody named another.
 
-    Parameters
-    ----------
-    candidates : sequence of Backend
-        As of `backends`.
-    n : int
-        Planned steps.
-    num_latents : int
-        Unconstrained latent values.
-    graphs : iterable of Variable
-        Those that a step evaluates, before they are differentiated.
+    `graphs` are those that a step evaluates, before they are differentiated.
     """
     python = [c for c in candidates if c.name == "python"]
     if not python or n > FEW_STEPS or num_latents > _SMALL:
@@ -149,21 +128,7 @@ def few_steps(
 def bounded(candidates: Sequence[Backend], graphs: Iterable[Variable]) -> list[Backend]:
     """Leave Python mode out where one record could hold up a step there for minutes.
 
-    Parameters
-    ----------
-    candidates : sequence of Backend
-        As of `backends`.
-    graphs : iterable of Variable
-        A record's log-densities, before they are differentiated.
-
-    Returns
-    -------
-    list of Backend
-
-    Raises
-    ------
-    ArgumentError
-        None is left.
+    `graphs` are a record's log-densities, before they are differentiated. An ArgumentError if none is left.
     """
     found = [c for c in candidates if not is_python(c.step["mode"])]
     if len(found) == len(candidates) or not any(_has(v, _LOOPS) for v in walk(graphs)):
@@ -184,27 +149,12 @@ def _has(variable: Variable, ops: tuple[type, ...]) -> bool:
 
 
 def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]) -> tuple[T, str]:
-    """Return what `make` returns for the first backend for which it does not fail.
+    """Return what `make` returns for the first backend for which it does not fail, and the backend's name.
 
-    Where the first one fails, Python mode is asked, which knows every operation: if it fails too, no backend
-    is to blame, and none of the others is tried.
-
-    Parameters
-    ----------
-    candidates : sequence of Backend
-    make : callable
-        Compiles and rehearses; raises what the backend raises, or `StepFailedError`.
-
-    Returns
-    -------
-    made : object
-    backend : str
-        Its name; with the reason in brackets if an earlier one failed.
-
-    Raises
-    ------
-    PrivacyError
-        As `make` raised it; `ArgumentError` if no backend works, or the one that was named does not.
+    `make` compiles and rehearses. Where the first backend fails, Python mode is asked, which knows every
+    operation: if it fails too, no backend is to blame, and none of the others is tried. The name comes with
+    the reason in brackets if an earlier backend failed. A PrivacyError of `make` goes on as it is; an
+    ArgumentError if no backend works, or the one that was named does not.
     """
     first, *others = candidates
     made, reason = _attempt(make, first)

@@ -42,20 +42,8 @@ def name_of(
 ) -> Hashable | None:
     """Return a name for what is compiled from a graph, or None if it must not be shared.
 
-    Parameters
-    ----------
-    key : str, optional
-        As of `graph_keys.graph_key`.
-    compile_kwargs : mapping
-        For PyTensor's ``function``, with ``mode``.
-    values : iterable
-        Those of the inputs that do not change from call to call.
-    *more : hashable
-        What else decides on the compiled code.
-
-    Returns
-    -------
-    tuple or None
+    `key` is of `graph_keys.graph_key`, `values` those of the inputs that do not change from call to call;
+    `more` is what else decides on the compiled code.
     """
     if key is None or set(compile_kwargs) != {"mode"} or compile_kwargs["mode"] is not default_numba_mode():
         return None
@@ -79,18 +67,9 @@ def _layout(value: Any) -> Hashable:
 
 
 def shared(name: Hashable | None, make: Callable[[], T]) -> T:
-    """Return what `make` returned for this name, or call it.
+    """Return what `make`, which compiles, returned for this name, or call it; None keeps nothing.
 
-    Parameters
-    ----------
-    name : hashable, optional
-        As of `name_of`; if it is None, nothing is kept.
-    make : callable
-        Compiles. What it returns must hold no data and no model.
-
-    Returns
-    -------
-    object
+    What it returns must hold no data and no model.
     """
     if name is None:
         return make()
@@ -108,13 +87,7 @@ def shared(name: Hashable | None, make: Callable[[], T]) -> T:
 
 
 class Postponed:
-    """A PyTensor function that is compiled when it is first needed: never, if the step around it is shared.
-
-    Parameters
-    ----------
-    compiled : callable
-        Compiles and returns it.
-    """
+    """A PyTensor function that is compiled when first needed: never, if the step around it is shared."""
 
     def __init__(self, compiled: Callable[[], Any]) -> None:
         self._compile: Callable[[], Any] | None = compiled

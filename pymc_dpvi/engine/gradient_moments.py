@@ -187,20 +187,10 @@ class _Sums:
 
 
 class GradientTrace:
-    """Moments of the rows of one or several runs with the same noise.
+    """Moments of the rows of one or several runs with the same noise, of `size` latent values.
 
-    Parameters
-    ----------
-    size : int
-        D, the number of latent values.
-
-    Attributes
-    ----------
-    size : int
-    groups : tuple of slice
-        Neighbouring latent values whose joint moments are kept.
-    columns : tuple of ndarray
-        For each group, its columns in a row: latent draws, likelihood's gradient, prior's gradient.
+    Attributes: `groups`, slices of neighbouring latent values whose joint moments are kept; `columns`, for
+    each group, its columns in a row (latent draws, likelihood's gradient, prior's gradient).
     """
 
     def __init__(self, size: int) -> None:
@@ -228,12 +218,7 @@ class GradientTrace:
         return 3 * self.size + 1 if self.size <= MOST_LATENTS else 0
 
     def begin(self, n_steps: int) -> None:
-        """Expect a run of so many steps; what earlier runs left is kept in coarser blocks.
-
-        Parameters
-        ----------
-        n_steps : int
-        """
+        """Expect a run of so many steps; what earlier runs left is kept in coarser blocks."""
         self._flush()
         self._close()
         while len(self._blocks) > BLOCKS:
@@ -247,12 +232,7 @@ class GradientTrace:
         self._planned, self._taken = n_steps, 0
 
     def take(self, rows: np.ndarray) -> None:
-        """Take up the rows of the next steps.
-
-        Parameters
-        ----------
-        rows : ndarray, shape (n_steps, width)
-        """
+        """Take up the rows of the next steps, shape ``(n_steps, width)``."""
         if not self.width:
             return
         at = 0
@@ -360,19 +340,7 @@ class GradientTrace:
 
 
 def merged(blocks: Sequence[Moments], columns: Sequence[np.ndarray]) -> Moments:
-    """Merge the moments of several blocks.
-
-    Parameters
-    ----------
-    blocks : sequence of Moments
-        At least one.
-    columns : sequence of ndarray
-        As in `GradientTrace`.
-
-    Returns
-    -------
-    Moments
-    """
+    """Merge the moments of one or several blocks; `columns` as in `GradientTrace`."""
     total = blocks[0]
     for block in blocks[1:]:
         total = _merge(total, block, columns)

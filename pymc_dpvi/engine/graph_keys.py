@@ -42,18 +42,7 @@ class _Unknown(Exception):
 
 
 def graph_key(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> str | None:
-    """Return a key for a graph, or None if none can be made.
-
-    Parameters
-    ----------
-    inputs, outputs : sequence of Variable
-        The graph, before any rewrite.
-
-    Returns
-    -------
-    str or None
-        A SHA-256 in hexadecimal digits.
-    """
+    """Return a SHA-256 of a graph before any rewrite, in hexadecimal digits, or None if none can be made."""
     try:
         versions = (pytensor.__version__, numba.__version__, source_hash())
         return _digest("graph", versions, _graph(inputs, outputs))

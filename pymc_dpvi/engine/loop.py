@@ -47,33 +47,10 @@ def iterate(
 ) -> Iterator[int]:
     """Run the steps; yield the number of steps done, after every chunk or where it is asked for.
 
-    Parameters
-    ----------
-    step : PrivateStep
-        Updates the variational parameters and their average in place.
-    mechanism : Mechanism
-    streams : Streams
-        Where batches and noise come from.
-    rng : numpy.random.Generator
-        For the latent draws (public).
-    num_records : int
-    n_steps : int
-        Planned steps.
-    every : int
-        If positive, yield after the first step, after each that makes the steps of all runs a multiple of
-        this number, and after the last.
-    before : int
-        Steps of earlier runs.
-
-    Yields
-    ------
-    int
-        Steps done so far.
-
-    Raises
-    ------
-    FloatingPointError
-        If the variational parameters become non-finite.
+    The step updates the variational parameters and their average in place; batches and noise come from
+    `streams`, base draws (public) from `rng`. If `every` is positive, yield after the first step, after each
+    that makes the steps of all runs (`before` of them earlier) a multiple of it, and after the last. A
+    FloatingPointError if the variational parameters become non-finite.
     """
     # What can be seen from outside (the step at which an error is found, say) must not depend on the
     # number of records: they only decide how many steps have their batches drawn at once.

@@ -44,22 +44,11 @@ __all__ = ["Chunk"]
 class Chunk:
     """Apply one step's updates for several batches, one after the other.
 
-    Parameters
-    ----------
-    per_step : sequence of Variable
-        What a step gets of its own: the batch (int64 vector), its size (int64), noise (vector), latent draws
-        (matrix), the weight in the average. An empty batch is passed as one row with a size of zero: not
-        every backend can take nothing.
-    fixed : sequence of Variable
-        Inputs that are the same in all steps.
-    updates : mapping of SharedVariable to Variable
-        New values, in terms of `per_step`, `fixed` and shared variables. Arrays keep their shapes.
-    compile_kwargs : mapping
-        For PyTensor's ``function``, with ``mode``.
-    row : Variable, optional
-        What each step leaves behind, a float64 vector in the same terms.
-    width : int
-        Its length.
+    `per_step` is what a step gets of its own: batch (int64 vector), its size (int64), noise (vector), base
+    draws (matrix), weight in the average; `fixed` is the same in all steps. An empty batch is passed as one
+    row with a size of zero: not every backend can take nothing. `updates` are new values in terms of both
+    and of shared variables, whose arrays keep their shapes; `row`, a float64 vector of length `width`, is
+    what each step leaves behind.
     """
 
     def __init__(
@@ -113,29 +102,12 @@ class Chunk:
         weights: np.ndarray,
         *fixed: Any,
     ) -> np.ndarray:
-        """Make the steps, and store the state after the last of them.
+        """Make the steps, store the state after the last of them, and return the rows, ``(n_steps, width)``.
 
-        Parameters
-        ----------
-        indices : ndarray of int64
-            All batches, end to end.
-        offsets : ndarray of int64, shape (n_steps + 1,)
-            Batch t is ``indices[offsets[t]:offsets[t + 1]]``.
-        noise, base_draws, weights : ndarray
-            Those of a step, with a leading axis of length ``n_steps``.
-        *fixed
-            What all steps get.
-
-        Returns
-        -------
-        ndarray of float64, shape (n_steps, width)
-            The rows.
-
-        Raises
-        ------
-        ValueError
-            If an array of the state has another shape than at the start, or the noise or the draws of a step
-            another one than the step was written for; the state is as it was.
+        `indices` holds all batches, end to end; batch t is ``indices[offsets[t]:offsets[t + 1]]``. `noise`,
+        `base_draws` and `weights` are those of a step, with a leading axis of length ``n_steps``; `fixed` is
+        what all steps get. A ValueError if an array of the state has another shape than at the start, or
+        noise or draws another one than the step was written for; the state is as it was.
         """
         # Compiled code takes shapes as they were declared, and does not look.
         for own, declared in zip((noise, base_draws), self._shapes_of_a_step, strict=True):

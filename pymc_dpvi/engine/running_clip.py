@@ -61,17 +61,7 @@ _RECENT = 4.0
 
 
 class RunningClip:
-    r"""The running bound of a fit, and how the noisy counts move it.
-
-    Parameters
-    ----------
-    rule : AdaptiveClip
-
-    Attributes
-    ----------
-    log_scale : SharedVariable
-        :math:`\log(C_t / C_0)`.
-    """
+    r"""The bound of a fit, and how noisy counts move it; `log_scale` is :math:`\log(C_t / C_0)`."""
 
     def __init__(self, rule: AdaptiveClip) -> None:
         self.rule = rule
@@ -119,18 +109,9 @@ class RunningClip:
         return float(self._share.get_value())
 
     def clipped_share(self, noise_multiplier: float) -> tuple[float, float] | None:
-        """Share of the records that were clipped, by the noisy counts of the later steps.
+        """Share of the records that were clipped, by the noisy counts of the later steps, and its deviation.
 
-        Parameters
-        ----------
-        noise_multiplier : float
-            Of the steps.
-
-        Returns
-        -------
-        tuple of float, or None
-            The share, not held between 0 and 1, and its standard deviation; None if the counts do not tell
-            that anybody was seen.
+        The share is not held between 0 and 1. None if the counts do not tell that anybody was seen.
         """
         steps = float(self._steps.get_value())
         size = self.mean_batch_size
@@ -142,13 +123,7 @@ class RunningClip:
         return float(self._beyond.get_value()) / size, noise / (size * math.sqrt(effective))
 
     def records_and_noise(self, noise_multiplier: float, sampling_prob: float) -> tuple[float, float] | None:
-        """Noisy number of records, and the standard deviation of its noise; None before the first step.
-
-        Parameters
-        ----------
-        noise_multiplier, sampling_prob : float
-            Of the steps.
-        """
+        """Noisy number of records, and the standard deviation of its noise; None before the first step."""
         steps = float(self._steps.get_value())
         if not steps:
             return None
@@ -159,22 +134,10 @@ class RunningClip:
     def updates(
         self, tally: TensorVariable, spacing: TensorVariable, scale: TensorVariable
     ) -> dict[Variable, Variable]:
-        """Return the new values of the state after a step.
+        """Return the new values of the state after a step, by shared variable.
 
-        Parameters
-        ----------
-        tally : TensorVariable, shape (2,)
-            The noisy counts as the private sum releases them, in the units of a gradient clipped at the
-            start value.
-        spacing : TensorVariable
-            Lattice spacing of the sum, float64.
-        scale : TensorVariable
-            One over the sampling probability.
-
-        Returns
-        -------
-        dict
-            By shared variable.
+        `tally` are the noisy counts as the private sum releases them, in the units of a gradient clipped at
+        the start value; `scale` is one over the sampling probability.
         """
         rule = self.rule
         per_record = (

@@ -118,16 +118,9 @@ class PrivateStep:
     def _rehearse(self, state: Sequence[SharedVariable]) -> None:
         """Make one step on an empty batch without noise, and take it back.
 
-        What cannot work fails here, before anything is spent: a backend that cannot compile the model, an
-        optimiser whose updates have another shape, a start from which the prior leads to infinity. No
-        record counts in an empty batch.
-
-        Raises
-        ------
-        StepFailedError
-            If it raises.
-        ArgumentError
-            If it leads to infinity.
+        What cannot work fails here, before anything is spent: a backend that cannot compile the model
+        (StepFailedError), an optimiser whose updates have another shape, a start from which the prior leads
+        to infinity (ArgumentError). No record counts in an empty batch.
         """
         before = [variable.get_value() for variable in state]
         failure = ""
