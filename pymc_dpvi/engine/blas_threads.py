@@ -1,7 +1,7 @@
 """BLAS on one thread while a private step runs.
 
 Several threads of BLAS share out a matrix product by rows, and add up differently in each; a record's row
-would then hang on its place in the batch (docs/noise.md, section 4). How many there are is the process's own
+would then depend on its place in the batch (docs/noise.md, section 4). How many there are is the process's own
 number, so it is held for as long as any step runs, in whichever thread of Python.
 """
 

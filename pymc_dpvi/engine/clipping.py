@@ -17,7 +17,7 @@ records are added up plainly, and such sums with their rounding errors (Knuth's 
 ``docs/noise.md`` has the proof.
 
 **Counts.** A sum may have two more columns, the *tally*: how many records lie within the clip norm, and how
-many beyond it. A record adds :math:`(k_i, k - k_i)` to them, in whole lattice units, where :math:`k =
+many beyond it. A record adds :math:`(k_i, k - k_i)` to them, in whole units of the lattice, where :math:`k =
 \lfloor\kappa C (1 - 2^{-12})/u\rfloor` and
 
 .. math:: k_i = \operatorname{round}\big(k\, b(\lVert g_i\rVert / C')\big), \qquad
@@ -79,7 +79,7 @@ def clip_bound(l2_clip_norm: float, spacing: float, num_params: int) -> float:  
 
 @_kernel
 def tally_units(l2_clip_norm: float, spacing: float, tally_weight: float) -> int:  # pragma: no cover
-    """k: the lattice units that one record adds to the tally, 0 if there is none.
+    """k: the units of the lattice that one record adds to the tally, 0 if there is none.
 
     A float64 that is a whole number, so that `add_tally` computes with k itself and no share exceeds it.
     """

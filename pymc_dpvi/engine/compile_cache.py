@@ -10,7 +10,7 @@ numba in the mode that a fit takes by default, with the same settings of PyTenso
 layout. Everything else is compiled as it always was, and nothing of it is kept here.
 
 Privacy: a compiled step holds no records. They are inputs of it, as are parameters, noise and batches, and no
-shared variable or model hangs on it: data are gone with the fit that they came with. What it does hold are
+shared variable or model is behind it: data are gone with the fit that they came with. What it does hold are
 the model's own constants, which are part of the name.
 """
 
