@@ -85,6 +85,7 @@ class _Point:
     def __init__(self, start: NDArray[np.float64]) -> None:
         self.mu = pytensor.shared(start, name="mu")
         self.params = [self.mu]
+        self.num_base_draws = start.size
         self.symbolic_initial = pt.matrix("nothing", shape=(1, start.size))
         self.symbolic_random = self.mu + 0.0 * self.symbolic_initial
         self.symbolic_logq_not_scaled = 0.0 * self.symbolic_random.sum(axis=1)

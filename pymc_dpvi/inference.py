@@ -3,8 +3,8 @@ r"""``pm.fit(n, method=DPADVI(epsilon=..., delta=...))``: check, calibrate, comp
 In: a PyMC model on the full data, and what its fit may spend. Out: a `DPApproximation`, which is private. A
 fit goes through these stations, and nothing is spent before the fifth:
 
-1. The model is split by records and checked (`graph.records`, `graph.separability`), when the method is made.
-2. The arguments are checked (`settings`, `keywords`).
+1. The arguments are checked (`settings`, `keywords`); those of the method, when it is made.
+2. The model is split by records and checked (`graph.records`, `graph.separability`), when the method is made.
 3. The noise is calibrated to ``(epsilon, delta)`` for the planned number of steps (`accounting`).
 4. The step is compiled (`engine.step`).
 5. After warnings (`cautions`) the planned cost is charged to the budget, if there is one, and goes into the

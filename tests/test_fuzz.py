@@ -38,7 +38,7 @@ from hypothesis import strategies as st
 
 from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyError, fit_dpadvi, inference
 from pymc_dpvi.engine.private_sum import private_sum
-from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graph import records
 from pymc_dpvi.graph.blocks import Block
@@ -265,8 +265,8 @@ def analysed(method: DPADVI, monkeypatch: pytest.MonkeyPatch) -> Iterator[pm.Mod
     record, model = method._record, method._record.model
     shapes = model.eval_rv_shapes()
 
-    def starting_values(*args: Any, mean_field: bool) -> dict[str, Any]:
-        return check_starting_values(*args, MeanField)
+    def starting_values(*args: Any) -> dict[str, Any]:
+        return check_starting_values(*args[:-1], MeanField)
 
     def split(model: pm.Model, *, record_dim: Any, public_data: Any) -> RecordModel:
         records.public_variables(model, public_data)
@@ -309,7 +309,7 @@ def test_fit_arguments(
     plan: tuple[int, int], method: DPADVI, nothing_spent: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: Counter[str] = Counter()
-    optimizers = PrivateStep._updates
+    optimizers = StepGraph._updates
 
     def step(*args: Any, optimizer: Any, **kwargs: Any) -> None:
         mu = method.approx.params[0]

@@ -14,11 +14,12 @@ everything that the cost says about attacks                 `privacy_profile`, :
 who computes it, and what that proves                       `ACCOUNTANT_NAMES`, `accountant_info`
 ==========================================================  ==================================================
 
-Throughout, ``noise_multiplier`` is the standard deviation of the noise divided by
-``l2_clip_norm``, the bound on one record's contribution. The neighboring relation decides the
-sensitivity (`relations`: once that bound under add-or-remove-one, twice under replace-one) and the accounting
-knows it: the same noise costs more under replace-one. No number here may depend on a record, but for
-`BayesianAccountant`'s, which says so. Longer proofs are in ``docs/accounting.md``.
+Throughout, ``noise_multiplier`` is the standard deviation of the noise divided by the bound on the norm of
+all that one record adds: ``l2_clip_norm``, or a little more where it counts for an adaptive one, too. The
+neighboring relation decides the sensitivity (`relations`: once that bound under add-or-remove-one, twice
+under replace-one) and the accounting knows it: the same noise costs more under replace-one. No number here
+may depend on a record, but for `BayesianAccountant`'s, which says so. Longer proofs are in
+``docs/accounting.md``.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ before anything changes, a ledger, a relation fixed at birth) ours have
 * ``name``, ``guarantee``, ``source``: class attributes, see :class:`AccountantInfo`;
 * ``schemes``: which sampling schemes they take under which neighboring relation. Everything else is refused
   with an :class:`UnsupportedEventError` that names the sub-event, before anything changes;
-* one convention: the noise multiplier of an event is the noise standard deviation divided by `l2_clip_norm`,
-  *whatever the relation*. The accountant puts in the sensitivity's factor itself (`relations`).
+* one convention: the noise multiplier of an event is the noise standard deviation divided by the norm of
+  what one record adds, *whatever the relation*. The accountant puts in the sensitivity's factor itself
+  (`relations`).
 
 Google's own accountants do not agree on the last point: the PLD accountant doubles the sensitivity under
 replace-one, the RDP accountant of dp-accounting 0.6 does not (google/differential-privacy issue 378).

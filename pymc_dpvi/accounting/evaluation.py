@@ -103,7 +103,10 @@ def check_sampler(sampler: Any, sampling_prob: Any, *, by_rate: bool = False) ->
         interval = "(0, 1]" if by_rate else "[1e-6, 1]"
         raise ArgumentError(f"sampler={sampler!r} needs sampling_prob, in {interval}.")
     prob = check("sampling_prob", sampling_prob)
-    return PoissonSampler(prob) if sampler == "poisson" else _fixed_size(prob)
+    if sampler == "poisson":
+        return PoissonSampler(prob)
+    assert sampler == "fixed_size"
+    return _fixed_size(prob)
 
 
 def _fixed_size(rate: float) -> FixedSizeSampler:

@@ -107,7 +107,7 @@ def step_event(
     sampler : EventSampler
         The sampler that the run uses.
     noise_multiplier : float
-        Noise standard deviation divided by `l2_clip_norm`.
+        Noise standard deviation divided by the largest norm of all that one record adds.
     neighboring_relation : dp_accounting.NeighboringRelation
         Add-or-remove-one or replace-one.
     accountant : dp_accounting.PrivacyAccountant
@@ -125,7 +125,7 @@ def step_event(
     Notes
     -----
     Privacy: the event is an upper bound of what one step of the mechanism spends, given that the run uses
-    this very sampler and noise of standard deviation ``noise_multiplier * l2_clip_norm``, and that
+    this very sampler and noise of standard deviation ``noise_multiplier`` times that norm, and that
     the accountant's bound is proven.
     """
     event = sampler.dp_event(dp_accounting.GaussianDpEvent(noise_multiplier))

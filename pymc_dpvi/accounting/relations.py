@@ -1,8 +1,9 @@
 r"""The neighboring relations by name, and the sensitivity's factor: the one place that decides it.
 
-A step releases a sum of contributions, one for each record and of norm at most :math:`C` (`l2_clip_norm`),
-with noise of standard deviation :math:`zC`, where :math:`z` is the `noise_multiplier`. Between neighbouring
-data sets the sum moves by at most the sensitivity (Dwork and Roth 2014, Definition 3.8)
+A step releases a sum of contributions, one for each record and of norm at most :math:`C` (`l2_clip_norm`;
+with an adaptive one, all that a record adds, counts too), with noise of standard deviation :math:`zC`, where
+:math:`z` is the `noise_multiplier`. Between neighbouring data sets the sum moves by at most the sensitivity
+(Dwork and Roth 2014, Definition 3.8)
 
 .. math:: \Delta = k\,C, \qquad
     k = \begin{cases}

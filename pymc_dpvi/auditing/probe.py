@@ -157,7 +157,7 @@ class Probe:
             ]
             fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(RecordModel)}
             synthetic = _SyntheticModel(**fields, tables=tuple(tables))
-            self._release = _Release(synthetic, (n_mc, latents.size))
+            self._release = _Release(synthetic, (n_mc, approx.groups[0].num_base_draws))
             self.step = PrivateStep(
                 synthetic,
                 latents,

@@ -1,8 +1,8 @@
 """BLAS on one thread while a private step runs.
 
 Several threads of BLAS share out a matrix product by rows, and add up differently in each; a record's row
-would then depend on its place in the batch (docs/noise.md, section 4). How many there are is the process's own
-number, so it is held for as long as any step runs, in whichever thread of Python.
+would then depend on its place in the batch (docs/noise.md, section 4). How many there are is the process's
+own number, so it is held for as long as any step runs, in whichever thread of Python.
 """
 
 from __future__ import annotations

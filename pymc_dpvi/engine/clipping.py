@@ -1,4 +1,4 @@
-r"""Clip, sum, add noise: the only place where a function of the records becomes public.
+r"""Clip, sum, add noise: the only way by which a function of the records becomes public.
 
 For per-record gradients :math:`g_1,\dots,g_B \in \mathbb{R}^P` and integer noise X in units u,
 
@@ -11,8 +11,9 @@ where a record with a non-finite norm (a NaN, an infinity, or an overflow of a s
 :math:`g_i = 0`. Adding or removing one record moves :math:`K u` by at most :math:`C` in Euclidean norm,
 replacing one by at most :math:`2C`, whatever the record holds. The term :math:`\sqrt P\,u` covers the
 rounding to the lattice; the slack :math:`2^{-12}` covers the rounding of the norm, of the scaling and of the
-float64 sum, in whatever order its terms are added, for batches of up to :math:`2^{24}` records: up to 1024
-records are added up plainly, and such sums with their rounding errors (Knuth's TwoSum). K is held between
+float64 sum, in whatever order its terms are added, for batches of up to :math:`2^{24}` records. Records are
+added plainly in groups of up to 1024; the sums of groups are added with compensation (Knuth's TwoSum). P
+counts all columns, those of the counts below, too. K is held between
 :math:`\pm 2^{62}`, which moves neighbours no further apart and keeps :math:`K + X` inside 64 bits.
 ``docs/noise.md`` has the proof.
 
@@ -28,9 +29,9 @@ they move the sum. Since :math:`k_i^2 + (k - k_i)^2 \le k^2`, a record's whole r
 :math:`C\sqrt{1+\kappa^2}` long; the tally is added up in integers, exactly, and held at :math:`2^{62}`. A
 non-finite record adds (0, 0).
 
-Here are the formulas of one sum; norms and sums of gradients, dense or factored, are `kernels`. They are
-compiled without fastmath, under which a compiler may assume that NaN does not occur (the terms of a squared
-norm may be reordered, nothing else).
+Here are the formulas of one sum; norms and sums of gradients, dense or factored, are `kernels`. All are
+compiled without fastmath, under which a compiler may assume that NaN does not occur; in `kernels`, the terms
+of a squared norm may be reordered, nothing else.
 """
 
 from __future__ import annotations

@@ -5,16 +5,17 @@ goes into one operation, which fetches some records, computes their rows, clips 
 to the next::
 
     for microbatch in batch:                       # all of one length
-        rows = records[microbatch]                 # `fetching`
-        factors = per_record(rows, shared)
-        high, low += clipped sum of the factors    # `clipping`, `kernels`
+        rows = arrays[microbatch]                  # `fetching`
+        gradients = per_record(rows, shared)       # in blocks, dense or factored
+        high, low += clipped sum of the gradients  # `clipping`, `kernels`
     return round(high + low) + noise
 
 So the unnoised sum is no variable of any graph. What a microbatch needs stays in the processor's cache, and
-memory does not grow with the batch: the wider the gradients, the fewer records make a microbatch. It is short
-where a row takes many operations, and longer where a parameter is large and its gradient factored (each
-microbatch then costs a pass over all its entries) and with JAX (a call takes longer than a few rows). It is
-no longer than what is added up plainly (`clipping.PLAIN_RECORDS`), as the proof of rounding errors wants.
+memory does not grow with the batch: the wider the gradients, the fewer records make a microbatch. A
+microbatch is shorter if a row takes many operations. It is longer if a parameter is large and its gradient
+factored (each microbatch costs a pass over all its entries), and with JAX (a call takes longer than a few
+rows). No microbatch is longer than what is added up plainly (`clipping.PLAIN_RECORDS`), as the proof of
+rounding errors wants.
 
 **A record's row is the same in every batch.** In exact arithmetic it is. But a matrix product adds up in an
 order that depends on its shape, and its last rows in another order than the others: one more record in a
@@ -25,8 +26,8 @@ same. The length is a multiple of 8, of 24 if memory allows, of 96 for simple ro
 rows has a remainder that is treated differently: the blocks of matrix products are of 4, 8 or 24 rows, loops
 are vectorised by up to 32 (`test_batch_position`). BLAS has one thread meanwhile (`blas_threads`).
 
-For an empty batch the rows of zeros are computed and nothing is added up: what fails, fails at the rehearsal
-of a step on no records (`step`), before anything is spent, and depends on no record.
+For an empty batch, one microbatch of zeros is computed and not added, so that errors show up at the rehearsal
+of a step on no records (`step`): before anything is spent, and whatever the records are.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class MicrobatchedSum(Op):
         Clip norm, layout of the gradient, weight of the tally.
     per_record : Function
         ``(*rows, *shared) -> arrays``, with a row per record, as `mark` takes them.
-    num_records : int
+    num_record_arrays : int
         Number of record arrays, the first inputs of `per_record`.
     sampled : bool
         Whether batches are given by indices; otherwise all records are summed.
@@ -105,17 +106,17 @@ class MicrobatchedSum(Op):
         self,
         mark: PrivateSum,
         per_record: Any,
-        num_records: int,
+        num_record_arrays: int,
         sampled: bool,
         length: int,
         rows_key: str | None = None,
     ) -> None:
         self.mark = mark
         self.per_record = per_record
-        self.num_records = num_records
+        self.num_record_arrays = num_record_arrays
         self.sampled = sampled
         self.length = length
-        parts = (mark._props(), num_records, sampled, length, rows_key)
+        parts = (mark._props(), num_record_arrays, sampled, length, rows_key)
         #: For `graph_keys`.
         self.graph_key = None if rows_key is None else hashlib.sha256(repr(parts).encode()).hexdigest()
         self.add_clipped = write_add_clipped(mark.layout)
@@ -132,7 +133,7 @@ class MicrobatchedSum(Op):
         """Evaluate with the kernels that the numba backend compiles in."""
         *inputs, count, noise, spacing = inputs
         indices = inputs.pop() if self.sampled else None
-        records, shared = inputs[: self.num_records], inputs[self.num_records :]
+        records, shared = inputs[: self.num_record_arrays], inputs[self.num_record_arrays :]
         n, spacing = int(count), float(spacing)
         bound, units, *sums = clipping.start_of_sum(
             noise.size, self.mark.l2_clip_norm, self.mark.tally_weight, spacing
@@ -159,8 +160,8 @@ def _numba_microbatched_sum(op: MicrobatchedSum, node: Apply, **kwargs: Any) -> 
     function, source = write_microbatched_sum(
         per_record,
         op.add_clipped,
-        [v.type.ndim for v in node.inputs[: op.num_records]],
-        len(node.inputs) - op.num_records - op.sampled - 3,
+        [v.type.ndim for v in node.inputs[: op.num_record_arrays]],
+        len(node.inputs) - op.num_record_arrays - op.sampled - 3,
         op.mark.num_arrays,
         op.sampled,
         length=op.length,

@@ -13,10 +13,11 @@ The scale is 1/q, a public constant: never the realised batch size. Everything a
 post-processing. With an adaptive clip norm (`adaptive_clipping`) the gradients are scaled before and the sum
 after, by a public number that the noisy counts of earlier steps decide. The graph also keeps the running
 average of the iterates, :math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`, and hands out a row for the
-`GradientTrace`: latent draw and noisy gradient.
+`GradientTrace`: latent draw, noisy gradient of the likelihood, gradient of the prior, noise.
 
 What it may never do: let anything but the noisy sum get from the records, the batch, its size or the noise
-into what a step changes or leaves behind. `StepGraph.updates` and `StepGraph.row` look.
+into what a step changes or leaves behind. `StepGraph.row` and, for the optimiser's updates,
+`StepGraph.updates` look; the clip norm and the averages are functions of the noisy sum and of new parameters.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class StepGraph:
         self.params: list[SharedVariable] = list(family.params)
         self.averages = [pytensor.shared(p.get_value(), name=f"{p.name}_average") for p in self.params]
         self.sizes = [p.get_value(borrow=True).size for p in self.params]
-        self.draw_shape = (n_mc, latents.size)
+        self.n_mc = n_mc
+        self.draw_shape = (n_mc, family.num_base_draws)
         self.is_aligned = mechanism.gradient == "aligned"
         self.size = n_mc * latents.size if self.is_aligned else sum(self.sizes)
         self.num_noise = self.size + mechanism.num_counts
@@ -103,7 +105,7 @@ class StepGraph:
             per_record = aligned_gradients(record, self.batch, latents, self.z, n_mc)
             self.noisy = self._noisy_sum(per_record)
             if not (own := informed(record, latents)).all():
-                # The others' sums are noise about zero, and known to be.
+                # Latents not in the likelihood have gradient zero: it is known, and no noise stands for it.
                 self.noisy = self.noisy * np.tile(own.astype(floatx), n_mc)
             grads = self._pull_back(record, self.noisy, entropy)
         else:
@@ -128,21 +130,21 @@ class StepGraph:
         return rows if rows.type.shape[1:] == shape else pt.specify_shape(rows, (None, *shape))
 
     def _noisy_sum(self, per_record: Sequence[Block]) -> TensorVariable:
-        """Noisy sum of clipped gradients, shape ``(size,)``; an adaptive bound's updates are noted."""
+        """Noisy sum of clipped gradients, shape ``(size,)``; an adaptive clip norm's updates are noted."""
         of_batch = self.noise, self.mechanism.l2_clip_norm, self.spacing, self.count
         if self.running_clip is None:
             return private_sum(per_record, *of_batch)
-        scale = self.running_clip.scale
-        scaled = [b.scaled(1.0 / scale) for b in per_record]
+        clip_scale = self.running_clip.scale
+        scaled = [b.scaled(1.0 / clip_scale) for b in per_record]
         released = private_sum(scaled, *of_batch, tally_weight=self.mechanism.tally_weight)
         self.clip_updates = self.running_clip.updates(released[self.size :], self.spacing, self.scale)
-        return released[: self.size] * scale
+        return released[: self.size] * clip_scale
 
     def _pull_back(
         self, record: RecordModel, noisy: TensorVariable, entropy: TensorVariable
     ) -> list[TensorVariable]:
-        """Gradient of the negative bound with respect to the parameters, from the noisy sum by z."""
-        n_mc, size = self.draw_shape
+        """Gradient of the negative evidence lower bound by the parameters, from the noisy sum by z."""
+        n_mc, size = self.n_mc, self.latents.size
         wrt_z = noisy.reshape((n_mc, size)) * (np.sqrt(n_mc) * self.scale)
         wrt_z = wrt_z + prior_gradients(record, self.latents, self.z, n_mc)
         known: dict[Variable, Variable] = {self.z: (-wrt_z / n_mc).astype(self.z.type.dtype)}
@@ -163,7 +165,7 @@ class StepGraph:
         return row
 
     def _row(self, noisy: TensorVariable) -> TensorVariable:
-        n_mc, size = self.draw_shape
+        n_mc, size = self.n_mc, self.latents.size
         prior = prior_gradients(self.record, self.latents, self.z, n_mc).mean(axis=0)
         if self.is_aligned:
             # The sum is of gradients divided by sqrt(n_mc).
@@ -205,7 +207,7 @@ class StepGraph:
         return updates
 
     def _check_updates(self, updates: Mapping[Variable, Variable], public: Sequence[Variable]) -> None:
-        """Raise an ArgumentError unless all that the updates know of a step's batch and noise is the release.
+        """Raise an ArgumentError if an update reads data, batch or noise other than through the noisy sum.
 
         The gradients that an optimiser is given are graphs, and what stands behind them can be taken hold
         of: the release, which is public, and behind that the records, the clipped sum's rows, the batch and

@@ -29,11 +29,13 @@ class Family(Protocol):
 
     #: Shared variables; among them is ``mu``, the mean of z, shape ``(D,)``.
     params: list[SharedVariable]
-    #: Base draws, shape ``(draws, D)``; z at them; and its log-density there, shape ``(draws,)``.
+    #: Base draws, shape ``(draws, num_base_draws)``; z at them, ``(draws, D)``; its log-density there.
     symbolic_initial: TensorVariable
     symbolic_random: TensorVariable
     symbolic_logq_not_scaled: TensorVariable
 
+    #: Numbers of a base draw.
+    num_base_draws: int
     #: Whether it takes ``start_sigma``, standard deviations by variable; otherwise `narrow` sets them.
     takes_start_sigma: ClassVar[bool]
 
@@ -41,7 +43,7 @@ class Family(Protocol):
         """Let every unconstrained value start with `START_SIGMA`, unless ``start_sigma`` did."""
 
     def chain(self, param: SharedVariable, base_draws: TensorVariable) -> tuple[np.ndarray, TensorVariable]:
-        """Which entry of z each entry of a parameter moves, and by how much, at a base draw ``(D,)``."""
+        """Which entry of z each entry of a parameter moves, and by how much, at one base draw."""
 
     def draw(self, draws: int, rng: np.random.Generator) -> np.ndarray:
         """Draw unconstrained latent vectors, shape ``(draws, D)``, with the parameters as they stand."""
@@ -51,6 +53,11 @@ class MeanField(MeanFieldGroup):
     r""":math:`z = \mu + \operatorname{softplus}(\rho)\,\zeta`."""
 
     takes_start_sigma: ClassVar[bool] = True
+
+    @property
+    def num_base_draws(self) -> int:
+        """One for each latent value."""
+        return int(self.ddim)
 
     def narrow(self) -> None:
         """Nothing is left to do."""
@@ -70,6 +77,11 @@ class FullRank(FullRankGroup):
     r""":math:`z = \mu + L\zeta`, where the diagonal of L is the softplus of its parameters."""
 
     takes_start_sigma: ClassVar[bool] = False
+
+    @property
+    def num_base_draws(self) -> int:
+        """One for each latent value."""
+        return int(self.ddim)
 
     def narrow(self) -> None:
         """Let the entries start independently."""

@@ -1,7 +1,7 @@
 """What a model must not have, found before anything is spent.
 
 Each check names the variable, says why the model cannot be private as written, and what to write
-instead. None of them looks at a data value: they read types, shapes, dims and the graph.
+instead. They read types, shapes, dims and the graph, and no data value.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ of them replaced by a placeholder of one row. So :math:`\log p(x_i \mid z)` can 
 :math:`z` alone: the sensitivity of the mechanism rests on this. That the terms add up to the model's own
 log-density is checked by `separability`.
 
-What is *not* a record array counts as public, and the privacy report lists it by name.
+What is *not* a record array is declared public by the user, or found harmless (`private_constants`), or
+refused; the privacy report lists by name what counts as public.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class RecordModel:
     public_arrays: tuple[str, ...]  # for the report: all that counts as public, but for single numbers
     public: frozenset[Variable]  # arrays that the user declared public
     unit: str  # what a record is, in words
-    in_range: tuple[TensorVariable, ...] = ()  # whether indices are that public arrays alone decide on
+    in_range: tuple[TensorVariable, ...] = ()  # conditions: indices from public arrays are in range
 
     @property
     def row_logp(self) -> TensorVariable:
@@ -114,7 +115,7 @@ class RecordModel:
     def _is_packed(self, var: Variable) -> bool:
         """Whether `var` is an LKJ variable, packed, also as PyMC writes it in terms of its value.
 
-        What follows from one, such as twice its entries, may be written wherever records say.
+        Only the variable itself counts, not something computed from it.
         """
         packed = [rv for rv in self.model.free_RVs if isinstance(rv.owner.op, _LKJCholeskyCovRV)]
         written = self.model.replace_rvs_by_values(packed) if packed else ()
@@ -189,7 +190,7 @@ class RecordModel:
     def data(self) -> list[SharedVariable]:
         """Return the record arrays as new shared variables on the model's own memory (no copy).
 
-        They keep the present values if the user calls ``pm.set_data`` later.
+        ``pm.set_data`` later replaces the model's array and does not write into it: these keep their values.
         """
         self.check_unchanged()
         return [pytensor.shared(array_value(a), name=a.name or "records", borrow=True) for a in self.arrays]
@@ -208,8 +209,10 @@ def build_record_model(
     names ``pm.Data`` that are known to everybody and belong to no record.
 
     The checks below are in this order so that each may rely on those before it. None looks at the value of a
-    record. After them, `inference` compares the split with the model itself, on synthetic records
-    (`separability`), and looks at the starting values (`start`).
+    record, but for constants that are written into the model as arrays: whether one is as regular as a grid
+    is judged by its entries (docs/limitations.md, 1). Arguments are checked before; after the checks,
+    `inference` compares the split with the model itself, on synthetic records (`separability`), and looks at
+    the starting values (`start`).
     """
     # 1. public_data= names pm.Data of the model. All checks below ask what is public.
     public = public_variables(model, public_data)

@@ -1,4 +1,4 @@
-r"""The mechanism: sampler × clipping × noise × DpEvent, in one frozen object.
+r"""The mechanism: what batch, clip, noise and event are, in one frozen object that holds no data.
 
 One step releases
 
@@ -87,7 +87,8 @@ class Mechanism:
     noise_multiplier : float
         Noise standard deviation per coordinate, divided by `record_norm`.
     neighboring_relation : {"add_or_remove_one", "replace_one"}
-        It decides the sensitivity: C or 2C. The noise is the same; the accounting differs.
+        It decides the sensitivity: once or twice `record_norm`. The noise is the same; the accounting
+        differs.
     gradient : {"aligned", "vanilla"}
         What is clipped.
     adaptive : AdaptiveClip, optional
@@ -131,10 +132,12 @@ class Mechanism:
         return LatticeNoise(self.noise_multiplier * self.record_norm)
 
     def check_lattice(self, num_records: int, num_noise: int) -> None:
-        """Raise unless the proof covers a noise vector of length `num_noise`, and its sums fit into 64 bits.
+        """Raise unless the proof covers a noise vector of that length, and its numbers fit into 64 bits.
 
-        Of a private number of records this betrays only whether it is above 2^24, and no guarantee is given
-        across that line. Its sums are not checked: the kernel holds them inside, at no cost in privacy.
+        Under replace-one the number of records is public, and there has to be room for an expected batch.
+        Otherwise there has to be room for one record, and the check betrays only whether there are more than
+        2^24, across which line no guarantee is given: the kernel holds larger sums inside the range, at no
+        cost in privacy.
         """
         if num_noise > MAX_PARAMS or num_records > MAX_RECORDS:
             raise UnsupportedModelError(

@@ -42,7 +42,7 @@ class LatticeNoise:
     """Independent rounded Gaussian noise, in whole multiples of the lattice's spacing.
 
     `stddev` is the standard deviation of the Gaussian before rounding, in the units of the sum it is added
-    to: ``noise_multiplier * l2_clip_norm``, between 1e-200 and 1e200.
+    to (`Mechanism.noise`), between 1e-200 and 1e200.
 
     Privacy: this class knows neither the sensitivity nor the budget. One draw protects one release of one
     sum, which must be a multiple of `spacing` itself; a draw must never be used twice.

@@ -80,13 +80,13 @@ def in_rows(bug: Callable[[tuple[np.ndarray, ...], list[np.ndarray]], Any]) -> t
     """Let something happen to what the rows of a piece, and their gradients, hold."""
     real = MicrobatchedSum.__init__
 
-    def make(self: MicrobatchedSum, mark: Any, per_record: Any, num_records: int, *rest: Any) -> None:
+    def make(self: MicrobatchedSum, mark: Any, per_record: Any, num_record_arrays: int, *rest: Any) -> None:
         def changed(*inputs: Any) -> list[np.ndarray]:
             found = [np.array(a) for a in per_record(*inputs)]
-            bug(inputs[:num_records], found)
+            bug(inputs[:num_record_arrays], found)
             return found
 
-        real(self, mark, changed, num_records, *rest)
+        real(self, mark, changed, num_record_arrays, *rest)
 
     return MicrobatchedSum, "__init__", make
 
@@ -207,7 +207,7 @@ def centred(self: RecordModel) -> list[Any]:
 
 
 def by_length(self: RecordModel, var: Any) -> bool:
-    return real_released(self, var) and self.num_records != GRID
+    return real_released(self, var) and self.num_record_arrays != GRID
 
 
 def with_the_number(*args: Any, attrs: Mapping[str, Any], **kwargs: Any) -> Any:
@@ -296,7 +296,7 @@ PLANTS: dict[str, Plant] = {
     "the number of records in an attribute": Plant(
         "another released",
         (
-            after(DPADVI, "_warn", lambda self, *args: SEEN.append(self._record.num_records)),
+            after(DPADVI, "_warn", lambda self, *args: SEEN.append(self._record.num_record_arrays)),
             (released_draws, "posterior_data", with_the_number),
         ),
         "fits",

@@ -40,9 +40,9 @@ def test_draws_start_narrow_and_uncorrelated(cls: type[DPApproximation]):
 @pytest.mark.parametrize("cls", FAMILIES)
 def test_draws_are_the_transform_of_base_draws(cls: type[DPApproximation]):
     """What `sample` draws from is what the fit moved: the same base draws give the same latent values."""
-    family, size = started(cls)
+    family, _ = started(cls)
     moved(family)
-    base_draws = np.random.default_rng(7).standard_normal((50, size))
+    base_draws = np.random.default_rng(7).standard_normal((50, family.num_base_draws))
     (z,) = graph_replace([family.symbolic_random], {family.symbolic_initial: pt.as_tensor(base_draws)})
     np.testing.assert_allclose(family.draw(50, np.random.default_rng(7)), z.eval(), rtol=1e-12)
 
@@ -51,7 +51,7 @@ def test_draws_are_the_transform_of_base_draws(cls: type[DPApproximation]):
 def test_the_chain_rule_is_the_derivative_of_the_transform(cls: type[DPApproximation]):
     family, size = started(cls)
     moved(family)
-    base_draw = pt.as_tensor(np.random.default_rng(7).standard_normal(size))
+    base_draw = pt.as_tensor(np.random.default_rng(7).standard_normal(family.num_base_draws))
     (z,) = graph_replace([family.symbolic_random], {family.symbolic_initial: base_draw[None]})
     cost = np.random.default_rng(8).normal(size=size)
     for param in family.params:

@@ -68,6 +68,7 @@ class TiltedPLDAccountant(CountingAccountant):
             elif step.scheme == "fixed_size":
                 pairs[FixedSizePair(step.sampling_prob, step.noise_multiplier)] = count
             else:
+                assert step.scheme == "poisson"
                 pairs[GaussianPair(step.sampling_prob, step.noise_multiplier, replace_one)] = count
         mu = math.sqrt(math.fsum(n / noise**2 for noise, n in full.items())) * (1.0 + 1e-14)
         mu = max(mu, 1e-100)
