@@ -1,6 +1,7 @@
 """Privacy accounting: what a run costs, and which run a target pays for.
 
-The cost of a run is a sequence of `dp_accounting.DpEvent`, one for each step, handed to a
+In: how batches are drawn, the noise, the number of steps. Out: ε, δ, or the noise for a target. The cost of
+a run is a sequence of `dp_accounting.DpEvent`, one for each step, handed to a
 `dp_accounting.PrivacyAccountant`. Every epsilon is an upper bound, unless the accountant's guarantee says
 otherwise (``generic`` and ``bayesian``, which do not calibrate).
 
@@ -17,9 +18,11 @@ who computes it, and what that proves                       `ACCOUNTANT_NAMES`, 
 Throughout, ``noise_multiplier`` is the standard deviation of the noise divided by the bound on the norm of
 all that one record adds: ``l2_clip_norm``, or a little more where it counts for an adaptive one, too. The
 neighboring relation decides the sensitivity (`relations`: once that bound under add-or-remove-one, twice
-under replace-one) and the accounting knows it: the same noise costs more under replace-one. No number here
-may depend on a record, but for `BayesianAccountant`'s, which says so. Longer proofs are in
-``docs/accounting.md``.
+under replace-one) and the accounting knows it: the same noise costs more under replace-one. Longer
+proofs are in ``docs/accounting.md``.
+
+What it may never do: say less than a run costs, or depend on a record (`BayesianAccountant` does, and says
+so).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class RunningClip:
 
     @property
     def state(self) -> tuple[SharedVariable, ...]:
-        """All shared variables of it: functions of earlier releases, and so public."""
+        """All shared variables of it: functions of earlier noisy sums."""
         return self.log_scale, self._seen, self._steps, self._beyond, self._share
 
     def reset(self, scale: float = 1.0) -> None:
@@ -99,7 +99,7 @@ class RunningClip:
 
     @property
     def mean_batch_size(self) -> float:
-        """Private estimate of the mean batch size, from all steps so far; NaN before the first."""
+        """Estimate of the mean batch size from the noisy counts so far; NaN before the first step."""
         steps = float(self._steps.get_value())
         return float(self._seen.get_value()) / steps if steps else math.nan
 

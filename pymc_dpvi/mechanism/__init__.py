@@ -1,4 +1,4 @@
-"""The mechanism: sampler × clip × noise × event, and the sensitivity, in one place.
+"""The mechanism: batches, clip norm, noise, event and sensitivity, in one place.
 
 In: settings. Out: `mechanism.Mechanism`, a frozen object that draws batches and noise, says how far one
 record can move the sum (`Mechanism.sensitivity`), and what that costs. `adaptive_clipping` is the clip norm's

@@ -1,13 +1,10 @@
 """Pictures of what a release means; they need matplotlib.
 
-Every function takes what :func:`pymc_dpvi.interpret` takes or returns, draws on one set of axes (a new one
-unless `ax` is given), and returns these axes, so that titles and limits can be changed afterwards.
+In: what :func:`pymc_dpvi.interpret` takes or returns; for :func:`plot_iterates` and :func:`plot_gradients`
+what ``approx.diagnostics()`` returns; for `plot_posteriors` draws. Out: the axes that were drawn on (new ones
+unless `ax` is given), so that titles and limits can be changed afterwards.
 
-:func:`plot_iterates` and :func:`plot_gradients` take what ``approx.diagnostics()`` returns.
-
-Privacy: pictures show the mechanism's settings and what follows from them, or iterates that are private. They
-use no data.
-
+What it may never do: use data. Pictures show settings and what follows from them, or what a fit released;
 `plot_posteriors` shows what it is given, and is as private as that.
 """
 

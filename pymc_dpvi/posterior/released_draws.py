@@ -11,7 +11,8 @@ what leaves                  record changes it  why that is accounted for
 which variables              no                 structure of the model: the free variables, and the
                                                 Deterministics that depend on nothing but these, on single
                                                 numbers and on public arrays; neither the number of records
-                                                nor an entry of an array decides (`RecordModel.released`)
+                                                nor an entry of an array that may be data decides
+                                                (`RecordModel.may_be_released`)
 shapes, names of dims        no                 structure of the model, and the number of draws that was asked
                                                 for; a variable with a dim of the records is withheld
 labels of dims (coords)      no                 public: labels of a dim of a free variable or of a public
@@ -153,7 +154,8 @@ def finite_draws(
 ) -> tuple[np.ndarray, list[np.ndarray]] | None:
     """Draw until every draw is finite: flat draws (draws, D) and their values, or None if there are none.
 
-    The first `num_free` values, free variables, must be finite; another one if half of its first draws are.
+    The first `num_free` values, free variables, must be finite; a Deterministic only if at least half of its
+    first draws are.
     """
     # The exponential of 800 is infinite: a latent value that the noise has left wide open may lie there. Its
     # draws are made anew, which is to draw from the posterior given that its variables are finite. A formula
