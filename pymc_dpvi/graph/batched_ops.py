@@ -1,9 +1,9 @@
 r"""Operations that PyTensor vectorises by a loop over the batch, written as one on the whole batch.
 
 A graph for one record is vectorised over a batch by `vectorize_graph`. What has no rule there becomes a
-``Blockwise``: a loop that calls the operation for each record. JAX has no such loop at all, since a split's
-sizes must be known when it compiles. The results are the same, and a record's row depends on that record as
-before.
+``Blockwise``: a loop that calls the operation for each record. JAX cannot compile a loop over a split, whose
+sizes must be known at that time. The results without loops are the same, and a record's row depends on that
+record as before.
 
 :func:`without_loops`, for compiled code:
 
@@ -14,10 +14,10 @@ before.
 * if the gradient that comes to a softmax is zero, so is the softmax's. PyMC's parameter checks send zeros.
 
 :func:`stacked` and :func:`written_out`, for densities that Python computes at many points. Each point has a
-small matrix, as the covariance of a multivariate normal, and a call of LAPACK from Python takes ten
-microseconds and more, which for a 2 × 2 matrix is nearly all overhead:
+small matrix, such as the covariance of a multivariate normal. A call of LAPACK from Python takes ten
+microseconds or more, and for a 2 × 2 matrix that is nearly all overhead:
 
-* a Cholesky decomposition is NumPy's of the whole stack, and of each matrix where one has none (NaN there);
+* a Cholesky decomposition is NumPy's of the whole stack; if a matrix has none, of each alone (NaN there);
 * a triangular system is solved by substitution, row by row for all of the stack,
   :math:`x_i = (b_i - \sum_{j<i} A_{ij} x_j) / A_{ii}` (Golub and Van Loan, algorithm 3.1.1);
 * vectors are put on diagonals of zeros, and PyMC's splines (`pm.Interpolated`) take all numbers at once;
@@ -51,14 +51,15 @@ from pymc_dpvi.graph.rebuild import resize_records
 
 __all__ = ["stacked", "without_loops", "written_out"]
 
-#: Entries up to which a record's zeros with one entry are a comparison.
+#: Most entries of a record's zeros with one entry that become a comparison.
 _FEW = 32
 
 
 def _axis(op: Op, axis: Sequence[Variable], ndim: int, batch: int) -> int | None:
-    """Return which of all axes the operation's is, one of `ndim` of a record's array; None if not known.
+    """Return the operation's axis, counted after the `batch` axes; None if it is not known.
 
-    In PyTensor 3 the operation has it, in PyTensor 2 it is an input.
+    `ndim` is the number of axes of a record's array. In PyTensor 3 the operation has its axis, in PyTensor 2
+    the axis is an input.
     """
     try:
         known = get_underlying_scalar_constant_value(axis[0], elemwise=True) if axis else op.axis
@@ -68,7 +69,7 @@ def _axis(op: Op, axis: Sequence[Variable], ndim: int, batch: int) -> int | None
 
 
 def _shared(variable: Variable, batch: int) -> bool:
-    """Whether all records have the same."""
+    """Whether all records share a variable: its batch axes have length one."""
     return all(variable.type.broadcastable[:batch])
 
 
@@ -95,7 +96,7 @@ def _join(op: Join, inputs: Sequence[Variable], batch: int) -> list[Variable] | 
 
 
 def _indices(op: Op, given: Sequence[Variable], batch: int) -> list[Variable] | None:
-    """Return integer indices of the first axes, of all records, as they broadcast; None for others.
+    """Return all records' integer indices of the first axes, ready to broadcast; None for other indices.
 
     In PyTensor 3 the operation says where they stand, in PyTensor 2 they stand in order.
     """
@@ -143,7 +144,7 @@ def _softmax_gradient(op: Op, inputs: Sequence[Variable], batch: int) -> list[Va
 
 
 def _fewer_rows(new: Variable, old: Variable, batch: int) -> bool:
-    """Whether records would share what they had of their own, as where a rule leaves an input out."""
+    """Whether records would share what each had of its own, because a rule left an input out."""
     pairs = zip(new.type.broadcastable[:batch], old.type.broadcastable[:batch], strict=True)
     return any(one and not before for one, before in pairs)
 
@@ -151,7 +152,7 @@ def _fewer_rows(new: Variable, old: Variable, batch: int) -> bool:
 def _is_zero(variable: Variable) -> bool:
     """Whether it can be seen from the graph that a variable is zero everywhere.
 
-    Zero times anything is, as in PyTensor's own rewrites, which do not think of NaN.
+    Zero times anything counts as zero, even times NaN, as in PyTensor's own rewrites.
     """
     node = variable.owner
     if node is None:
@@ -192,7 +193,7 @@ def _one_operation(fgraph: FunctionGraph, node: Apply) -> Any:
 
 
 def without_loops(outputs: Sequence[Variable]) -> list[Variable]:
-    """Return the same graphs, with no loop of the kinds above in them where it can be helped."""
+    """Return the same graphs, with loops of the kinds above replaced where a rule fits."""
     graph = _copied(outputs)
     in2out(_one_operation).rewrite(graph)
     return list(graph.outputs)
@@ -209,7 +210,7 @@ def cholesky(matrices: np.ndarray) -> np.ndarray:
     """Return lower Cholesky factors of matrices, shape (..., m, m), by their lower triangles; NaN if none."""
     try:
         return np.linalg.cholesky(matrices)
-    except np.linalg.LinAlgError:  # of which matrix it is not said
+    except np.linalg.LinAlgError:  # it does not say which matrix
         out = np.full_like(matrices, np.nan)
     for at in np.ndindex(*matrices.shape[:-2]):
         try:
@@ -237,7 +238,7 @@ def solve_triangular(a: np.ndarray, b: np.ndarray, lower: bool, unit_diagonal: b
 
 
 class Stacked(Op):
-    """A ``Blockwise`` in one call of a function of stacks."""
+    """A ``Blockwise`` as one call of a function that takes whole stacks."""
 
     __props__ = ("looped",)
 
@@ -245,11 +246,11 @@ class Stacked(Op):
         self.looped = looped
 
     def make_node(self, *inputs: Variable) -> Apply:
-        """Return what the loop has, of the same types."""
+        """Return outputs of the loop's types."""
         return Apply(self, list(inputs), [v.type() for v in self.looped.make_node(*inputs).outputs])
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
-        """Compute."""
+        """Compute the whole stack."""
         op = self.looped.core_op
         with np.errstate(all="ignore"):
             out = _COMPUTED[type(op).__name__](op, *inputs)
@@ -277,7 +278,7 @@ def _diagonal(op: Any, vectors: np.ndarray) -> np.ndarray:
     return np.moveaxis(out, (-2, -1), (op.axis1 - ndim, op.axis2 - ndim))
 
 
-#: By name: where the operations stand differs between PyTensor 2 and 3.
+#: By name, as PyTensor 2 and 3 have these operations in different modules.
 _COMPUTED: dict[str, Callable[..., np.ndarray]] = {
     "AllocDiag": _diagonal,
     "Cholesky": _cholesky,
@@ -292,7 +293,7 @@ def _one_call(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 
 
 def written_out(outputs: Sequence[Variable]) -> list[Variable]:
-    """Return the same graphs, with what stands in functions of their own written out."""
+    """Return the same graphs, with PyTensor's functions (``OpFromGraph``) written out."""
     graph = _copied(outputs)
     while functions := [n for n in graph.toposort() if _is_function(n)]:
         for node in functions:
@@ -310,7 +311,7 @@ def _is_function(node: Apply) -> bool:
 
 
 def _body(node: Apply) -> Sequence[Variable]:
-    """Return what a function computes of its arguments, or a loop over batches of them."""
+    """Return the graph of a function, or of a loop over it, on its arguments."""
     inner: Any = _function(node).fgraph  # type: ignore[attr-defined]
     looped = isinstance(node.op, Blockwise)
     given = [v.type() for v in inner.inputs] if looped else node.inputs

@@ -9,11 +9,10 @@ length of a large parameter is ever formed for a record.
 * ``products``: :math:`\sum_r a_r \otimes \delta_r`; :math:`\sum_{r,s} (a_r\cdot a_s)(\delta_r\cdot\delta_s)`.
 * ``sparse``: entries :math:`v_e` at positions :math:`p_e`; :math:`\sum_p (\sum_{e: p_e = p} v_e)^2`.
 
-A parameter that multiplies data or activations, ``x @ w``, has an outer gradient, one that does so several
-times in a record (several rows, several uses) a sum of products; a parameter that is looked up by group,
-``a[idx]``, a sparse one. The clipped sums are :math:`A^\top\Delta` of weighted rows and a scatter.
-
-What the private sum computes of each is `kernels`.
+A parameter that multiplies data or activations, ``x @ w``, has an outer gradient; one that does so several
+times in a record (several rows, several uses) has a sum of products. A parameter that is looked up by group,
+``a[idx]``, has a sparse gradient. The clipped sums are :math:`A^\top\Delta` of weighted rows and a scatter.
+`engine.kernels` computes norms and sums.
 """
 
 from __future__ import annotations
@@ -31,26 +30,16 @@ __all__ = [
     "as_matrix",
 ]
 
-#: Products of one record in a block of the form `products`, at the most.
+#: Most products of one record in a block of the form `products`.
 MOST_PRODUCTS = 1024
 
 
 class Form(NamedTuple):
-    """How a block comes.
+    """The form of a block."""
 
-    Attributes
-    ----------
-    kind : str
-        ``"dense"``, ``"outer"``, ``"products"`` or ``"sparse"``.
-    size : int
-        Columns of a sparse block; 0 for the others, whose arrays tell.
-    distinct : bool
-        Whether the positions of a record in a sparse block are known to be different.
-    """
-
-    kind: str
-    size: int = 0
-    distinct: bool = False
+    kind: str  # "dense", "outer", "products" or "sparse"
+    size: int = 0  # columns of a sparse block; 0 for the others, whose arrays tell
+    distinct: bool = False  # whether a record's positions in a sparse block are known to be different
 
     @property
     def num_arrays(self) -> int:
@@ -68,23 +57,23 @@ _BY_ARRAYS = Form("not given")
 
 @dataclass(frozen=True)
 class Block:
-    """Some columns of the per-record gradients of a batch.
+    """Some columns of the per-record gradients of a batch, in the arrays that its form has.
 
-    Attributes
-    ----------
-    left : TensorVariable
-        ``dense``: the columns themselves, shape (batch, p). ``outer``: the first factor, shape (batch, a).
-        ``products``: the first factors, shape (batch, r, a). ``sparse``: the entries, shape (batch, m).
-    right : TensorVariable, optional
-        The second factors, shape (batch, b) or (batch, r, b); the block has ``a * b`` columns, in the order
-        of ``left ⊗ right``. ``sparse``: the entries' columns, int64, shape (batch, m).
-    form : Form, optional
-        ``dense`` without, ``outer`` with a second array if it is not given.
+    ==========  =================================  =============================================
+    form        `left`                             `right`
+    ==========  =================================  =============================================
+    dense       the columns, (batch, p)            none
+    outer       the first factor, (batch, a)       the second factor, (batch, b)
+    products    the first factors, (batch, r, a)   the second factors, (batch, r, b)
+    sparse      the entries, (batch, m)            their columns, int64, (batch, m)
+    ==========  =================================  =============================================
+
+    The ``a * b`` columns of a product are in the order of ``left ⊗ right``.
     """
 
     left: TensorVariable
     right: TensorVariable | None = None
-    form: Form = _BY_ARRAYS
+    form: Form = _BY_ARRAYS  # if not given: outer with a second array, dense without
 
     def __post_init__(self) -> None:
         if self.form is _BY_ARRAYS:
@@ -104,7 +93,7 @@ class Block:
 
 
 def as_matrix(blocks: list[Block]) -> TensorVariable:
-    """Write blocks out as one matrix, shape ``(batch, num_params)``: for vanilla gradients and for checks."""
+    """Write blocks out as one matrix, shape ``(batch, columns)``: for vanilla gradients and for checks."""
     columns = [_dense(b) for b in blocks]
     return columns[0] if len(columns) == 1 else pt.concatenate(columns, axis=1)
 

@@ -2,10 +2,8 @@
 
 In: a PyMC model, and which of its arrays run along the records (`record_axis`). Out: graphs of the model's
 unconstrained values and of placeholders for the records, one term per observed variable or Potential, shape
-(rows, ...). PyMC derives a log-density only after the records have been replaced by placeholders
-(`rebuild`), so it sees none of their numbers.
-
-What stands in these graphs beside the placeholders is judged by `private_constants`.
+(rows, ...). PyMC derives a log-density only after the records have been replaced by placeholders (`rebuild`),
+so it sees none of their numbers. `private_constants` judges what else stands in these graphs.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class Likelihood:
 
     factors: dict[str, TensorVariable]  # by observed variable or Potential, (rows, ...), in z and `rows`
     rows: tuple[TensorVariable, ...]  # placeholder per record array, (rows, ...)
-    memo: dict[Variable, Variable]  # what follows the records, to its remade one, in terms of `free`
+    memo: dict[Variable, Variable]  # from what was remade to what it became, in `rows` and `free`
     free: dict[Variable, Variable]  # placeholder per free variable
     # Observed variables, Potentials and observed values, remade, and the log-densities that PyMC derived of
     # them, both in `rows` and `free`.
@@ -147,15 +145,15 @@ def in_values(
     """Write graphs of the free variables' placeholders in the model's unconstrained values."""
     constrained = model.replace_rvs_by_values(list(model.free_RVs))
     stand_ins = {free[rv]: c for rv, c in zip(model.free_RVs, constrained, strict=True)}
-    # The size of a random variable may be written with them, and is not gone through.
+    # Then also in the sizes of random variables, which `resize_records` does not go through.
     return list(substituted(resize_records(graphs, stand_ins, num_records=-1, rows=-1)[0], stand_ins))
 
 
 def unevaluated(model: pm.Model, one: Likelihood) -> list[TensorVariable]:
     """Return log-densities whose arrays are those of the model and those of ``logp=`` functions.
 
-    PyMC evaluates some constants on the way, and the outcome could come from anywhere. Where there is such an
-    array, the log-densities are derived of graphs that have variables in place of the model's constants.
+    PyMC evaluates some constants as it derives, and the array that it gets could come from anywhere. If there
+    may be one, the log-densities are derived again, with variables in place of the model's constants.
     """
     found = walk(one.generative)
     strange = set(walk(one.derived, into_size=True)) - set(found)
@@ -164,7 +162,7 @@ def unevaluated(model: pm.Model, one: Likelihood) -> list[TensorVariable]:
     if not constants or all(says_nothing(v) for v in strange if is_array(v)):
         return list(one.derived)
     again = None
-    with suppress(Exception):  # a density that needs to see a constant: then the first one is judged
+    with suppress(Exception):  # a density that needs to see a constant: then the first ones are judged
         graphs = list(one.generative)
         for part in reversed(constants):  # one may follow from another
             graphs = graph_replace(graphs, {part: constants[part]}, strict=False)
@@ -184,16 +182,16 @@ def log_prior(model: pm.Model, arrays: Sequence[Variable]) -> TensorVariable:
 
 
 def initial_points(model: pm.Model) -> list[Variable]:
-    """Return the unconstrained values that PyMC starts from, as graphs; none if it cannot make them."""
+    """Return the unconstrained values that PyMC starts from, as graphs; [] if it cannot make them."""
     start: list[Variable] = []
-    with suppress(Exception):  # as it will say itself, when the approximation is made
+    with suppress(Exception):  # PyMC raises it itself when the approximation is made
         start = make_initial_point_expression(
             free_rvs=model.free_RVs,
             rvs_to_transforms=model.rvs_to_transforms,
             initval_strategies=model.rvs_to_initial_values,
             return_transformed=True,
         )
-    # PyMC has copied the shared arrays, which the copies still hold.
+    # PyMC has copied the shared variables: put those of the model back, which share their containers.
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, Variable)]
     model_vars = walk([*model.free_RVs, *initial, *model.data_vars], into_size=True)
     originals = {id(v.container): v for v in model_vars if isinstance(v, SharedVariable)}

@@ -9,11 +9,12 @@ Three uses of a variable v give gradients that need not be formed (`blocks`):
 * anything else: dense.
 
 So the graph is differentiated with respect to h instead of v. If a variable is used several times in one of
-the first two ways, the products, or the entries, are put side by side; used in several ways it is dense. A
-variable that no record's density uses, a parameter of others' priors, has the form of a look-up of nothing.
+the first two ways, the products, or the entries, are put side by side. If it is used in several ways, its
+gradient is dense. A variable that no record's density uses (a parameter of other variables' priors) has the
+form of a look-up of nothing.
 
-**Uses made visible.** Models are not always written so that v itself is multiplied or looked up. Rewrites
-take operations on the way to the other side of it, for variables that no record enters:
+**Uses made visible.** Models are not always written so that v itself is multiplied or looked up. For
+variables that no record enters, rewrites move operations behind the look-up or the product:
 
 =====================================  ==========================================
 ``f(u, v, ...)[i]``, f elementwise     ``f(u[i], v[i], ...)``
@@ -23,9 +24,9 @@ take operations on the way to the other side of it, for variables that no record
 axis of v
 =====================================  ==========================================
 
-so that ``(mu + sigma * offset)[group]`` looks up ``offset``, and ``x @ (scale * w)`` multiplies ``w``. They
-change the order of operations, nothing else. That a record's gradient is a function of the record and of
-public numbers holds whatever is rewritten: nothing but the record's own placeholders stands in the graph.
+So ``(mu + sigma * offset)[group]`` looks up ``offset``, and ``x @ (scale * w)`` multiplies ``w``. Only the
+order of operations changes. A record's gradient is a function of the record and of public numbers whatever is
+rewritten: of records, nothing but the record's own placeholders stands in the graph.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from pymc_dpvi.graph.traversal import walk
 __all__ = ["Use", "find_uses", "lift_uses"]
 
 _INDEXING = ("AdvancedSubtensor", "AdvancedSubtensor1", "Subtensor")
-#: A factored form must be shorter than the gradient by this factor.
+#: A look-up, or several products, must be shorter than the gradient by this factor.
 _GAIN = 2
 
 Clients = dict[Variable, list[tuple[Apply, int]]]
@@ -84,7 +85,7 @@ class _Depends:
 
 
 def _integers(node: Apply) -> list[tuple[int, TensorVariable]]:
-    """Axes and indices if a node looks up some axes by integers and takes all of the others, or none."""
+    """Return axes and indices of a node that looks up some axes by integers and takes the others whole."""
     if type(node.op).__name__ not in _INDEXING:
         return []
     entries = enumerate(_entries(node) or ())
@@ -92,7 +93,7 @@ def _integers(node: Apply) -> list[tuple[int, TensorVariable]]:
 
 
 def _entries(node: Apply) -> list[Variable | None] | None:
-    """Integer index per axis, None where all of it is taken; None if there is anything else."""
+    """Return an integer index per axis, None where all of it is taken; None if there is anything else."""
     if type(node.op).__name__ == "AdvancedSubtensor1":
         return [node.inputs[1]]
     idx_list = getattr(node.op, "idx_list", None)
@@ -168,7 +169,7 @@ def _as_type(var: Variable, old: Variable) -> Variable:
 
 
 def _take(var: Variable, axis: int, index: TensorVariable) -> TensorVariable:
-    """Entries of `var` along an axis; as a look-up along the first, the only one that PyTensor vectorises."""
+    """Take entries of `var` along an axis: along the first, as PyTensor vectorises no other look-up."""
     if axis == 0:
         return var[index]  # type: ignore[index, no-any-return]
     rest = [k for k in range(var.type.ndim) if k != axis]
@@ -270,7 +271,7 @@ def _dense(v: TensorVariable) -> Use:
 
 
 def _nothing(v: TensorVariable, graph: TensorVariable, clients: Clients) -> Use | None:
-    """`v` is not used: it is a parameter of others' priors."""
+    """`v` is not used: it is a parameter of other variables' priors."""
     if v in clients or v is graph:
         return None
     nothing = [pt.constant(np.empty(0, dtype)) for dtype in (v.type.dtype, "int64")]
@@ -352,7 +353,7 @@ def _products(v: TensorVariable, clients: Clients, from_record: Callable[[Variab
 
 @dataclass(frozen=True)
 class _Product:
-    """``h = other @ v``, or ``h = v @ other`` if `left`, with or without axes turned round."""
+    """``h = other @ v``, or ``h = v @ other`` if `left`, where v may be transposed."""
 
     h: TensorVariable
     other: TensorVariable  # shape (terms, inner)
@@ -370,7 +371,7 @@ class _Product:
         return (self.inner, self.outer) if self.inner_first else (self.outer, self.inner)
 
     def factors(self, grad: TensorVariable) -> tuple[TensorVariable, TensorVariable]:
-        """Per row of the other factor and of h, in the order of v; shapes (terms, a) and (terms, b)."""
+        """Return the factors of each term, in the order of v's axes; shapes (terms, a) and (terms, b)."""
         turned = grad.swapaxes(-1, -2) if self.left else grad
         delta = turned.reshape((self.terms, self.outer))
         return (self.other, delta) if self.inner_first else (delta, self.other)

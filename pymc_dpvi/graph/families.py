@@ -1,9 +1,9 @@
 r"""Variational families: one class each, and all that differs between them.
 
-A family is PyMC's group, which has the transform of base draws, :math:`z = T(\xi, \zeta)`, and the
-density at the draws, hence the entropy; and what `Family` lists: how it starts, how posterior draws are made,
-and the chain rule from z to :math:`\xi`, written out for vanilla gradients, which are clipped after it. With
-aligned gradients, automatic differentiation pulls the noisy sum back (`engine.step`).
+PyMC's group has the transform of base draws, :math:`z = T(\xi, \zeta)`, and the density at the draws, hence
+the entropy. `Family` adds how it starts, how draws are made, and the chain rule from z to :math:`\xi` for
+vanilla gradients, which are clipped after it. With aligned gradients, automatic differentiation takes the
+noisy sum from z to :math:`\xi` (`engine.step`).
 
 What a family may never do: read a record. It sees latent values and parameters alone.
 """
@@ -25,7 +25,7 @@ START_SIGMA = 0.1
 
 
 class Family(Protocol):
-    """A variational family: of PyMC's `Group` what is used, then what is its own."""
+    """A variational family: first what is used of PyMC's `Group`, then what the classes here add."""
 
     #: Shared variables; among them is ``mu``, the mean of z, shape ``(D,)``.
     params: list[SharedVariable]
@@ -34,16 +34,16 @@ class Family(Protocol):
     symbolic_random: TensorVariable
     symbolic_logq_not_scaled: TensorVariable
 
-    #: Numbers of a base draw.
+    #: How many numbers a base draw has.
     num_base_draws: int
     #: Whether it takes ``start_sigma``, standard deviations by variable; otherwise `narrow` sets them.
     takes_start_sigma: ClassVar[bool]
 
     def narrow(self) -> None:
-        """Let every unconstrained value start with `START_SIGMA`, unless ``start_sigma`` did."""
+        """Set the standard deviation of every unconstrained value to `START_SIGMA`, if it is not yet set."""
 
     def chain(self, param: SharedVariable, base_draws: TensorVariable) -> tuple[np.ndarray, TensorVariable]:
-        """Which entry of z each entry of a parameter moves, and by how much, at one base draw."""
+        """Return which entry of z each entry of a parameter moves, and by how much, at one base draw."""
 
     def draw(self, draws: int, rng: np.random.Generator) -> np.ndarray:
         """Draw unconstrained latent vectors, shape ``(draws, D)``, with the parameters as they stand."""
@@ -60,7 +60,7 @@ class MeanField(MeanFieldGroup):
         return int(self.ddim)
 
     def narrow(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: ``start_sigma`` has set the standard deviations."""
 
     def chain(self, param: SharedVariable, base_draws: TensorVariable) -> tuple[np.ndarray, TensorVariable]:
         """By mu: 1; by rho: the base draw times the logistic function of rho."""
@@ -84,7 +84,7 @@ class FullRank(FullRankGroup):
         return int(self.ddim)
 
     def narrow(self) -> None:
-        """Let the entries start independently."""
+        """Set all standard deviations to `START_SIGMA`, and all correlations to zero."""
         tril = self.params_dict["L_tril"]
         value = np.zeros_like(tril.get_value())
         # Entry (k, k) is the last one of row k.

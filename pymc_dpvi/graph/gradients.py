@@ -1,9 +1,9 @@
 r"""Per-record gradients, vectorised over a batch.
 
-*Aligned* gradients (Jälkö, Prediger, Honkela, Kaski, "DPVIm: Differentially Private Variational
-Inference Improved", 2023) are taken with respect to the latent values,
+*Aligned* gradients (Jälkö, Prediger, Honkela, Kaski, "DPVIm: Differentially Private Variational Inference
+Improved", 2023) are taken with respect to the latent values,
 :math:`g_i = \nabla_z \log p(x_i \mid z)`. All variational parameters get their gradients from the same
-noisy sum afterwards, which costs nothing. With M latent draws :math:`z_1,\dots,z_M` the record's
+noisy sum afterwards, which costs no privacy. With M latent draws :math:`z_1,\dots,z_M` the record's
 gradient is the stack of the M gradients divided by :math:`\sqrt M`, clipped as one vector.
 
 *Vanilla* gradients (Jälkö, Dikmen, Honkela, UAI 2017, Algorithm 1) are taken with respect to all
@@ -12,12 +12,10 @@ variational parameters :math:`\xi`, of one record's share of the evidence lower 
 .. math:: L_i(\xi) = \frac1M \sum_m \left[\log p(x_i \mid z_m) + \frac1N \log p(z_m)\right]
           + \frac1N H(q_\xi), \qquad z_m = T(\xi, \zeta_m).
 
-They follow from the gradients by z by the chain rule, and are written out.
-
-Gradients of variables that are multiplied by data or looked up by it are kept in factors and never formed
-(`factoring`, `blocks`).
+They follow from the gradients by z by the chain rule, and are formed in full.
 
 The one-row graph is differentiated and then vectorised over the batch: row i is a function of record i and z.
+Aligned gradients by variables that data multiply or look up stay factored (`factoring`, `blocks`).
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Latents:
-    """Where each free variable's unconstrained value sits in the flat latent vector, in its order."""
+    """Where each free variable's unconstrained value stands in the flat latent vector, in its order."""
 
     value_vars: tuple[TensorVariable, ...]
     slices: tuple[slice, ...]
@@ -125,8 +123,8 @@ def prior_and_slope(
 def _stable(graph: TensorVariable) -> TensorVariable:
     """Apply PyTensor's numerical stabilisation before differentiation, not only after it.
 
-    The gradient of ``log1p(-sigmoid(x))`` as written is NaN beyond x = 37, and such a record would
-    count as zero; that of ``-softplus(x)`` is -1.
+    Beyond x = 37, the gradient of ``log1p(-sigmoid(x))`` as written is NaN, and such a record would count as
+    zero; that of the stable form ``-softplus(x)`` is -1.
     """
     (copy,) = clone_replace([graph])
     return rewrite_graph(copy, include=("stabilize",), clone=False)
@@ -142,8 +140,8 @@ def aligned_gradients(
     """Stack the gradients of a batch of records with respect to the latent draws.
 
     `batch` has the rows of each record array, shape (batch, ...), and `z` the latent draws, shape (n_mc, D).
-    The blocks have ``n_mc * D`` columns in all, divided by the square root of `n_mc`; draw by draw, each in
-    the order of the flat vector.
+    The blocks have ``n_mc * D`` columns in all, draw by draw, each draw in the order of the flat vector. They
+    are divided by the square root of `n_mc`.
     """
     (logp,), draw = in_draws([record.row_logp], latents)
     logp = lift_uses(_stable(logp), draw, record.rows)
@@ -154,7 +152,7 @@ def aligned_gradients(
         for use in uses
         for by in [[next(grads) for _ in use.by]]
     ]
-    # Placeholders, as for the draws: what is put in is there itself, and not as a copy.
+    # Placeholders, as for the draws: what is put in then stands in the graph itself, and not as a copy.
     rows = [b.type() for b in batch]
     many = _over_batch(record, [a for arrays in one for a in arrays], rows)
     out = []
@@ -186,8 +184,8 @@ def vanilla_gradients(
     """Stack the gradients of a batch of records with respect to all variational parameters.
 
     Arguments as in :func:`aligned_gradients`, with the variational `family`, its standard normal
-    `base_draws`, shape (n_mc, D), and the scalar `entropy`, a function of its parameters. A dense block for
-    each of ``family.params``, in their order.
+    `base_draws`, shape (n_mc, D), and the scalar `entropy`, a function of its parameters. Returns a dense
+    block for each of ``family.params``, in their order.
     """
     n = record.num_records
     params = list(family.params)
@@ -209,7 +207,7 @@ def _gradient(
     failure = ""
     try:
         return list(pytensor.grad(cost, list(wrt), disconnected_inputs="ignore", return_disconnected="zero"))
-    except Exception as error:  # each operation has its own way of saying that it has none
+    except Exception as error:  # operations that have none raise exceptions of many types
         failure = type(error).__name__
     raise UnsupportedModelError(
         "The model's log-density has no gradient with respect to its free variables "

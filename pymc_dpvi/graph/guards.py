@@ -1,16 +1,17 @@
 r"""Make the one-row log-density a total function: no record can make it raise, or read another row.
 
-A compiled batch may not check bounds: an index that is out of range for one record then reads, or in a
-gradient writes, the memory of others, before anything is clipped. An operation that raises tells everybody
-that such a record is there. So, before the one-row graph is differentiated and vectorised:
+Some compiled code checks no bounds: an index that is out of range for one record then reads, or in a gradient
+writes, the memory of others before anything is clipped. An operation that raises tells everybody that such a
+record is there. So, before the one-row graph is differentiated and vectorised:
 
 * every index that depends on the record is put into range, and a record for which that changed anything has
   log-density :math:`-\infty` and gradient zero;
-* so is every other index that is not a constant within range, in the prior too: one that latent values or a
-  public array lead out of a table reads what lies beside it in memory, and that may be records;
-* so is every float that becomes an integer: what a NaN or 1e300 turns into is undefined in C, and raises in
-  Python;
-* so is every argument of an operation that iterates, beyond which it would run on for seconds (`_RANGES`);
+* so is every other index, in the prior too, but for constants that are in range or that all backends check:
+  one from latent values or a public array would read what lies beside its table, and that may be records;
+* so is every float of the record that becomes an integer: what a NaN or 1e300 turns into is undefined in C,
+  and raises in Python;
+* so are the arguments of an operation that sees the record and iterates: beyond these ranges (`_RANGES`) it
+  would run for seconds;
 * every other operation that sees the record must be known to be harmless for all values (`_TOTAL`); anything
   else, such as a `Scan`, a shape that depends on values, or a matrix inverse, is refused.
 """
@@ -49,15 +50,15 @@ _TOTAL = set(
     TensorFromScalar XLog1PY XLogY
     """.split()
 )
-#: The same, of matrices, and as core operations of `Blockwise`. Their errors are NaN.
+#: The same of matrices, also as core operations of `Blockwise`. Where they fail, they give NaN.
 _TOTAL_MATRIX = {"BlockDiagonal", "Cholesky", "Dot", "ExtractDiag", "SolveTriangular"}
 #: Operations in which only the first input may depend on a record: the others are shapes and axes.
 _SHAPED = {"Alloc", "ArgSortOp", "BroadcastTo", "Reshape", "SortOp", "SpecifyShape", "Split", "Unbroadcast"}
-#: Low and high end of the range of each argument within which an operation that iterates, or its gradient,
-#: ends, and a number in it. Below -10,000 a trigamma takes as many steps as its argument is below zero; the
-#: gradient of a hypergeometric function diverges beyond one, and ends after a million steps within (0.05 s).
-#: The gradients of incomplete gamma and beta functions end after 10⁵ steps, whatever their arguments are.
-#: Those of the gamma functions take them all where nothing converges: at NaN, at infinity and below zero.
+#: Operations that iterate: the ends of each argument's range in which they and their gradients end soon, and
+#: a number in it. A trigamma takes as many steps as its argument is below zero. The gradient of a
+#: hypergeometric function diverges beyond one; within, it ends after a million steps (0.05 s). The gradients
+#: of incomplete gamma and beta functions end after 10⁵ steps, whatever their arguments are. Those of gamma
+#: functions take all these steps where nothing converges: at NaN, at infinity and below zero.
 _RANGES = {
     "Psi": ((-1e4, np.inf, 1),),
     "TriGamma": ((-1e4, np.inf, 1),),
@@ -96,9 +97,9 @@ def guard_records(
 ) -> tuple[list[TensorVariable], list[TensorVariable]]:
     """Return the terms of one record, safe for every value that the record may hold.
 
-    `settings` are log-densities as functions of `rows`, the record's placeholders (none for the prior), and
-    `latent`, the unconstrained values. `name` names a variable in an error. The second result says whether
-    indices are within range on which neither records nor latent values decide, one bool for each.
+    `terms` are log-densities as functions of `rows`, the record's placeholders (none for the prior), and of
+    `latent`, the unconstrained values. `name` names a variable in an error. The second result has a condition
+    for each index that depends on neither records nor latent values: that it is in range.
     """
     seen = set(rows)
     free = set(latent)
@@ -160,7 +161,7 @@ def guard_records(
 def _in_range(index: Variable, table: Variable, axis: int) -> tuple[Variable, Variable]:
     """Replace an index that is out of range by 0, and say whether it was in range.
 
-    A mask of another shape than the part of the table that it is for selects nothing.
+    A mask whose shape is not that of the axes that it is for selects nothing.
     """
     if index.type.dtype == "bool":
         lengths = [_length(table, axis + k) for k in range(index.type.ndim)]
@@ -179,8 +180,8 @@ def _in_range(index: Variable, table: Variable, axis: int) -> tuple[Variable, Va
 def _length(table: Variable, axis: int) -> Variable:
     """Return the length of an axis, a constant if the type knows it.
 
-    That of a public array (``X - pm.Data("center", ...)``) is asked of the array: of the difference, it would
-    be computed for each record, and no index may differ between records.
+    That of ``X - pm.Data("center", ...)`` is asked of the public array. Asked of the difference, it would be
+    computed for each record, and an index that is compared with it must be the same for all records.
     """
     known = table.type.shape[axis]
     if known is not None:
@@ -194,7 +195,7 @@ def _length(table: Variable, axis: int) -> Variable:
 
 
 def _truncates(node: Apply) -> bool:
-    """Whether the operation makes integers of floats."""
+    """Whether the operation turns floats into integers."""
     if not isinstance(getattr(node.op, "scalar_op", None), Cast):
         return False
     before, after = np.dtype(node.inputs[0].type.dtype), np.dtype(node.outputs[0].type.dtype)
@@ -202,7 +203,7 @@ def _truncates(node: Apply) -> bool:
 
 
 def _representable(value: Variable, dtype: str) -> tuple[Variable, Variable]:
-    """Replace a float that no integer of the type stands for by 0, and say whether there was one."""
+    """Replace a float beyond the range of the integer type by 0, and say whether it was within."""
     limits = np.iinfo(dtype)
     # The largest int64 is no float64; one more is.
     ok = pt.and_(pt.ge(value, float(limits.min)), pt.lt(value, float(limits.max) + 1.0))
@@ -223,9 +224,9 @@ def _looks_up(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> b
 
 
 def _loose_indices(node: Apply) -> list[tuple[int, int]]:
-    """Positions and axes of the indices of which it is not known that they are within range.
+    """Return positions and axes of the indices that are not known to be within range.
 
-    A number that is written into the model is none: without arrays beside it, all backends check it.
+    A constant number is not among them where no index is an array: there all backends check it.
     """
     loose = []
     for position, axis in _index_axes(node):
@@ -253,7 +254,7 @@ def _bounded_steps(op: Scan, inputs: Sequence[Variable]) -> list[tuple[int, Vari
 
 
 def _hidden_index(op: Any, itself: bool = True) -> str | None:
-    """Name an operation inside this one that indexes by arrays, or loops over them, out of our sight."""
+    """Name an operation inside this one that indexes by arrays or loops; None if there is none."""
     if itself and (type(op).__name__.startswith("Advanced") or isinstance(op, Scan)):
         return type(op).__name__
     core = getattr(op, "core_op", None)
@@ -327,9 +328,9 @@ def _is_safe_operand(op: ScalarOp, operand: Variable) -> bool:
 
 
 def _bounded_work(node: Apply, inputs: Sequence[Variable]) -> list[tuple[int, Variable, Variable]]:
-    """Hold the arguments of an operation that iterates within the range where it ends soon.
+    """Put the arguments of an operation that iterates into the ranges where it ends soon.
 
-    Returns position, safe argument, and whether it was within its range: as of indices.
+    Return for each its position, a safe argument, and whether it was within range.
     """
     ranges = _RANGES.get(type(getattr(node.op, "scalar_op", None)).__name__, ())
     held = []
@@ -341,7 +342,7 @@ def _bounded_work(node: Apply, inputs: Sequence[Variable]) -> list[tuple[int, Va
 
 
 def _refuse_table(table: Variable, declared: set[Variable], where: Callable[[], str]) -> None:
-    """Raise if a record looks up an array of numbers that nobody declared public."""
+    """Raise if a record looks up a constant table that nobody declared public."""
     for var in walk([table], into_size=True):
         if not is_array(var) or var in declared or is_structural(array_value(var)):
             continue

@@ -1,8 +1,8 @@
 """Models from which `pymc_extras.marginalize` took a discrete variable, and advice to take others out.
 
-Such a model has, in place of an observed variable, one operation with a graph of its own inside, in which the
-discrete variable and all that depends on it stand as they were written. The log-density sums over the values
-of the discrete variable. For one record it is remade with the same operation around the graph of one row.
+In such a model an operation with an inner graph stands in place of an observed variable. The inner graph has
+the discrete variable and all that depends on it, as they were written. The log-density sums over the values
+of the discrete variable. For one record, the same operation is remade around the graph of one row.
 
 A mistake here leaks no record: every record array is replaced by a placeholder of one row before the
 log-density is derived, and `private_constants` and `guards` look at what comes of it. `separability` refuses
@@ -67,8 +67,7 @@ def remake_marginal(
     outputs of the inner graph anew, given what to replace in it.
     """
     op: Any = node.op
-    # Constants go inside: the length of the summed-out variable may be one of them, and has to follow the
-    # rows.
+    # Constants go inside: one may be the length of the summed-out variable, which has to follow the rows.
     inner = [i if isinstance(i, Constant) else i.type(name=i.name) for i in inputs]
     given = [(k, i) for k, i in zip(inner, inputs, strict=True) if not isinstance(i, Constant)]
     if hasattr(op.fgraph, "bind"):  # PyTensor 3, whose inner graphs are frozen
@@ -82,8 +81,7 @@ def remake_marginal(
     given += [(replaced[v].type(name=v.name), replaced[v]) for v in captured]
     swap.update(zip(captured, (k for k, _ in given[len(given) - len(captured) :]), strict=True))
     outputs = remake(bound, swap)
-    # A random variable that was resized draws from a new generator, which has to be an input as the old one
-    # was.
+    # A resized random variable draws from a new generator, which has to be an input as the old one was.
     behind = list(ancestors(outputs))
     given = [(k, i) for k, i in given if k in behind]
     given += [(v, v) for v in behind if isinstance(v, SharedVariable)]
@@ -92,8 +90,7 @@ def remake_marginal(
     return list(new.make_node(*(i for _, i in given)).outputs)
 
 
-#: Distributions whose mixture over a parameter's prior has a closed form: the prior, the outcome, what to
-#: write.
+#: Priors and outcomes whose mixture has a closed form, and what to write.
 _CONJUGATE = {
     ("Beta", "Binomial"): "pm.BetaBinomial",
     ("Beta", "Bernoulli"): "pm.BetaBinomial with n=1",

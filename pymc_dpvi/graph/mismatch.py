@@ -1,8 +1,8 @@
 """Why a model could not be taken apart by records: arrays that do not fit each other, and latents per record.
 
-An exception of PyTensor's quotes data, so its text is left out. What led to it can mostly be seen from
-shapes, dims and names. :func:`explained` looks there, and at no value; :func:`take_apart` is for the user, on
-made-up data, and hides nothing.
+Exceptions of PyTensor may quote data, so their texts are left out. The cause can mostly be seen from shapes,
+dims and names: :func:`explained` looks there, and at no value. :func:`take_apart` is for the user, on made-up
+data, and hides nothing.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _UNKNOWN = (
 
 
 def explained(action: Callable[[], T], model: pm.Model) -> T:
-    """Run a part of the analysis of `model`; say in words why, if it raises what is not ours.
+    """Run a part of the analysis of `model`; explain in words why another package raised an exception.
 
-    The exception of another package is replaced, without its text, by an `UnsupportedModelError`.
+    That exception is replaced, without its text, by an `UnsupportedModelError`.
     """
     failure: UnsupportedModelError | None = None
     try:
         return shielded(action, _Failed, "{}")
     except _Failed as error:
         failure = UnsupportedModelError(_reason(model) or _UNKNOWN.format(error))
-    raise failure  # outside of the handler, so that nothing is chained
+    raise failure  # outside the handler, so that nothing is chained
 
 
 class _Failed(UnsupportedModelError):
@@ -60,8 +60,8 @@ class _Failed(UnsupportedModelError):
 def take_apart(model: pm.Model, **kwargs: Any) -> RecordModel:
     """Run the analysis of a model with nothing hidden: for models on made-up data.
 
-    The exceptions that it raises quote the data, so on real data they must not leave the process. `kwargs`
-    are ``record_dim`` and ``public_data``, as for `DPADVI`.
+    Its exceptions may quote the data, so on real data they must not leave the process. `kwargs` are
+    ``record_dim`` and ``public_data``, as for `DPADVI`.
     """
     record = build_record_model(model, **kwargs)
     point: Mapping[str, np.ndarray] = model.initial_point()
@@ -111,9 +111,9 @@ def _outcome_and_mean(model: pm.Model) -> str | None:
 
 
 def _shapes_by_types(graphs: Sequence[Variable], model: pm.Model) -> list[tuple[int, ...]] | None:
-    """Return the shapes of graphs as they follow from the lengths of the arrays, and from no value in one.
+    """Return the shapes of graphs as they follow from the shapes of arrays alone; None if these do not tell.
 
-    A mask or counts in an array would otherwise decide on what is said. None if the lengths do not tell.
+    Otherwise values, such as a mask or counts, would decide what the error says.
     """
     shapes = model.eval_rv_shapes()
     stand_ins: dict[Variable, Variable] = {
@@ -128,7 +128,7 @@ def _shapes_by_types(graphs: Sequence[Variable], model: pm.Model) -> list[tuple[
 
 
 def _latent_per_record(model: pm.Model) -> str | None:
-    """Look for a free variable as long as an outcome, by a dim that the outcome does not have."""
+    """Look for a free variable that is as long as an outcome, and enters it."""
     shapes = model.eval_rv_shapes()
     for outcome in model.observed_RVs:
         (length, *_) = _observed_shape(model, outcome)
@@ -146,7 +146,7 @@ def _latent_per_record(model: pm.Model) -> str | None:
 
 
 def _other_length(model: pm.Model) -> str | None:
-    """Look for an array in the likelihood of another length than the outcome."""
+    """Look for an array in the likelihood whose length is not the outcome's."""
     for outcome in model.observed_RVs:
         (length, *_) = _observed_shape(model, outcome)
         for var in walk([outcome], stop=model.free_RVs, columns_of=None):

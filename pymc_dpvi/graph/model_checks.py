@@ -1,7 +1,7 @@
 """What a model must not have, found before anything is spent.
 
-Each check names the variable, says why the model cannot be private as written, and what to write
-instead. They read types, shapes, dims and the graph, and no data value.
+Each error names the variable, says why the model cannot be private as written, and what to write instead.
+The checks read types, shapes, dims and the graph, and no data value.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def record_potentials(model: pm.Model, arrays: Sequence[Variable]) -> list[Tenso
 
 
 def _axes_over_records(model: pm.Model, var: Variable, num_records: int) -> list[int]:
-    """Return axes of an array, but the first, that are as long as the records and have no global dim."""
+    """Return the axes of an array, but the first, of length `num_records` without a free variable's dim."""
     names = model.named_vars_to_dims.get(var.name) if var.name else None
     own = global_dims(model)
     lengths = enumerate(array_shape(var)[1:], start=1)
@@ -125,7 +125,7 @@ def check_before_records(model: pm.Model) -> None:
 def _runs_over_records(
     model: pm.Model, rv: Variable, shape: Sequence[int], num_records: int, dims: frozenset[str]
 ) -> bool:
-    """Whether an axis of a free variable is the records' by its dim, or by its length if it has none."""
+    """Whether a free variable has an axis over records: by its dim, or by its length if it has no dim."""
     names = model.named_vars_to_dims.get(rv.name) or (None,) * len(shape)
     return any(
         name in dims or (name is None and length == num_records)
@@ -134,7 +134,7 @@ def _runs_over_records(
 
 
 def _also_local(local: Sequence[Variable]) -> str:
-    """Say which latent values are refused beside an array with two axes of records (a map's neighbours)."""
+    """Add free variables over records to the error on a second axis of records (a map's neighbours)."""
     if not local:
         return ""
     named = ", ".join(f"'{rv.name}'" for rv in local)
@@ -215,7 +215,7 @@ def check_against_records(
 
 
 def draws(term: Variable) -> bool:
-    """Whether a log-density draws random numbers, or has a copy of a variable in place of its value."""
+    """Whether a log-density draws random numbers: it has a copy of a variable in place of its value."""
     return any(v.owner is not None and isinstance(v.owner.op, RNGConsumerOp) for v in walk([term]))
 
 
@@ -232,10 +232,10 @@ def refuse_draws(name: str) -> None:
 def refuse_shape_alone(
     model: pm.Model, arrays: Sequence[Variable], rows: Sequence[Variable], graphs: Sequence[Variable]
 ) -> None:
-    """Raise if an array of a static length has fallen out of the likelihood, which read its shape alone.
+    """Raise if an array of static length has fallen out of the likelihood, which read its shape alone.
 
-    It is then a record array for no other reason than its length. (That of ``pm.Data`` is no constant: for
-    any other number of records it stays, and is refused as what is not indexed by them.)
+    Nothing but its length then makes it a record array. (The length of a ``pm.Data`` is no constant: with
+    any other number of records the array stays in the graph, and is refused as not indexed by records.)
     """
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, Variable)]
     # What is behind a prior or an initial value is refused for that.
@@ -251,7 +251,7 @@ def refuse_shape_alone(
 
 
 def hint_of_orientation(model: pm.Model) -> str:
-    """Suggest to transpose where an outcome is wider than it is long; else say nothing."""
+    """Suggest a transpose if an outcome has more columns than rows; else return an empty string."""
     for rv in model.observed_RVs:
         value = model.rvs_to_values[rv]
         shape = array_shape(value) if is_array(value) else value.type.shape
@@ -264,7 +264,7 @@ def hint_of_orientation(model: pm.Model) -> str:
 
 
 def hint_of_loops(outputs: Sequence[Variable], names: Iterable[str]) -> str:
-    """Return a sentence for an error if `outputs` depend on a loop, the terms of `names`."""
+    """Return a sentence for an error if `outputs`, the terms of `names`, depend on a loop."""
     for var in walk(outputs):
         op = var.owner.op if var.owner is not None else None
         if "Scan" in (type(op).__name__, type(getattr(op, "core_op", None)).__name__):
@@ -279,7 +279,7 @@ def hint_of_loops(outputs: Sequence[Variable], names: Iterable[str]) -> str:
 def check_orientation(
     model: pm.Model, num_records: int, arrays: Sequence[Variable], public: Iterable[Variable]
 ) -> None:
-    """Refuse arrays whose records are in the columns, before the likelihood is remade without effect."""
+    """Refuse arrays whose records are in the columns: rebuilding the likelihood would leave them whole."""
     known = {*arrays, *public}
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs), *model.potentials]
     for var in walk(roots, stop=model.free_RVs, columns_of=None):

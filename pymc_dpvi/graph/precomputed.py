@@ -1,27 +1,26 @@
-r"""Numbers that PyMC or a formula package has worked out of the records while the model was being written.
+r"""Numbers that PyMC or a formula package worked out from the records while the model was being written.
 
-They stand in the model as numbers, and no graph says where a number came from. So one record may decide on
-what all others are compared with. No number is looked at here: a model is refused, or warned of, by the form
-of what such a function leaves, whatever the records hold. PyMC's functions do not look into a `pm.Data`. For
-an outcome with ``observed=`` the log-density is derived anew, from placeholders.
+They stand in the model as numbers, and no graph says where a number came from. So one record may decide what
+all others are compared with. A model is refused, or warned of, by the form of what such a function leaves,
+whatever the records hold. PyMC's functions do not look into a `pm.Data`. For an outcome with ``observed=``
+the log-density is derived anew, from placeholders.
 
 **Probabilities and bounds** (:func:`refuse_inspected`). `pm.Categorical.dist` and `pm.Multinomial.dist`
 divide **all** rows of a constant ``p=`` by their sums if one of them does not sum to one (`numpy.isclose`),
-which moves each by up to a part in 10⁵. `pm.logp` and `pm.logcdf`, where a model calls them, give a
-truncation or a censoring whose bounds are infinite throughout another formula, in which the bounds do not
-occur. Its gradient is finite where that of the general formula is NaN, and a record whose gradient is NaN
-adds nothing.
+which moves each by up to a part in 10⁵. `pm.logp` and `pm.logcdf`, where a model calls them, have a formula
+without bounds for a truncation or a censoring whose bounds are infinite throughout. Its gradient is finite
+where that of the general formula is NaN, and a record whose gradient is NaN adds nothing.
 
 **Gaussian processes** (:func:`refuse_hsgp`). ``pm.gp.HSGP`` evaluates the functions
 :math:`\sin(\sqrt{\lambda_j}\,(x - c + L))` with :math:`\sqrt{\lambda_j} = \pi j / 2L` at each record's x, and
 ``HSGPPeriodic`` :math:`\sin(\omega j (x - c))`. For c PyMC takes (max + min) / 2 of the x that it is given,
-whatever `L` is, and with ``c=`` for L a multiple of their range: the two most extreme records then stand in
-the basis of every other record. So the basis is recognised by its own form, and c and L have to be declared:
-each must be a ``pm.Data`` that is public, or an expression, and no constant. (The multiples of π that PyMC
-writes there are looked at.)
+whatever L is. With ``c=``, it takes a multiple of their range for L. The two most extreme records then stand
+in the basis of every other record. So the basis is recognised by its form, and c and L have to be declared:
+each must be a ``pm.Data`` that is public, or an expression, and no constant. (The only numbers looked at are
+the multiples of π that PyMC writes there.)
 
 **Formula packages** (:func:`formula_mark`). Bambi, for one, centres predictors by their means and scales
-priors by the standard deviations of the data. The names that such a package gives tell of it.
+priors by the standard deviations of the data. A model is recognised by the names that such a package gives.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ __all__ = ["FORMULA_ADVICE", "formula_mark", "refuse_hsgp", "refuse_inspected"]
 
 
 def refuse_inspected(model: pm.Model, arrays: Collection[Variable]) -> None:
-    """Refuse constant record arrays (`arrays`) that PyMC's functions may have gone by."""
+    """Refuse constants that PyMC may have gone by: rows of ``p=``, and record `arrays` in ``pm.logp``."""
     free, held = set(model.free_RVs), set(arrays)
 
     def roots(var: Variable) -> list[Variable]:
@@ -74,7 +73,7 @@ def refuse_inspected(model: pm.Model, arrays: Collection[Variable]) -> None:
 
 
 def _probabilities(node: Apply, roots: Callable[[Variable], list[Variable]]) -> Iterator[list[Variable]]:
-    """Go through the categorical distributions in a node: what their probabilities are made of."""
+    """Yield what the probabilities of each categorical or multinomial distribution in a node are made of."""
     if isinstance(node.op, CategoricalRV | MultinomialRV):
         yield roots(node.op.dist_params(node)[-1])
     inner = getattr(node.op, "fgraph", None)  # of a truncated one, or a function of the user's
@@ -95,9 +94,9 @@ def _has_rows(array: Variable) -> bool:
 
 
 def refuse_hsgp(model: pm.Model, records: Collection[Variable], public: Collection[Variable]) -> None:
-    """Raise if the basis of a Gaussian process lies where nobody said in public.
+    """Raise if the centre or the boundary of a basis at the records' inputs was not declared public.
 
-    A basis on a public grid, which records look up, may lie where it likes.
+    A basis on a public grid, which records look up, may lie anywhere.
     """
     for term in [*model.observed_RVs, *model.potentials]:
         for kind, boundary, shifted in _bases(walk([term]), records):
@@ -126,7 +125,7 @@ def refuse_hsgp(model: pm.Model, records: Collection[Variable], public: Collecti
 def _bases(
     found: list[Variable], records: Collection[Variable]
 ) -> Iterator[tuple[str, Variable | None, Variable]]:
-    """Find the bases in a graph: the class, the boundary, and the inputs minus the centre."""
+    """Yield the bases in a graph: their class, boundary, and inputs minus the centre."""
     for var in found:
         if not _is_scalar(var, scalar.Sin, scalar.Cos):
             continue
@@ -156,7 +155,7 @@ def _boundary(frequency: Variable, records: Collection[Variable]) -> Variable | 
         and len(set(square.owner.inputs)) == 1
     ):
         ratio = square.owner.inputs[0]
-        # What a record array holds decides nothing.
+        # The entries of a record array decide nothing.
         if (
             _is_scalar(ratio, scalar.TrueDiv)
             and ratio.owner.inputs[0] not in records
@@ -203,12 +202,12 @@ def _untiled(var: Variable) -> Variable:
 
 
 def _subtrahend(var: Variable) -> Variable | None:
-    """Return what is taken off; None if nothing is, as where NumPy has done it before the model."""
+    """Return what is subtracted; None if nothing is, as where NumPy did it before the model."""
     return var.owner.inputs[1] if _is_scalar(var, scalar.Sub) else None
 
 
 def _is_declared(var: Variable, public: Collection[Variable]) -> bool:
-    """Whether an array was declared public, or is an expression of the user's."""
+    """Whether a variable was declared public, or is an expression and no array."""
     var = _through(var)
     return var in public or not is_array(var)
 
@@ -231,7 +230,7 @@ def _is_scalar(var: Variable, *kinds: type) -> bool:
     )
 
 
-#: What follows from a mark, for a warning.
+#: What a warning says of a mark.
 FORMULA_ADVICE = (
     "Such a package centres predictors and scales priors by numbers of the records, which nothing protects. "
     "Give it a prior for each term, public levels, and no centring (Bambi: center_predictors=False, "

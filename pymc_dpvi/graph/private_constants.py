@@ -1,7 +1,7 @@
-"""What would enter a fit whole beside one record's row: arrays, and operations that may hold data.
+"""Arrays, and operations that may hold data, which would enter a fit whole beside one record's row.
 
-Every record array is replaced by one row before gradients are taken. So whatever else is an array of numbers
-in a graph that is evaluated enters the fit without a clip and without noise. These are the graphs:
+Every record array is replaced by one row before gradients are taken. Any other array of numbers in a graph
+that is evaluated enters the fit without a clip and without noise. These are the graphs:
 
 ==========  ==================================================================================================
 likelihood  the observed variables and Potentials for one record, and what PyMC, or a function of the user's
@@ -18,22 +18,21 @@ released    Deterministics and other expressions (`records.RecordModel.may_be_re
   in a data-free Potential, unless it says next to nothing (`shape_constants`);
 * very many single numbers are an array (`scalar_constants`), and so is what a loop over records leaves in the
   structure of a graph (`unrolled_loops`);
-* an operation or a constant may hold data where no graph shows them (a black-box likelihood,
-  ``pytensor.wrap_py``, a fitted spline). A graph shows its numbers only if its operations compute what they
-  say *from their inputs alone*, and its constants are dense arrays. So an operation of a package other than
-  PyTensor's and PyMC's is refused, one that calls a function of the user's, and one that keeps more than
-  settings (:func:`opaque_part`); and so is any constant that is sparse, a list or another Python object.
+* an operation or a constant may hold data that no graph shows (a black-box likelihood, ``pytensor.wrap_py``,
+  a fitted spline). A graph shows its numbers only if its operations compute what they say *from their inputs
+  alone*, and its constants are dense arrays. So an operation is refused if it is of a package other than
+  PyTensor's and PyMC's, calls a function of the user's, or keeps more than settings (:func:`opaque_part`). So
+  is any constant that is sparse, a list or another Python object.
 
-What PyMC itself puts into a log-density are single numbers, index tables and counts 0, 1, 2, ..., all of
-which pass (`tests/zoo.py` is the proof by trial). So an array that is in the log-density, and not in what it
-was derived from, is the user's: from the closure of a ``logp=`` or ``dist=`` function. There is one
-exception: PyMC evaluates what it can of constants. So where such an array is found, the log-density is
-derived once more with the model's constants as variables, of which nothing can be evaluated
-(`densities.unevaluated`).
+PyMC itself puts single numbers, index tables and counts 0, 1, 2, ... into a log-density, and all of these
+pass (tried on `tests/zoo.py`). So an array that is in the log-density, and not in what it was derived from,
+comes from the closure of a ``logp=`` or ``dist=`` function of the user's. The exception is that PyMC
+evaluates constants where it can. So where such an array is found, the log-density is derived once more, with
+variables in place of the model's constants (`densities.unevaluated`).
 
 Constants in a prior or an initial value are numbers that the user wrote there. They count as public, and
-the report lists them (`public_data`). In a prior by a function of the user's that holds for what it is
-given as arguments; what it brings along in its closure nobody sees who reads the model, and is refused.
+the report lists them (`public_data`). For a prior by a function of the user's, that holds for its arguments.
+An array in the function's closure is refused: nobody who reads the model sees it.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ _KNOWN_PACKAGES = frozenset({"pymc", "pymc_extras", "pytensor"})
 _CALLS_OUT = frozenset({"FromFunctionOp", "JAXOp"})
 #: Packages whose objects are settings, not data, where an operation keeps them.
 _SETTINGS = _KNOWN_PACKAGES | {"builtins", "collections", "functools", "numpy", "pathlib", "types", "weakref"}
-#: Numbers that a setting consists of at the most.
+#: Most numbers of a setting.
 _FEW = 8
 
 
@@ -108,12 +107,12 @@ def refuse_private_constants(
 ) -> None:
     """Raise if an array or an operation is left that may hold private data; the message names it.
 
-    `held` are the record arrays and the lengths of their dims: only lengths of trailing axes of them may be
-    read (a matrix's number of columns, say). `generative` are the observed variables for one record, before
-    their log-densities, `derived`, were derived: PyMC computes what it can of constants on the way, and the
-    mean of a constant matrix is a number without an axis. `factors` are the same in terms of the
-    unconstrained values, by observed variable or Potential; `data_free` the Potentials in the log prior;
-    `start` the initial points. Arrays in inner graphs count.
+    `held` are the record arrays and the lengths of their dims. Of these only the lengths of trailing axes may
+    be read (a matrix's number of columns). `generative` are the observed variables for one record, `derived`
+    their log-densities. Both are searched: PyMC evaluates constants as it derives, and the mean of a constant
+    matrix is a number without an axis. `factors` are the log-densities in the unconstrained values, by
+    observed variable or Potential; `data_free` the Potentials in the log prior; `start` the initial points.
+    Arrays in inner graphs count.
     """
     own = {rv for rv in model.free_RVs}
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, np.ndarray)]
@@ -159,7 +158,7 @@ def refuse_private_constants(
             if not is_array(var) or var in public or var in lengths:
                 continue
             if where == "start" and array_shape(var) in entrywise:
-                continue  # a number for each entry of a free variable, which has no axis over records
+                continue  # one number per entry of a free variable, which has no axis over records
             if not _may_stay(model, num_records, var):
                 raise NotSeparableError(
                     f"{_named(model, var, where, factors)} has an axis as long as the number of records, "
@@ -185,7 +184,7 @@ def refuse_private_constants(
     for rv in model.free_RVs:
         if isinstance(rv.owner.op, CustomDistRV | CustomSymbolicDistRV):
             _refuse_closure(rv, public, held)
-    # What is derived of a graph repeats its numbers, not always as often.
+    # Counted apart: what is derived from a graph repeats its numbers, and not always as often.
     if any(holds_table(walk(graphs, columns_of=held)) for graphs in (generative, derived)):
         raise UnsupportedModelError(_MANY.format("likelihood of " + _names(model.observed_RVs)))
     if holds_table(walk(data_free, stop=model.free_RVs, columns_of=held), [data_free]):
@@ -195,7 +194,7 @@ def refuse_private_constants(
 
 
 def _refuse_closure(rv: Variable, public: Collection[Variable], held: Collection[Variable]) -> None:
-    """Raise if a prior by a function of the user's has an array that is not among its arguments."""
+    """Raise if the user's function of a prior has an array, or a table, that is not among its arguments."""
     given = set(walk(rv.owner.inputs, into_size=True))
     try:
         density = [pm.logp(rv, rv.type())]
@@ -216,12 +215,12 @@ def _refuse_closure(rv: Variable, public: Collection[Variable], held: Collection
 
 
 def _named(model: pm.Model, var: Variable, where: str, factors: Mapping[str, Variable]) -> str:
-    """Name an array; one of a ``logp=`` function, which is behind no variable, by its log-density."""
+    """Name an array; one from a ``logp=`` function, which is behind no variable, by its log-density."""
     said = array_name(model, var)
     if where != "likelihood" or said != "An unnamed array":
         return said
 
-    def same(other: Variable) -> bool:  # by its type: the words may not turn on an entry
+    def same(other: Variable) -> bool:  # by type: the words must not depend on an entry
         if not is_array(other) or array_shape(other) != array_shape(var):
             return False
         return bool(other.type.dtype == var.type.dtype)
@@ -231,12 +230,12 @@ def _named(model: pm.Model, var: Variable, where: str, factors: Mapping[str, Var
 
 
 def _names(variables: Sequence[Variable]) -> str:
-    """Name variables, of many the first."""
+    """Name variables, or the first three of many."""
     return _first([v.name for v in variables])
 
 
 def _first(of: Sequence[str | None]) -> str:
-    """Write out names, of many the first."""
+    """Write out names, or the first three of many."""
     names = [repr(name) for name in of]
     return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
 
@@ -253,7 +252,7 @@ def says_nothing(var: Variable) -> bool:
 def _may_stay(model: pm.Model, num_records: int, var: Variable) -> bool:
     """Whether no axis of a remaining array runs over records.
 
-    An axis may have that length by chance: it then has a name that a free variable has too.
+    An axis that has that length by chance needs a dim that a free variable has too.
     """
     dims = model.named_vars_to_dims.get(var.name) if var.name else None
     axes = [k for k, n in enumerate(array_shape(var)) if n == num_records]
@@ -307,9 +306,9 @@ def opaque_part(op: Op) -> str | None:
 
 
 def is_opaque_value(var: Variable) -> bool:
-    """Whether a constant or shared variable is something else than a dense array of numbers.
+    """Whether a constant or shared variable is no dense array of numbers, and may hide some.
 
-    Lengths, slices, ``None`` and random generators are what they seem.
+    Scalars, slices, ``None`` and random generators hide none.
     """
     if not isinstance(var, Constant | SharedVariable):
         return False
@@ -319,7 +318,7 @@ def is_opaque_value(var: Variable) -> bool:
 
 
 def _is_static(kind: type) -> bool:
-    """Whether a class was written in the module that it says, and not made at run time."""
+    """Whether its module holds a class under its name; one that was made at run time is not found there."""
     return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
 
 
@@ -346,11 +345,10 @@ def _is_data(value: Any, depth: int) -> bool:
 def _is_written_spline(model: pm.Model, op: Any) -> bool:
     """Whether an operation of a prior is the spline of one of the model's ``pm.Interpolated``, and no other.
 
-    Proof that it holds no number of a record: PyMC fits that spline to `x_points` and `pdf_points`, constants
-    behind the prior. As all such constants they are numbers that the user wrote: the report lists them, and
-    none may be as long as the records. The spline is fitted to them once more here, and it counts only if
-    knots, coefficients, degree and what it does beyond its ends are the same; these four are all that it
-    computes with. Its derivative, which the gradient uses, is made of them.
+    Such a spline holds no number of a record. PyMC fits it to `x_points` and `pdf_points`, constants behind
+    the prior: numbers that the user wrote, listed in the report, and none as long as the records. Here it is
+    fitted to them again, and passes only if knots, coefficients, degree and behaviour beyond its ends are the
+    same. It computes with nothing else, and neither does its derivative, which the gradient uses.
     """
     if type(op) is not SplineWrapper or type(op.spline) is not InterpolatedUnivariateSpline:
         return False

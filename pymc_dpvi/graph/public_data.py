@@ -1,9 +1,9 @@
 """What counts as public beside the records: what the user declared, and what else the report lists.
 
-Whatever the release depends on beside the records and single numbers is listed, with its shape as it is:
+The report lists, with its shape as it is, what the release depends on beside the records and single numbers:
 arrays that were declared public, constants that the user wrote into a prior, an initial value or a
-transform, grids in the likelihood, and the labels of released dims. What PyMC itself puts into graphs is
-not listed where it says no more than a shape (`shape_constants`).
+transform, grids in the likelihood, and the labels of released dims. An unnamed constant that says no more
+than a shape (`shape_constants`) is not listed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["describe_public", "public_variables", "shown"]
 
 
 def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> set[Variable]:
-    """Return the model's arrays that were declared public; raise if one is no ``pm.Data`` of the model."""
+    """Return the arrays that were declared public; raise for an entry that neither is nor names one."""
     if isinstance(public_data, str | Variable):
         public_data = [public_data]
     if not isinstance(public_data, list | tuple | set | frozenset):
@@ -58,14 +58,14 @@ def describe_public(
     """Name what the release depends on beside the record arrays `arrays`.
 
     `evaluated` are all graphs that a fit and a release evaluate, but for `prior`, the log prior and the
-    initial points; `dims` are those whose labels are released. Entries are such as ``"region (7,)"`` for an
+    initial points; `dims` are those whose labels are released. Examples of entries: ``"region (7,)"`` for an
     array with a name, ``"constant of beta (3,)"`` for one without, ``"labels of county (7,)"``, and one
     sentence if prior or start hold very many single numbers.
     """
     values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
     roots = [*model.free_RVs, *model.observed_RVs, *model.potentials, *values]
-    # The likelihood as it was remade, for one record: what fell out of it then, as a check does, is not
-    # listed, and no list turns on how many records there are.
+    # `evaluated` has the likelihood as rebuilt for one record. What fell out of it (the condition of a check)
+    # is not listed, and the list does not depend on the number of records.
     found = walk([*model.free_RVs, *prior, *evaluated], columns_of=arrays)
     plain = written_shapes(found) | set(arrays)
     own = set(walk(roots))
@@ -97,7 +97,7 @@ def describe_public(
 
 
 def _places(model: pm.Model, prior: Sequence[Variable]) -> dict[Variable, str]:
-    """Say of each variable of a graph which variable of the model it stands directly behind."""
+    """Map each variable of the graphs to words for the model's variable that it stands directly behind."""
     named = [*model.free_RVs, *model.observed_RVs, *model.potentials, *model.deterministics]
     initial = [(rv, v) for rv, v in model.rvs_to_initial_values.items() if isinstance(v, Variable)]
     places: dict[Variable, str] = {}

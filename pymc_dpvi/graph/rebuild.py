@@ -58,12 +58,12 @@ def resize_records(
     inline: bool = True,
     describe: Callable[[Variable], str] = str,
 ) -> tuple[list[Variable], dict[Variable, Variable]]:
-    """Remake `outputs` with `rows` records in place of `num_records`; return the memo of what changed, too.
+    """Remake `outputs` with `rows` records in place of `num_records`; return them, and what changed to what.
 
-    `replacements` has every record array and its stand-in with `rows` rows, and variables to swap as they
-    are; `resize` the random variables (the observed ones) whose leading batch axis is known to be the record
-    axis. `everything`: also what no replacement reaches. `inline`: an ``OpFromGraph``. `describe` names a
-    variable in an error.
+    `replacements` maps every record array to its stand-in with `rows` rows, and other variables to what takes
+    their place. `resize` are random variables (the observed ones) whose leading batch axis is known to be the
+    record axis. `everything` remakes also what no replacement reaches, `inline` inlines an ``OpFromGraph``,
+    and `describe` names a variable in an error.
     """
     memo: dict[Variable, Variable] = dict(replacements)
     observed = set(resize)
@@ -137,7 +137,7 @@ def _static_shape(node: Apply, memo: Mapping[Variable, Variable]) -> Variable | 
 
 
 def is_static_shape(var: Variable) -> bool:
-    """Whether a constant was put in place of the shape of an array whose type knows it."""
+    """Whether a constant stands in place of the shape of an array whose type knows it."""
     return bool(getattr(var.tag, "static_shape", False))
 
 
@@ -218,10 +218,10 @@ def _one_table(node: Apply, inputs: Sequence[Variable]) -> Variable | None:
 
 
 def with_leading_indices(inputs: Sequence[Variable]) -> TensorVariable | None:
-    """Write an index of PyTensor 2 without slices and new axes; None if there are none, or a mask.
+    """Write an index without slices and new axes; None if it has none of them, or a mask.
 
     PyTensor 2 cannot vectorise an advanced index beside a slice or a new axis if the index differs from
-    record to record, PyTensor 3 can. With the indices broadcast to ``B``,
+    record to record; PyTensor 3 can. With the indices broadcast to ``B``,
 
         x[..., i_1, ..., i_k, ...]  =  x.transpose(advanced axes, other axes)[i_1, ..., i_k],
 
@@ -255,10 +255,9 @@ def _as_slice(var: Variable) -> slice:
 
 
 def _row_by_row(condition: Variable, value: Variable) -> TensorVariable:
-    """Let PyMC's check of parameters hold for each row.
+    """Apply PyMC's check of parameters row by row.
 
-    PyMC takes ``all`` over everything, so one record with an invalid parameter would make all terms minus
-    infinity.
+    PyMC takes ``all`` over all rows: one record with an invalid parameter would make every term -infinity.
     """
     if condition.owner is not None and isinstance(condition.owner.op, ScalarFromTensor):
         condition = condition.owner.inputs[0]
@@ -279,7 +278,7 @@ def _resize_random(
 ) -> Variable:
     """Remake a random variable with PyMC's `change_dist_size`.
 
-    It is handed a node with the new parameters under the old op: it reads the parameters and builds
+    That function is handed a node of the old op with the new parameters. It reads the parameters and builds
     everything else afresh, so that node is never evaluated.
     """
     node = var.owner
@@ -289,7 +288,7 @@ def _resize_random(
     batch_ndim = var.type.ndim - op.ndim_supp
     new_inputs = set(memo.values())
     inputs = [memo.get(i, i) for i in node.inputs]
-    # The size alone: a parameter whose first entry is N is a number of the model, not a length.
+    # Only the size: a parameter whose first entry is N is a number of the model, not a length.
     if (at := _place_of_size(op)) is not None and inputs[at] not in new_inputs:
         inputs[at] = _rows_for_vector(inputs[at], num_records, rows)
     if not leading and var.type.shape[:1] == (None,):
@@ -343,7 +342,7 @@ def _resize_marginal(
         )
         new = {**inner, **dict(zip(arrays, remade, strict=True))}
         made = {old.owner: new[old].owner for old in random}
-        # What is left are the next states of the generators, each beside the variable that it was drawn for.
+        # The other outputs are next states of generators, each beside the variable that it was drawn for.
         return [new[v] if v in new else made[v.owner].outputs[v.owner.outputs.index(v)] for v in outputs]
 
     return remake_marginal(node, inputs, memo, remake)

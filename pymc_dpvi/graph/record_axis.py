@@ -116,7 +116,7 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
 
 
 def _refuse_black_boxes(model: pm.Model) -> None:
-    """Raise if a Potential, in a model without records, is computed by what no graph shows."""
+    """Raise if a Potential of a model without records has an operation that may hide them."""
     for pot in model.potentials:
         for var in walk([pot], stop=model.free_RVs):
             if var.owner is not None and (name := opaque_part(var.owner.op)) is not None:
@@ -131,8 +131,7 @@ def _refuse_black_boxes(model: pm.Model) -> None:
 def _length(var: Variable, name: str, free: Sequence[Variable] = ()) -> int:
     """Return the length of the first axis, without looking at a value of the data or drawing from a prior.
 
-    It is refused if it depends on values, as that of ``x[keep]`` does: what comes of the model would then
-    turn on single records.
+    A length that depends on values, as that of ``x[keep]`` does, is refused: it may turn on single records.
     """
     if is_array(var):
         return array_shape(var)[0]
@@ -156,17 +155,17 @@ def _length(var: Variable, name: str, free: Sequence[Variable] = ()) -> int:
 def find_record_arrays(
     model: pm.Model, num_records: int, dims: frozenset[str], public: set[Variable]
 ) -> tuple[list[Variable], frozenset[str]]:
-    """Every array of leading length N behind the likelihood, and the dims of those leading axes.
+    """Return every array of leading length N behind likelihood, prior and initial values, and their dims.
 
-    The only exceptions are arrays declared public, and arrays whose leading dim is also the dim of a free
-    variable (as many groups as records, by chance).
+    There are three exceptions: arrays declared public, arrays whose leading dim is a free variable's too (as
+    many groups as records, by chance), and arrays that only the condition of a check is made of.
     """
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
     found: list[Variable] = []
     leading = set(dims)
-    # Priors and initial values are searched too: what is found there is refused, as they must not see it.
+    # Priors and initial values are searched too: they must not see records, so what is found is refused.
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, Variable)]
-    # What the likelihood's checks (``Assert``) look at is no part of what is made of it for one record.
+    # The conditions of the likelihood's checks (``Assert``) fall out when it is rebuilt for one record.
     unread = _conditions([*roots, *model.potentials])
     unread -= {*walk([*model.free_RVs, *initial], columns_of=None)}
     for var in walk([*roots, *model.potentials, *model.free_RVs, *initial], unread, columns_of=None):
@@ -205,12 +204,12 @@ def _conditions(outputs: Iterable[Variable]) -> set[Variable]:
 def _refuse_lengths_alone(
     model: pm.Model, found: Sequence[Variable], dims: frozenset[str], observed: set[Variable]
 ) -> None:
-    """Raise if a Potential would be a record's term or a prior's as its arrays happen to be long.
+    """Raise if only the lengths of its arrays make a Potential the records' term or the prior's.
 
-    A penalty on neighbouring coefficients has a matrix with one row for each of them. For as many records
-    it would be taken apart, clipped and noised, for any other number it would not: two neighbouring data
-    sets would be fitted by two models. Arrays that are not structural need no such rule: those of another
-    length are refused.
+    A penalty on neighbouring coefficients has a structural matrix with one row per coefficient. It would be
+    split, clipped and noised if there are as many records as coefficients, and not otherwise: two
+    neighbouring data sets would be fitted by two models. Arrays that are not structural need no such rule,
+    since those of another length are refused.
     """
 
     def dim(var: Variable) -> str | None:
@@ -231,7 +230,7 @@ def _refuse_lengths_alone(
 
 
 def describe_unit(model: pm.Model, dims: frozenset[str]) -> str:
-    """Say what one record is."""
+    """Say what one record is, for the report."""
     terms = model.observed_RVs or model.potentials
     observed = ", ".join(f"'{v.name}'" for v in terms)
     dim = f" (dim {', '.join(repr(d) for d in sorted(dims))})" if dims else ""

@@ -6,13 +6,13 @@ The model is an ordinary one on the full data,
 
 where a *record* :math:`x_i` is one row along the leading axis that the observed variables share, and
 :math:`z` are the unconstrained latent values. :func:`build_record_model` reads as the list of what is
-checked, in order. It finds the arrays that are indexed by records, and remakes the likelihood with every one
+checked, in order. It finds the arrays that are indexed by records, and rebuilds the likelihood with every one
 of them replaced by a placeholder of one row. So :math:`\log p(x_i \mid z)` can depend on that row and on
-:math:`z` alone: the sensitivity of the mechanism rests on this. That the terms add up to the model's own
-log-density is checked by `separability`.
+:math:`z` alone: the sensitivity of the mechanism rests on this. `separability` checks that the terms add up
+to the model's own log-density.
 
-What is *not* a record array is declared public by the user, or found harmless (`private_constants`), or
-refused; the privacy report lists by name what counts as public.
+Any other array is declared public by the user, or harmless (`private_constants`), or the model is refused.
+The privacy report lists what counts as public (`public_data`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RecordModel:
     value_vars: tuple[TensorVariable, ...]  # unconstrained values of the free variables: the inputs z
     factors: dict[str, TensorVariable]  # log-density of the row by observed variable or Potential, (1, ...)
     prior_logp: TensorVariable  # scalar: log prior plus Jacobians plus data-free Potentials
-    public_arrays: tuple[str, ...]  # for the report: all that counts as public, but for single numbers
+    public_arrays: tuple[str, ...]  # what the report lists as public (`describe_public`)
     public: frozenset[Variable]  # arrays that the user declared public
     unit: str  # what a record is, in words
     in_range: tuple[TensorVariable, ...] = ()  # conditions: indices from public arrays are in range
@@ -76,13 +76,13 @@ class RecordModel:
         return pt.add(*[f.sum() for f in self.factors.values()])
 
     def may_be_released(self, var: Variable) -> bool:
-        """Whether a function of the free variables has no private number in it.
+        """Whether `var` is a function of the free variables with no private number in it.
 
-        It may depend on free variables, single numbers and arrays that were declared public, and on nothing
-        else: any other array may be data, also one of zeros, since all records may have answered so. A long
-        formula may be data too (`unrolled_loops.is_long`). No length is compared with the number of records,
-        nor does an entry decide: what is withheld would tell of them. (`written_triangles` looks at entries
-        where no record can have put them.)
+        It may depend on free variables, single numbers and arrays that were declared public. Any other array
+        may be data, even one of zeros: all records may have answered zero. A long formula may be data too
+        (`unrolled_loops.is_long`). No length is compared with the number of records, and no entry decides:
+        what is withheld would tell of the records. (`written_triangles` compares entries that no record can
+        have decided.)
         """
         model = self.model
         dims = model.named_vars_to_dims.get(getattr(var, "name", None)) or ()
@@ -90,7 +90,7 @@ class RecordModel:
             return False
         behind = self._behind([var])
         if not set(behind) & set(model.free_RVs):
-            return False  # a number of its own, wherever it came from
+            return False  # it depends on no free variable: a number, wherever it came from
         plain = self.plain(behind)
         if any(self.is_private(v) for v in behind if v not in plain):
             return False
@@ -98,24 +98,24 @@ class RecordModel:
 
     @property
     def released(self) -> tuple[Variable, ...]:
-        """Deterministics of today's model that a release has: none, if together they could be a table."""
+        """Deterministics of the model as it is now that are released; none if together they may be data."""
         model = self.model
         fine = tuple(d for d in model.deterministics if self.may_be_released(d))
         behind = [v for v in self._behind(fine) if v not in model.free_RVs]
         return () if is_long(behind, [fine]) else fine
 
     def plain(self, behind: Sequence[Variable]) -> frozenset[Variable]:
-        """Return the constant arrays among all variables of a graph that are no data by how they are read.
+        """Return the constant arrays that are no data by how they are read; `behind` are all variables.
 
-        They are its shapes, those by which an LKJ variable is unpacked, and a number joined to a vector.
+        They are shapes, the index tables that unpack an LKJ variable, and a number joined to an array.
         """
         tables = written_triangles(behind, self._is_packed)
         return frozenset(shape_vectors(behind) | tables | joined_numbers(behind))
 
     def _is_packed(self, var: Variable) -> bool:
-        """Whether `var` is an LKJ variable, packed, also as PyMC writes it in terms of its value.
+        """Whether `var` is a packed LKJ variable, or what PyMC writes for it in terms of its value.
 
-        Only the variable itself counts, not something computed from it.
+        Anything computed from the variable does not count.
         """
         packed = [rv for rv in self.model.free_RVs if isinstance(rv.owner.op, _LKJCholeskyCovRV)]
         written = self.model.replace_rvs_by_values(packed) if packed else ()
@@ -126,17 +126,17 @@ class RecordModel:
         return walk(outputs, stop=self.model.free_RVs, into_size=True, columns_of=self.arrays)
 
     def is_private(self, var: Variable) -> bool:
-        """Whether `var` is an array that nobody declared public, or an operation may have put one into it.
+        """Whether `var` may hold private numbers: records, or an array that nobody declared public.
 
-        Single numbers are public. An array is private whatever it holds and however long it is: all zeros
-        may be the answer of every record, and one entry may be what is left of them (``y[y > 5]``).
+        Single numbers are public, but for the number of records. An array is private whatever it holds and
+        however long it is: all records may have answered zero, and ``y[y > 5]`` may have one entry.
         """
         if self._holds_data(var):
             return True
         return is_array(var) and var not in self.public and array_value(var).ndim > 0
 
     def _holds_data(self, var: Variable) -> bool:
-        """Whether `var` is records, or an operation or a value that hides its numbers."""
+        """Whether `var` holds records, is their number, or hides what it holds (`opaque_part`)."""
         held = {*self.arrays, *self.model.observed_RVs, *_lengths(self)}
         if var in held:
             return True
@@ -157,8 +157,8 @@ class RecordModel:
     def check_unchanged(self) -> None:
         """Raise if the model has changed since it was checked.
 
-        That is if it has other variables, or if ``pm.set_data`` changed a shape, or filled an array that was
-        a single number with more.
+        That is if it has other variables, or a Potential with an array that would be refused; if a record
+        array has another shape (``pm.set_data``); or if an index is out of range now.
         """
         model = self.model
         terms = [*model.observed_RVs, *record_potentials(model, self.arrays)]
@@ -174,12 +174,12 @@ class RecordModel:
                     f"{array_name(self.model, array)} has another shape now than when the method was made "
                     "(pm.set_data), so the checks of the model hold no longer. Make a new DPADVI."
                 )
-        # No length is compared with N any more: an array that was not there yet is refused as what it is.
+        # -1: no length is compared with N any more. A new array (of a Potential) is refused as undeclared.
         assert_no_record_array(replace(self, num_records=-1))
         self.check_public()
 
     def check_public(self) -> None:
-        """Raise if an index on which neither records nor latent values decide leaves its table."""
+        """Raise if an index that depends on neither records nor latent values is out of range."""
         if self.in_range and not all(pytensor.function([], list(self.in_range), mode=fast_compile())()):
             raise UnsupportedModelError(
                 "An index array of the model, on which neither records nor free variables decide, points "
@@ -190,7 +190,7 @@ class RecordModel:
     def data(self) -> list[SharedVariable]:
         """Return the record arrays as new shared variables on the model's own memory (no copy).
 
-        ``pm.set_data`` later replaces the model's array and does not write into it: these keep their values.
+        A later ``pm.set_data`` replaces the model's array and does not write into it: these stay as they are.
         """
         self.check_unchanged()
         return [pytensor.shared(array_value(a), name=a.name or "records", borrow=True) for a in self.arrays]
@@ -208,31 +208,30 @@ def build_record_model(
     `record_dim` names the dim that runs over records, needed only where lengths are ambiguous; `public_data`
     names ``pm.Data`` that are known to everybody and belong to no record.
 
-    The checks below are in this order so that each may rely on those before it. None looks at the value of a
-    record, but for constants that are written into the model as arrays: whether one is as regular as a grid
-    is judged by its entries (docs/limitations.md, 1). Arguments are checked before; after the checks,
-    `inference` compares the split with the model itself, on synthetic records (`separability`), and looks at
-    the starting values (`start`).
+    Each check relies on those before it. None looks at the value of a record, with one exception: whether a
+    constant array in the model is as regular as a grid is judged by its entries (docs/limitations.md, 1).
+    `inference` checks its arguments before; after, it checks the starting values (`start`), and compares the
+    split with the model itself on synthetic records (`separability`).
     """
-    # 1. public_data= names pm.Data of the model. All checks below ask what is public.
+    # 1. public_data= names arrays of the model. All checks below ask what is public.
     public = public_variables(model, public_data)
-    # 2. Parts that no private fit has: missing values, discrete variables, pm.Minibatch, total_size, sparse
-    #    data. They are seen without knowing what a record is.
+    # 2. Nothing that is refused whatever a record is: missing values, discrete variables, pm.Minibatch,
+    #    total_size, sparse data.
     check_before_records(model)
     # 3. No part of the data has a length that depends on values. This comes before any length is worked out,
     #    so that the refusal is the same whatever the values are.
     refuse_masks(model, public)
-    # 4. The observed variables share one leading axis: what a record is.
+    # 4. The observed variables share one leading axis: a record is one row along it.
     num_records, observed_dims = find_record_axis(model, record_dim)
-    # 5. The arrays that run along it. What is not found here must prove harmless in 10.
+    # 5. The arrays that run along it. An array that is not found here must pass 10.
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
     # 6. No latent value per record, no prior or start from records, no draw or Potential for all records
     #    together.
     check_against_records(model, num_records, dims, arrays)
-    # 7. PyMC has not read the numbers of records when the model was written: afterwards no graph shows it.
+    # 7. PyMC has not read numbers of the records while the model was written: no graph would show it.
     refuse_inspected(model, arrays)
     refuse_hsgp(model, arrays, public)
-    # 8. No array has its records in columns. It would stay whole when the others become one row.
+    # 8. No array has its records in columns: it would stay whole when the others become one row.
     check_orientation(model, num_records, arrays, public)
     # 9. The likelihood can be written for one record, and its density follows from numbers, not from draws.
     one = rebuild_likelihood(model, num_records, dims, arrays, rows=1)
@@ -255,12 +254,12 @@ def build_record_model(
     #     its own term alone.
     derived = unevaluated(model, one)
     assert_no_record_array(record, one.generative, derived, start)
-    # 11. What is left counts as public: the report lists it.
+    # 11. What is left counts as public, and the report lists it.
     evaluated = [*one.generative, *derived, *record.released]
     listed = describe_public(model, arrays, evaluated, [prior, *start], record.released_dims)
     # 12. No value of a record can make its term raise, run on, or read memory beside an array.
     record = _guarded(replace(record, public_arrays=tuple(listed)))
-    # 13. Nor can an index of the public data, which is known today.
+    # 13. Nor can an index that no record and no latent value decides, with the data as they are now.
     record.check_public()
     return record
 
@@ -271,7 +270,7 @@ def _lengths(record: RecordModel) -> list[Variable]:
 
 
 def _guarded(record: RecordModel) -> RecordModel:
-    """Put all indices into range, and refuse operations of which it is not known that they are harmless."""
+    """Put all indices into range, and refuse operations that are not known to be harmless (`guards`)."""
 
     def name(otherwise: str) -> Callable[[Variable], str]:
         return lambda v: f"'{v.name}'" if v.name else otherwise

@@ -1,7 +1,7 @@
 """Single numbers in a formula that together are an array of data.
 
 A single number that is written into a model counts as public: nobody can tell ``0.5`` from a mean of the
-records. A hundred of them are a table, in whatever way they were put in::
+records. A hundred of them are a table, however they were put in::
 
     for v in y: pm.Potential(f"p{i}", -((mu - v) ** 2))         # numbers, one a term
     pm.CustomDist(..., logp=lambda x, mu: sum((mu - float(v)) ** 2 for v in y))
@@ -9,18 +9,18 @@ records. A hundred of them are a table, in whatever way they were put in::
 :func:`holds_table` counts the numbers of a graph in two ways, and more than `MOST_NUMBERS` by either are a
 table:
 
-* **different numbers.** What people write into a formula are a few numbers, often the same ones; the models
-  of `tests/zoo.py` have at most 13, those of PyMC's densities included. Index positions, axes, lengths and
+* **different numbers.** People write few numbers into a formula, and often the same ones; the models of
+  `tests/zoo.py` have at most 13, those of PyMC's densities included. Index positions, axes, lengths and
   shapes are no numbers here.
 * **one expression with other numbers in it.** Nodes that differ in their numbers alone, as ``mu - 1`` and
-  ``mu - 0`` do, are rows of a table, also where only two different numbers occur (the answers yes and no).
-  An unrolled loop is none: each turn is computed from the one before. Nor are a hundred times ``0.1 * b``:
-  all rows but eight at most are the same. Nor are ``x**0``, ``x**1``, ..., ``x**99``: equal steps, each
-  as often, say two numbers.
+  ``mu - 0`` do, are rows of a table, also where only two different numbers occur (the answers yes and no). An
+  unrolled loop is no table: each turn is computed from the one before. Nor are a hundred times ``0.1 * b``:
+  at most eight rows differ from the most frequent one. Nor are ``x**0``, ``x**1``, ..., ``x**99``: two
+  numbers, a start and a step, say them all.
 
-A constant array that says next to nothing (`shape_constants`) counts for two numbers: seventy of them are a
-table. What a loop writes into positions, operands and turns, `unrolled_loops` looks for. Up to 64 summaries
-of the data that a user writes into a model, one by one, go uncounted (``docs/limitations.md``, 1).
+A constant array that says next to nothing (`shape_constants`) counts for two numbers: 33 different ones are a
+table. `unrolled_loops` looks for what a loop writes into positions, operands and turns. Up to 64 summaries
+of the data that a user writes into a model, one by one, pass unnoticed (``docs/limitations.md``, 1).
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from pymc_dpvi.graph.unrolled_loops import MOST_NUMBERS, breaks, spells_data
 
 __all__ = ["MOST_NUMBERS", "constant_parts", "holds_table"]
 
-#: Rows of a table that may differ from the others, and it is none.
+#: Rows that may differ from the most frequent one without being a table.
 _FEW = 8
-#: Entries of a vector of lengths.
+#: Most entries of a vector of lengths.
 _MOST_LENGTHS = 8
-#: Operations whose first input alone is computed with: the others are shapes, axes and indices.
+#: Operations that compute with their first input alone: the others are shapes, axes and indices.
 _FIRST_ONLY = {"Alloc", "BroadcastTo", "Reshape", "SpecifyShape", "Unbroadcast", "Split"}
 #: Operations whose inputs are lengths.
 _NO_INPUT = {"ARange", "AllocEmpty", "Eye", "MakeSlice"}
 
 
 def holds_table(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] = ()) -> bool:
-    """Whether a graph tells as much as an array of data has, by its single numbers or by its structure.
+    """Whether a graph could hold an array of data, in its single numbers or in its structure.
 
-    `found` are all variables of the graph (`traversal.walk`); each of `lists` are variables of it that are a
-    list, such as the Potentials of a model.
+    `found` are all variables of the graph (`traversal.walk`); `lists` are lists of its variables that the
+    model keeps, such as its Potentials.
     """
     found = list(found)
     nodes = list({var.owner: None for var in found if var.owner is not None})
@@ -67,7 +67,7 @@ def holds_table(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] =
 
 
 def _count(nodes: Sequence[Apply], different: set[Hashable]) -> bool:
-    """Count the numbers that nodes read, and those of their inner graphs."""
+    """Whether nodes and their inner graphs read a table, or too many numbers; add those to `different`."""
     kinds: dict[Any, int] = {}
     kind: dict[Variable, int] = {}
     number: dict[Variable, float] = {}
@@ -95,7 +95,7 @@ def _count(nodes: Sequence[Apply], different: set[Hashable]) -> bool:
         for k, out in enumerate(node.outputs):
             kind[out] = name((made, k))
         if held and len(held) == len(read) and isinstance(node.op, Alloc | DimShuffle | Elemwise):
-            # A number still, whichever it is; it counts where it is used.
+            # Still a single number: it counts where it is used.
             same = not isinstance(node.op, Elemwise) or isinstance(node.op.scalar_op, Cast)
             number[node.outputs[0]] = held[0] if same else float(name((made, tuple(held))))
         elif held:
@@ -115,13 +115,13 @@ def _count(nodes: Sequence[Apply], different: set[Hashable]) -> bool:
 
 
 def _is_table(rows: Sequence[tuple[float, ...]]) -> bool:
-    """Whether rows of numbers are many, and not the same one but for a few."""
+    """Whether rows hold many numbers, and more than a few rows differ from the most frequent one."""
     ((_, most),) = Counter(rows).most_common(1)
     return len(rows) * len(rows[0]) > MOST_NUMBERS and len(rows) - most > _FEW
 
 
 def _is_progression(rows: Sequence[tuple[float, ...]]) -> bool:
-    """Whether rows are single numbers that go on in equal steps, but for a few: two numbers say them all."""
+    """Whether rows are single numbers at equal steps, but for a few: two numbers say them all."""
     if len(set(rows)) <= _FEW or any(len(row) != 1 for row in rows):
         return False
     return breaks(np.array(rows)[:, 0]) <= _FEW
@@ -161,7 +161,7 @@ def _computed_with(node: Apply) -> set[int]:
 def _number(var: Variable, known: dict[Variable, float]) -> float | None:
     """Return the value of a single number, also behind an expansion of its axes.
 
-    A shared one may be given any value, so each is another number; and so is one that is not real.
+    Each shared one is another number, since it may be given any value. So is each that is not real.
     """
     if var in known:
         return known[var]
@@ -178,8 +178,8 @@ def _number(var: Variable, known: dict[Variable, float]) -> float | None:
 def constant_parts(found: Iterable[Variable]) -> list[Variable]:
     """Return the arrays in a graph that follow from constants alone and are computed with.
 
-    Shapes, axes and indices are left out. `found` are all variables of the graph. Of what follows from each
-    other the last is returned: what is computed from it depends on something else.
+    Shapes, axes and indices are left out. `found` are all variables of the graph. Of arrays that follow from
+    each other only the last is returned, which an operation with other inputs reads.
     """
     fixed: set[Variable] = set()
     parts: dict[Variable, None] = {}
@@ -201,7 +201,7 @@ def constant_parts(found: Iterable[Variable]) -> list[Variable]:
 
 
 def _leaf(var: Variable) -> Any:
-    """Tell leaves apart; equal indices and axes are one."""
+    """Return the key of a leaf: equal single numbers, such as indices and axes, share one."""
     if isinstance(var, Constant):
         value = np.asarray(var.data) if is_array(var) or isinstance(var.type, ScalarType) else None
         if value is not None and value.size == 1:

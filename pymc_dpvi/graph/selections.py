@@ -1,12 +1,12 @@
 """Refuse parts of arrays that a record may choose: by a mask, by counts, by a bound among the records.
 
-The length of ``x[keep]`` follows from the values of ``keep``, and so does what comes of the model after it:
-another shape, another exception, another refusal. :func:`refuse_masks` finds such operations by their types,
-before anything else is worked out, so that the refusal is the same whatever the values are. So it does with
-a free variable whose shape the values decide, as that of ``pm.Normal("b", shape=group.max() + 1)``.
+The length of ``x[keep]`` follows from the values of ``keep``, and with it shapes, exceptions and refusals.
+:func:`refuse_masks` finds such operations before any length is worked out, so that the refusal is the same
+whatever the values are. It also finds free variables whose shape depends on values, as that of
+``pm.Normal("b", shape=group.max() + 1)`` does.
 
 ``x[:11]`` of twelve records is the same part, whatever they hold. But a batch is not cut there, and the model
-would be fitted as if nothing were cut. :func:`cuts_records` finds it in the graph.
+would be fitted as if nothing were cut. :func:`cuts_records` finds such slices in the graph.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ __all__ = ["cuts_records", "function_of_lengths", "has_bounds", "refuse_masks"]
 
 
 def refuse_masks(model: pm.Model, public: Collection[Variable]) -> None:
-    """Refuse parts of data whose length depends on values, by the types of the operations alone.
+    """Refuse parts of data whose length depends on values, and free variables whose shape does.
 
-    A mask that was declared public may stand, and one that chooses among numbers of the model that are not as
-    many as the records. Free variables whose shape depends on values are refused, too.
+    A mask passes if it was declared public. So does one that chooses among numbers of the model, if no array
+    behind it is as long as the records. No value is looked at.
     """
     _refuse_shapes(model, public)
     values = {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}
@@ -110,16 +110,16 @@ def _shapes_read(graphs: list[Any], arrays: list[Variable]) -> bool:
     shapes = graph_replace([g.shape for g in graphs], swap, strict=False)
     try:
         return function_of_lengths(stand_ins, shapes)[1]
-    except Exception:  # it quotes values, and turns on them
+    except Exception:  # its text quotes values, and it may depend on them
         return True
 
 
 def function_of_lengths(arrays: Sequence[Variable], outputs: Sequence[Variable]) -> tuple[Any, bool]:
-    """Compile what should follow from the lengths of placeholders alone; say whether it reads entries too."""
+    """Compile what should follow from the lengths of placeholders alone; say whether it reads entries."""
     fn = pm_compile(arrays, outputs, mode=Mode("py", "fast_run"), on_unused_input="ignore")
     graph = fn.maker.fgraph
     given = set(graph.inputs[: len(arrays)])  # generators come after
-    # Not what the function computes beside the outputs: the next states of the generators.
+    # The function also computes the next states of generators: these do not count.
     return fn, any(
         not isinstance(node.op, Shape | Shape_i) and given & set(node.inputs)
         for node in applys_between((), graph.outputs[: len(outputs)])
@@ -159,12 +159,11 @@ def cuts_records(
 ) -> bool:
     """Whether a graph takes records by their place, in a way that a small batch does not show.
 
-    That is if a slice along the records, read or set, is all of the small batch or nothing of it, and another
-    part of the model's `num_records`; or if it has a bound that is computed, and is not the number of all
-    rows.
+    That is if a slice along the records, read or set, takes all or nothing of the small batch, and another
+    part of `num_records` rows; or if it has a computed bound, other than the number of all rows.
 
     `record_axes` gives the axes of a variable that run along the records, `at_more` what stands in its place
-    in a larger batch, if it is known, else the variable; `rows` are the numbers of rows of the two batches.
+    in a larger batch, if that is known, else the variable. `rows` are the numbers of rows of both batches.
     """
     for cut in _slices(walk(graphs), record_axes):
         bounds = [cut.start, cut.stop, cut.step]
@@ -207,7 +206,7 @@ def _taken(cut: slice, length: int) -> str:
 
 
 def _reads_length(bound: Any, record_axes: Callable[[Variable], Collection[int]]) -> bool:
-    """Whether the bound of a slice is the length of an array along the records, as it is: ``x.shape[0]``."""
+    """Whether the bound of a slice is just the length of an array along the records: ``x.shape[0]``."""
     node = getattr(bound, "owner", None)
     if node is not None and isinstance(node.op, ScalarFromTensor):
         node = node.inputs[0].owner

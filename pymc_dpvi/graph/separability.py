@@ -1,15 +1,14 @@
 r"""Check that one-record log-densities add up to the model's own, and that records are independent.
 
-The privacy of the mechanism does not rest on the first of these: every record array has been replaced by
-one row of it. The check makes sure that what is fitted is the user's model; in-graph centring, for
-example, would give a one-row graph that is another model.
-
-Two facts are tested, both on synthetic records (uniform floats, small integers, draws from the model's
-own likelihood), never on the data, so that the verdict cannot depend on any record:
+Two facts are tested, both on synthetic records (`synthetic_records`) and never on the data, so that the
+verdict cannot depend on any record:
 
 1. the model's likelihood rebuilt with M records equals, row by row, the one-record log-density of those
    rows, at several values of z;
 2. in the vectorised gradient, a hostile record (NaN, -1) leaves the rows of all the others as they were.
+
+Privacy does not rest on the first: every record array has been replaced by one row of it. The first makes
+sure that the user's model is fitted. In-graph centring, for example, gives a one-row graph of another model.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
 __all__ = ["check_separable"]
 
-#: How many records are tried at least and at most, and how many more than the largest integer in the model.
+#: Records of a small batch, of a large one at least and at most, and beyond the largest integer in the model.
 FEW, MANY, MOST, BEYOND = 5, 23, 200, 3
 
 
@@ -47,7 +46,7 @@ FEW, MANY, MOST, BEYOND = 5, 23, 200, 3
 def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
     """Raise unless the one-record log-density is the model's own and records are independent.
 
-    `start` are the unconstrained values, shape (D,), around which z is drawn. The message names the variable
+    `start` are the unconstrained values, shape (D,), around which z is drawn. The error names the variable
     whose terms differ, and the first operation that mixes records.
     """
     few = _remade(record, FEW)
@@ -93,7 +92,7 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
 
 
 def _remade(record: RecordModel, rows: int) -> Likelihood | None:
-    """Remake the likelihood for some rows; None if it cannot be: what is raised then tells how many."""
+    """Remake the likelihood for some rows; None if that raises, as the exception tells how many records."""
     with suppress(Exception):
         return _likelihood(record, rows)
     return None
@@ -114,9 +113,9 @@ def _or_raise(record: RecordModel, many: Likelihood | None) -> Likelihood:
 def _rows_to_try(record: RecordModel, few: Likelihood) -> int:
     """Return how many records are tried: more than the places and lags that are written in the model.
 
-    ``pt.roll(x, 5)``, ``pt.arange(n) >= 7`` or ``mu[7:]`` do nothing, or something else, on fewer rows. How
-    many records there are does not enter, but where a slice along them has a number as a bound: whether that
-    takes all of them is a question of their number, and would be answered otherwise by more rows.
+    ``pt.roll(x, 5)``, ``pt.arange(n) >= 7`` or ``mu[7:]`` do nothing, or something else, on fewer rows. The
+    number of records enters only if a slice along them has a number as a bound: whether the slice takes all
+    of them depends on how many there are.
     """
     model = record.model
     graphs = [*few.factors.values(), *model.observed_RVs, *model.potentials]
@@ -153,7 +152,7 @@ def _rows_of(likelihood: Likelihood) -> int:
 
 
 def _refuse_cuts(record: RecordModel, few: Likelihood, many: Likelihood | None) -> None:
-    """Raise if the model takes some of the records by their place, which is not seen in a small batch."""
+    """Raise if the model takes some of the records by their place, which a small batch does not show."""
     rows = (_rows_of(few), -1 if many is None else _rows_of(many))
     if rows[0] == rows[1]:
         return  # these are all records
@@ -197,7 +196,7 @@ def _refuse_cuts(record: RecordModel, few: Likelihood, many: Likelihood | None) 
 
 
 def _paired(small: Variable, large: Variable) -> dict[Variable, Variable]:
-    """Return which variable of a graph for more rows stands for which; empty if the two are not alike."""
+    """Map variables of a graph to those of the graph for more rows; empty if the two are not alike."""
     both = walk([small]), walk([large])
     pairs = list(zip(*both, strict=False))
     alike = len(both[0]) == len(both[1]) and all(
@@ -247,7 +246,7 @@ def _check_isolated(
         with np.errstate(all="ignore"):
             (before,), (after,) = grad(*rows, point), grad(*hostile, point)
     except Exception:
-        return  # an index out of range: the step refuses such data as a whole
+        return  # the synthetic records do not suit the model: no gradients to compare
     if not _same(before[1:], after[1:], tolerance):
         raise NotSeparableError(
             "The gradient of one record changes with the values of another one in the same batch, so "

@@ -30,7 +30,7 @@ All but the last are *structural* (`is_structural`), and may stand in any graph.
 numbers of its own for each axis, and may stand in the likelihood.
 
 **By how they are read.** A constant vector is a shape if every operation that reads it takes it for one
-(`shape_vectors`). What is released goes by that, as no entry may decide there.
+(`shape_vectors`). What is released is decided so, as no entry may decide there.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ __all__ = [
     "written_triangles",
 ]
 
-#: Axes of an array: entries of a vector of lengths, and rows of a grid of points.
+#: Most axes of an array: entries of a vector of lengths, and rows of a grid of points.
 _MOST_AXES = 8
-#: Times that a band matrix changes from its first diagonal to its last.
+#: Most changes of a band matrix from its first diagonal to its last.
 _MOST_CHANGES = 4
 #: Largest multiple of its one number that stands in a band matrix (second differences have -2).
 _LARGEST_MULTIPLE = 2
-#: Columns of a matrix in which flat positions are looked for.
+#: Most columns of a matrix in which flat positions are looked for.
 _MOST_COLUMNS = 2048
 
 
@@ -108,7 +108,7 @@ def _squeezed(array: np.ndarray) -> np.ndarray:
 def _few_rows(array: np.ndarray) -> list[np.ndarray]:
     """Return the array as a few vectors, along its first axis and along its last one.
 
-    Each has more entries than twice as many as they are: a square could be told by its rows in full.
+    Each must be longer than twice their number, or the numbers that the rules need could tell every entry.
     """
     if array.ndim < 2:
         return []
@@ -128,7 +128,7 @@ def _is_grid_axis(values: np.ndarray) -> bool:
 
 
 def _is_count(values: np.ndarray) -> bool:
-    """Whether entry i is ``(i // run) % period``, or that backwards."""
+    """Whether entry i is ``(i // run) % period``, or that downwards."""
     position, _ = _position(values)
     return np.array_equal(values, position) or np.array_equal(values, position.max() - position)
 
@@ -156,7 +156,7 @@ def _is_band(matrix: np.ndarray) -> bool:
 
 
 def _is_incidence(matrix: np.ndarray) -> bool:
-    """Whether row i holds one number, in column ``(i // run) % period`` or that backwards, and zeros."""
+    """Whether row i is one number in column ``(i // run) % period``, or that downwards, and zeros."""
     held = matrix != 0
     if not (held.sum(axis=1) == 1).all():
         return False
@@ -229,8 +229,8 @@ def shape_vectors(found: Iterable[Variable]) -> set[Variable]:
 def joined_numbers(found: Iterable[Variable]) -> set[Variable]:
     """Return the constants of one entry that are joined to something, and read in no other way.
 
-    That is how a number is put before a vector: ``pt.concatenate([[0.0], cutpoints])``. No type tells it from
-    an array of the records of which one entry is left (``docs/limitations.md``, 1).
+    This puts a number before a vector: ``pt.concatenate([[0.0], cutpoints])``. No type tells it from an array
+    of the records of which one entry is left (``docs/limitations.md``, 1).
     """
     joined: set[Variable] = set()
     others: set[Variable] = set()
@@ -244,8 +244,8 @@ def joined_numbers(found: Iterable[Variable]) -> set[Variable]:
 def written_shapes(found: Sequence[Variable]) -> set[Variable]:
     """Return `shape_vectors`, and the vectors that are read entry by entry and repeat a part of a shape.
 
-    PyMC reads the size of a random variable so. Counts of records may repeat a shape too: so this decides
-    what the report lists of what counts as public, and neither a refusal nor a release.
+    PyMC reads the size of a random variable so. As counts of records may repeat a shape too, this decides
+    only what the report lists, and neither a refusal nor a release.
     """
     shapes: set[tuple[int | None, ...]] = {getattr(v.type, "shape", ()) for v in found if not is_array(v)}
     for node in _all_nodes(found):
@@ -268,7 +268,7 @@ def _all_nodes(found: Iterable[Variable]) -> Iterator[Apply]:
 
 
 def _readers(found: Iterable[Variable]) -> dict[Variable, set[str]]:
-    """Say of each constant vector of a few integers how it is read: as a shape, an entry of it, else."""
+    """Say of each constant vector of a few integers how it is read: as a shape, by its entries, or else."""
     readers: dict[Variable, set[str]] = {}
     for node in _all_nodes(found):
         for k, i in enumerate(node.inputs):
@@ -288,11 +288,11 @@ def _readers(found: Iterable[Variable]) -> dict[Variable, set[str]]:
 def written_triangles(found: Iterable[Variable], is_packed: Callable[[Variable], bool]) -> set[Variable]:
     """Return the index tables by which a packed vector is written into the lower triangle of a new matrix.
 
-    That is how PyMC unpacks the Cholesky factor of ``pm.LKJCholeskyCov``: by ``tril_indices(n)``. The entries
-    are compared, so that no other table passes. Whether one passes tells nothing if the packed vector is an
-    LKJ variable (`is_packed`): at other places its numbers are no Cholesky factor, so there is no model in
-    which a record decides about the places. A vector of any other variable may be written where records say,
-    to the pairs that occur among them.
+    PyMC unpacks the Cholesky factor of ``pm.LKJCholeskyCov`` so, by ``tril_indices(n)``. The entries are
+    compared, so that no other table passes. That tells of no record, as the packed vector must be an LKJ
+    variable (`is_packed`): at other places its numbers are no Cholesky factor, so in no model does a record
+    decide on the places. Any other vector may be written to places that records decide, such as the pairs
+    that occur among them.
     """
     tables: set[Variable] = set()
     for node in {v.owner: None for v in found if v.owner is not None}:

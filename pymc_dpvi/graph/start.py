@@ -1,12 +1,12 @@
 """Starting values of a fit: ``start`` and ``start_sigma``, checked and named as PyMC wants them.
 
-A starting value is public: it must not be computed from the records, and an expression that can be seen to
-depend on them is refused. Numbers cannot be traced back; the report says that the starting point is not
-covered where results on these records guided it.
+A starting value is public: it must not be computed from the records. An expression that can be seen to depend
+on them is refused. Numbers cannot be traced back, so the report says that the starting point is not covered
+where results on these records guided it.
 
-By default the standard deviations start at 0.1, not at PyMC's 0.69: a posterior of some hundred records is
-narrower than that, steps are too dear to get there, and latent draws from a wide distribution bring large
-gradients, which clipping then turns into a bias.
+By default the standard deviations start at 0.1, not at PyMC's 0.69. A posterior of some hundred records is
+narrower than that, and steps are too dear to get there. Latent draws from a wide distribution also have large
+gradients, which clipping turns into a bias.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["check_finite_start", "check_starting_values"]
 #: Draws around the start that are tried if the prior has no density at the start itself.
 _TRIES = 8
 
-#: Beyond it, the square of the prior's gradient at the start may overflow, after the charge.
+#: Starting values are below it: else the square of the prior's gradient may overflow, after the charge.
 _LARGEST = 1e100
-#: What PyMC takes in place of numbers.
+#: Names that PyMC takes in place of numbers.
 _STRATEGIES = ("support_point", "prior")
 
 
@@ -48,8 +48,8 @@ def check_starting_values(
     """Check `start` and `start_sigma`; return them as keyword arguments of PyMC's approximation.
 
     Both map names of free variables (or of their value variables) to values: `start` in the variable's own
-    space, `start_sigma` standard deviations in the unconstrained space, where the family takes them, and
-    then for all variables. A value must not depend on the records.
+    space; `start_sigma`, if the family takes it, to standard deviations in the unconstrained space, which are
+    `START_SIGMA` for variables that it leaves out. A value must not depend on the records.
     """
     model = record.model
     by_name = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
@@ -97,8 +97,8 @@ def check_starting_values(
 def check_finite_start(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
     """Raise if a variable does not start at a finite number, or where the prior has no density.
 
-    A fit would end with non-finite parameters at its first step, after the charge. `start` are unconstrained
-    means, shape (D,). No record is looked at: the start and the prior depend on none.
+    Otherwise the first step of a fit would make the parameters non-finite, after the charge. `start` are
+    unconstrained means, shape (D,). No record is looked at: the start and the prior depend on none.
     """
     names = {record.model.rvs_to_values[rv]: rv.name for rv in record.model.free_RVs}
     for var, at in zip(latents.value_vars, latents.slices, strict=True):
@@ -140,7 +140,7 @@ def _has_record_axis(record: RecordModel, value: Variable) -> bool:
 def _check_value(name: str, value: Any, shape: tuple[int, ...], positive: bool) -> None:
     """Raise unless `value` is finite (and positive) and broadcasts to the variable's shape."""
     array = np.asarray(np.nan)
-    with suppress(Exception):  # whatever was given is asked for its numbers, and may raise anything
+    with suppress(Exception):  # any object may be given, and may raise anything
         found = np.asarray(value)
         if found.dtype.kind in "biuf":
             np.broadcast_to(found, shape)

@@ -1,8 +1,8 @@
 """Synthetic records of a model's schema: the same types and row shapes, and no number of the data.
 
-Checks that must not look at the records (`separability`, `auditing`) run on these: uniform numbers,
-small integers, rows that sum to one, and draws from the model's own likelihood, which lie in its support.
-:func:`hostile_records` puts the numbers into them that floating point handles worst.
+Checks that must not look at the records (`separability`, `auditing`) run on these: uniform numbers, small
+integers, rows that sum to one, and draws from the model's own likelihood, which lie in its support.
+:func:`hostile_records` puts into them the numbers that floating point handles worst.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Rows = list[np.ndarray]
 
 _DRAWS = 3  # sets of records of each kind
 
-#: NaN, infinities, overflow of the number, of its square and of a product, underflow, zeros, and
-#: numbers that are only large: those whose gradients are clipped.
+#: NaN, infinities, overflow of the number, of its square and of a product, underflow, zeros, and numbers that
+#: are only large, whose gradients are clipped.
 _HOSTILE = (
     *(np.nan, np.inf, -np.inf, 1e300, -1e300, 1e150, -1e150, 5e-324, 0.0, -0.0),
     *(1e10, -1e10, 30.0, -30.0),
@@ -39,7 +39,7 @@ _HOSTILE = (
 def python_function(
     inputs: Sequence[Variable], outputs: Sequence[Variable]
 ) -> Callable[..., list[np.ndarray]]:
-    """Make a function of a graph that is evaluated in Python, as it stands: for few calls."""
+    """Make a function that evaluates a graph in Python, as it stands: for few calls."""
     mode = python_as_it_stands()
     return pm_compile(list(inputs), list(outputs), mode=mode, on_unused_input="ignore", random_seed=0)
 
@@ -55,9 +55,9 @@ def synthetic_records(
 ) -> Iterator[tuple[Rows, np.ndarray]]:
     """Yield synthetic records and latent values, ever more elaborate ones, until `done`.
 
-    `many` is the likelihood rebuilt for as many rows as are wanted at a time, `z` a placeholder of shape (1,
-    D), `start` the unconstrained values, shape (D,), around which z is drawn. `done` is asked after each kind
-    of records. Yields one array per record array, and a point of shape (1, D).
+    `many` is the likelihood rebuilt for the wanted number of rows, `z` a placeholder of shape (1, D), `start`
+    the unconstrained values, shape (D,), around which z is drawn. `done` is asked after each kind of records.
+    Yields one array per record array, and a point of shape (1, D).
     """
     kinds = [(r.type.shape, np.dtype(r.type.dtype)) for r in many.rows]
 
@@ -109,7 +109,7 @@ def hostile_records(rows: Rows, rng: np.random.Generator) -> Rows:
     """Make records that are meant to break a sum: NaN, infinities, huge and tiny numbers.
 
     For each hostile value, one of the ordinary `rows` has it in one place of each array in turn, one has it
-    all over that array, and one all over every array. Integers get the limits of their type, -1 and 0.
+    all over that array, and one all over every array. Integers get the value cut to their type, for NaN -1.
     """
     made: list[Rows] = []
     for value in _HOSTILE:
@@ -128,7 +128,7 @@ def hostile_records(rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _as_type(value: float, dtype: np.dtype) -> np.generic:
-    """`value`, or what comes closest to its purpose in another type."""
+    """Return `value`, or what comes closest to its purpose in another type."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             return dtype.type(value)

@@ -1,7 +1,8 @@
 """Walk a PyTensor graph: what a variable depends on, and what an array of the model holds.
 
-A walk goes by what a graph computes with. So it looks into inner graphs, leaves out the ``size`` of random
-variables unless asked for it, and may leave out the number of columns of records, which everybody knows.
+A walk follows what a graph computes with. So it looks into inner graphs for constants, leaves out the
+``size`` of random variables unless asked for it, and may leave out the number of columns, which everybody
+knows.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def walk(
     """List the ancestors of `outputs` and themselves, each once, inputs before outputs.
 
     Nothing behind `stop` is looked at. With `into_size`, the ``size`` and generator inputs of random
-    variables are followed too. What reads only the number of columns of the record arrays `columns_of` (None:
-    of any array) is not followed: it is part of the schema. Arrays captured in inner graphs are listed.
+    variables are followed too. What reads only the number of columns of the arrays `columns_of` (None: of any
+    array) is not followed: it is part of the schema. Constants captured in inner graphs are listed.
     """
     stopped = set(stop)
     order: list[Variable] = []
@@ -63,7 +64,7 @@ def _inner_constants(op: Any) -> list[Variable]:
     found: list[Variable] = []
     for inner in (op, getattr(op, "core_op", None)):
         for node in getattr(getattr(inner, "fgraph", None), "apply_nodes", ()):
-            random = isinstance(node.op, RandomVariable)  # of which the lengths are left out, as in `walk`
+            random = isinstance(node.op, RandomVariable)  # its size is left out, as in `walk`
             inputs = node.op.dist_params(node) if random else node.inputs
             found += [i for i in inputs if isinstance(i, Constant)]
             found += _inner_constants(node.op)
@@ -73,8 +74,8 @@ def _inner_constants(op: Any) -> list[Variable]:
 def _reads_columns(var: Variable, arrays: Collection[Variable] | None) -> bool:
     """Whether `var` is the length of a trailing axis of one of these arrays as it was given: ``X.shape[1]``.
 
-    The leading length is the number of records, and so may be any length of ``X.T``; the shape of something
-    computed, ``pt.nonzero(x)[0].shape``, may depend on any value.
+    The leading length is the number of records, and any length of ``X.T`` may be that. The shape of something
+    computed, such as ``pt.nonzero(x)[0].shape``, may depend on values.
     """
     node = var.owner
     if node is None:
@@ -103,7 +104,7 @@ def depends_on(
     *,
     into_size: bool = False,
 ) -> bool:
-    """Whether the values of `outputs` can depend on the values of `held` (shapes do not count)."""
+    """Whether `outputs` can depend on `held`, but for numbers of columns and, without `into_size`, sizes."""
     wanted = set(held)
     return any(v in wanted for v in walk(outputs, stop=stop, into_size=into_size, columns_of=None))
 
@@ -128,7 +129,7 @@ def array_shape(var: Variable) -> tuple[int, ...]:
 
 
 def substituted(outputs: Sequence[Variable], swap: Mapping[Variable, Variable]) -> list[Variable]:
-    """Put other variables in place of some; what a replaced one depends on is not looked at.
+    """Put other variables in place of some; nothing behind a replaced one is looked at.
 
     ``pytensor.graph.replace.graph_replace`` raises "not a part of graph" in PyTensor 2 where one of the
     replaced variables is needed for another one alone.

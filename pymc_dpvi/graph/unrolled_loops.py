@@ -1,6 +1,6 @@
 r"""Data that a loop over the records wrote into the structure of a graph.
 
-Numbers and arrays are not the only form that data have in a formula. A loop in Python leaves an operation for
+Data can stand in a formula in other forms than numbers and arrays. A loop in Python leaves an operation for
 each of its turns, and which operation it is may be a record's answer::
 
     pt.stack([b[int(v)] for v in group])                            # in the positions of indices
@@ -12,16 +12,16 @@ the turns of a chain in which each operation works on the result of the one befo
 keeps (of its Potentials). A *letter* is the formula of one operand, in which single numbers, positions and
 references to earlier turns are left blank; the blanks have words of their own.
 
-:func:`spells_data` looks at words of more than `MOST_NUMBERS` letters; letters that occur once are a formula
-that somebody wrote, and do not count. It counts what breaks the word's period, but for the first turn and the
-last one, and the entries of a blank that break theirs: they may be the same throughout, at equal steps, or
-repeat. More than `_FEW` are data. So ``sum(x[:, j] * b[j] for j in range(100))`` passes, and so does any
-recurrence that repeats its turn.
+:func:`spells_data` looks at words of more than `MOST_NUMBERS` letters. A letter that occurs once is a formula
+that somebody wrote, and does not count. Of the others it counts those that break the word's period (but for
+the first turn and the last), and the entries of a blank that are neither the same throughout, nor at equal
+steps, nor repeat. More than `_FEW` are data. So ``sum(x[:, j] * b[j] for j in range(100))`` passes, and so
+does any recurrence that repeats its turn.
 
 :func:`is_long` looks at no entry, so that what is released does not turn on one: a formula with more than
 `MOST_NUMBERS` constants in it, operands of one operation, or operations in a row, is long, whatever they are.
 
-Who wants to can hide data from this in a formula, as in the digits of a number. It is against mistakes.
+This is against mistakes. Whoever wants to can hide data from it in a formula, as in the digits of a number.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ __all__ = ["MOST_NUMBERS", "breaks", "is_long", "spells_data"]
 #: Single numbers, letters or positions that a graph may hold before they count as an array.
 MOST_NUMBERS = 64
 
-#: Letters of a longer word that may be irregular.
+#: Most irregular letters and entries of a word that is no data.
 _FEW = 8
 #: Times that a period must occur in a word.
 _PERIODS = 5
-#: Equal steps are equal to one part in so many.
+#: Steps are equal if they agree to one part in so many of the range.
 _ROUNDED = 1e9
-#: Blanks of a letter; where there are more, they are part of the letter.
+#: Most blanks of a letter; if there are more, they are part of the letter.
 _MOST_BLANKS = 16
-#: Operations between two of a chain that are looked at.
+#: Most operations between two of a chain that are looked at.
 _MOST_BETWEEN = 200
-#: Entries of an array by which it is known.
+#: Most entries of an array that is told from others by its values.
 _KNOWN_BY_VALUE = 4096
 
 #: A formula without its blanks, and what stands in them.
@@ -64,8 +64,8 @@ Letter = tuple[int, tuple[float, ...]]
 def spells_data(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] = ()) -> bool:
     """Whether the structure of a graph tells more than a few letters, in a word of more than `MOST_NUMBERS`.
 
-    `found` are all variables of the graph, inputs before outputs (`traversal.walk`); each of `lists` are
-    variables of it that are a list, such as the Potentials of a model.
+    `found` are all variables of the graph, inputs before outputs (`traversal.walk`); `lists` are lists of its
+    variables that the model keeps, such as its Potentials.
     """
     nodes = list({v.owner: None for v in found if v.owner is not None})
     alphabet = _Alphabet(nodes)
@@ -81,8 +81,8 @@ def spells_data(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] =
 def is_long(found: Iterable[Variable], lists: Sequence[Sequence[Variable]] = ()) -> bool:
     """Whether a graph could hold data, whatever it holds; `found` and `lists` as for :func:`spells_data`.
 
-    That is if single numbers stand in it more often than `MOST_NUMBERS` times (equal ones too, and axes and
-    positions), or one of its words is longer.
+    That is if more than `MOST_NUMBERS` constants stand in it (equal ones, axes and positions count), or one
+    of its words is longer.
     """
     nodes = list({v.owner: None for v in found if v.owner is not None})
     numbers = sum(
@@ -124,7 +124,7 @@ class _Alphabet:
         return self._number(formula), blanks
 
     def entry(self, var: Variable) -> Letter:
-        """Return the letter of an entry of a list: of a random variable, its prior."""
+        """Return the letter of an entry of a list; that of a random variable is its prior."""
         return self._draws.get(var) or self.letter(var)
 
     def letter(self, var: Variable) -> Letter:
@@ -143,11 +143,11 @@ class _Alphabet:
         return self._variable(var)
 
     def _variable(self, var: Variable) -> Letter:
-        """Leave blank which variable of its type it is: they are counted as they come."""
+        """Leave blank which variable of its type it is; the blank holds its place in order of occurrence."""
         return self._number(("variable", str(var.type))), (self._leaves.setdefault(var, len(self._leaves)),)
 
     def turns(self, chain: Sequence[Apply]) -> list[Letter]:
-        """Return the letters of a chain: its operations, and what they are applied to beside the last one."""
+        """Return the letters of a chain: its operations, and their operands beside the turn before."""
         place = {out: k for k, node in enumerate(chain) for out in node.outputs}
         behind: set[Variable] = set(place)  # what depends on the chain
         for node in self._nodes:
@@ -182,14 +182,14 @@ def _inner_graphs(nodes: Iterable[Apply]) -> Iterator[list[Variable]]:
 
 
 def _operation(node: Apply) -> tuple[Any, ...]:
-    """Name an operation; those that are equal to themselves alone by their type."""
+    """Name an operation: by itself if it has ``__props__`` to be compared by, else by its type."""
     op = node.op
     known = hasattr(type(op), "__props__")
     return (op,) if known else (type(op), type(getattr(op, "scalar_op", None)))
 
 
 def _chains(nodes: Sequence[Apply]) -> Iterator[list[Apply]]:
-    """Yield the longest chains that have no operation in common."""
+    """Yield chains of more than `MOST_NUMBERS` operations, none of them in two, the longest first."""
     left = list(nodes)
     while len(left) > MOST_NUMBERS:
         depth: dict[Apply, int] = {}
@@ -233,7 +233,7 @@ def _told(word: Sequence[Letter]) -> int:
 
 
 def breaks(values: np.ndarray) -> int:
-    """Count what breaks ``v[i + p] = v[i] + step``, for the best p and step; 0 for fewer than five."""
+    """Count what breaks ``v[i + p] = v[i] + step``, for the best p and step; 0 if fewer than five."""
     if len(values) < _PERIODS or not np.isfinite(values).all():
         return 0
     width = float(np.ptp(values)) or 1.0
