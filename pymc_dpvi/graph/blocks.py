@@ -1,8 +1,8 @@
 r"""Per-record gradients in the forms in which they are kept.
 
 A record's gradient consists of blocks, :math:`g_i = (g_i^{(1)}, g_i^{(2)}, \dots)`, one per free variable and
-latent draw. A block comes in one of four forms; all but the first stay factored, so that no gradient of the
-length of a large parameter is ever formed for a record.
+latent draw. A block comes in one of four forms. All but the first stay factored: with aligned gradients, no
+gradient of the length of a large parameter is formed for a record.
 
 * ``dense``: a row of a matrix; squared norm :math:`\sum_j g_j^2`.
 * ``outer``: :math:`a \otimes \delta`; :math:`\lVert a\rVert^2\lVert\delta\rVert^2`.
@@ -57,7 +57,7 @@ _BY_ARRAYS = Form("not given")
 
 @dataclass(frozen=True)
 class Block:
-    """Some columns of the per-record gradients of a batch, in the arrays that its form has.
+    """Some columns of the per-record gradients of a batch.
 
     ==========  =================================  =============================================
     form        `left`                             `right`

@@ -1,6 +1,6 @@
 r"""How each free variable enters one record's log-density, and the form that its gradient has because of it.
 
-Three uses of a variable v give gradients that need not be formed (`blocks`):
+A variable v is used in one of three ways. In the first two its gradient need not be formed (`blocks`):
 
 * ``x @ v`` with something x of the record: with :math:`h = x v` and :math:`\delta = \partial\ell/\partial h`
   the gradient is :math:`x^\top\delta`, an outer product for each row of h;

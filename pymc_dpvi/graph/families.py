@@ -92,7 +92,7 @@ class FullRank(FullRankGroup):
         tril.set_value(value)
 
     def chain(self, param: SharedVariable, base_draws: TensorVariable) -> tuple[np.ndarray, TensorVariable]:
-        """By mu: 1; by an entry of L: the base draw of its column."""
+        """By mu: 1; by an entry of L: its column's base draw, on the diagonal times the logistic function."""
         if param.name == "mu":
             return np.arange(self.ddim), pt.ones(self.ddim)
         rows, columns = np.tril_indices(self.ddim)

@@ -8,6 +8,7 @@ record is there. So, before the one-row graph is differentiated and vectorised:
   log-density :math:`-\infty` and gradient zero;
 * so is every other index, in the prior too, but for constants that are in range or that all backends check:
   one from latent values or a public array would read what lies beside its table, and that may be records;
+* so is the number of steps of a loop that sees no record: it ends with the shortest of its sequences;
 * so is every float of the record that becomes an integer: what a NaN or 1e300 turns into is undefined in C,
   and raises in Python;
 * so are the arguments of an operation that sees the record and iterates: beyond these ranges (`_RANGES`) it

@@ -6,7 +6,7 @@ of the discrete variable. For one record, the same operation is remade around th
 
 A mistake here leaks no record: every record array is replaced by a placeholder of one row before the
 log-density is derived, and `private_constants` and `guards` look at what comes of it. `separability` refuses
-a wrong one.
+a wrong log-density.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ variables in place of the model's constants (`densities.unevaluated`).
 
 Constants in a prior or an initial value are numbers that the user wrote there. They count as public, and
 the report lists them (`public_data`). For a prior by a function of the user's, that holds for its arguments.
-An array in the function's closure is refused: nobody who reads the model sees it.
+An array in the function's closure is refused, unless it says next to nothing: nobody who reads the model sees
+it.
 """
 
 from __future__ import annotations
@@ -194,11 +195,11 @@ def refuse_private_constants(
 
 
 def _refuse_closure(rv: Variable, public: Collection[Variable], held: Collection[Variable]) -> None:
-    """Raise if the user's function of a prior has an array, or a table, that is not among its arguments."""
+    """Raise if a prior's ``logp=`` or ``dist=`` has an array or a table that is not among its arguments."""
     given = set(walk(rv.owner.inputs, into_size=True))
     try:
         density = [pm.logp(rv, rv.type())]
-    except NotImplementedError:  # it is not needed, or `records` says so
+    except NotImplementedError:  # not needed, or `records` refuses the model
         density = []
     found = walk([rv, *density], into_size=True, columns_of=held)
     brought = [v for v in found if v not in given and v not in public and is_array(v)]
@@ -318,7 +319,7 @@ def is_opaque_value(var: Variable) -> bool:
 
 
 def _is_static(kind: type) -> bool:
-    """Whether its module holds a class under its name; one that was made at run time is not found there."""
+    """Whether a class stands in its module under its name: one that was made at run time does not."""
     return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
 
 

@@ -2,11 +2,11 @@
 
 ``pytensor.graph.replace`` swaps variables but keeps the nodes, with all that was decided when the model was
 built on N records: static shapes, ``SpecifyShape``, ``Alloc(x, N)``, the ``size`` of a random variable.
-:func:`resize_records` makes every node anew, in topological order, so that the shapes follow from the
-replaced arrays:
+:func:`resize_records` makes every node anew that depends on a replaced array, or makes N rows itself. It goes
+in topological order, so that the shapes follow from the replaced arrays:
 
 * a random variable is resized with PyMC's own ``change_dist_size``;
-* an ``OpFromGraph`` is inlined;
+* any other ``OpFromGraph`` is inlined, but for those of `marginalised`;
 * a parameter check becomes ``switch(ok, x, -inf)`` and an assertion is dropped. Vectorised, either would ask
   whether *all* records of a batch are valid, and one record could then silence the others;
 * a constant N that stands for the leading length in ``Alloc``, ``Reshape`` or ``SpecifyShape`` becomes the

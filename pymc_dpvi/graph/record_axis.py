@@ -131,7 +131,7 @@ def _refuse_black_boxes(model: pm.Model) -> None:
 def _length(var: Variable, name: str, free: Sequence[Variable] = ()) -> int:
     """Return the length of the first axis, without looking at a value of the data or drawing from a prior.
 
-    A length that depends on values, as that of ``x[keep]`` does, is refused: it may turn on single records.
+    A length that depends on values, as that of ``x[keep]`` does, is refused: single records would decide it.
     """
     if is_array(var):
         return array_shape(var)[0]
@@ -158,7 +158,7 @@ def find_record_arrays(
     """Return every array of leading length N behind likelihood, prior and initial values, and their dims.
 
     There are three exceptions: arrays declared public, arrays whose leading dim is a free variable's too (as
-    many groups as records, by chance), and arrays that only the condition of a check is made of.
+    many groups as records, by chance), and arrays that only the conditions of checks read.
     """
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
     found: list[Variable] = []

@@ -38,7 +38,7 @@ from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
 __all__ = ["check_separable"]
 
-#: Records of a small batch, of a large one at least and at most, and beyond the largest integer in the model.
+#: Records of the small batch; of the large one, at least and at most; beyond the model's largest integer.
 FEW, MANY, MOST, BEYOND = 5, 23, 200, 3
 
 

@@ -18,7 +18,7 @@ the first turn and the last), and the entries of a blank that are neither the sa
 steps, nor repeat. More than `_FEW` are data. So ``sum(x[:, j] * b[j] for j in range(100))`` passes, and so
 does any recurrence that repeats its turn.
 
-:func:`is_long` looks at no entry, so that what is released does not turn on one: a formula with more than
+:func:`is_long` looks at no entry, so that what is released does not depend on one: a formula with more than
 `MOST_NUMBERS` constants in it, operands of one operation, or operations in a row, is long, whatever they are.
 
 This is against mistakes. Whoever wants to can hide data from it in a formula, as in the digits of a number.
