@@ -222,7 +222,7 @@ def noise_multiplier(
     ArgumentError
         If an argument is out of range, no account exists for the combination, or it is not proven.
     CalibrationError
-        If no noise multiplier up to 1e8 meets the target. The message says which targets are met.
+        If no noise multiplier up to 1e8 meets the target. The message says what to change.
 
     Notes
     -----

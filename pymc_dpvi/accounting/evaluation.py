@@ -110,7 +110,7 @@ def check_sampler(sampler: Any, sampling_prob: Any, *, by_rate: bool = False) ->
 
 
 def _fixed_size(rate: float) -> FixedSizeSampler:
-    """Return a sampler whose batch size is `rate` times the number of records: only `rate` has a cost."""
+    """Return a sampler whose batch is `rate` of the records, or just above: only that ratio has a cost."""
     ratio = Fraction(rate).limit_denominator(_LARGEST_DENOMINATOR)
     if float(ratio) != rate:  # no such ratio of whole numbers: the next larger one
         ratio = Fraction(math.ceil(Fraction(rate) * _LARGEST_DENOMINATOR), _LARGEST_DENOMINATOR)

@@ -72,7 +72,7 @@ class EventSampler(Protocol):
 
 
 def replace_one_scale(accountant: PrivacyAccountant, *, without_replacement: bool = False) -> float:
-    """Return what `accountant` needs the noise multiplier multiplied by under replace-one.
+    """Return the factor on the noise multiplier that `accountant` needs in its events under replace-one.
 
     It is 1 if the accountant doubles the sensitivity itself, else 1/2. Raises a PrivacyError if the installed
     PLD accountant does not double it.

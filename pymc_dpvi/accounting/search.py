@@ -50,8 +50,8 @@ def least_number(
     """Return a number with epsilon in [target (1 - tolerance), target], or None if `high` does not meet it.
 
     `evaluate` gives epsilon as a function of the noise or of delta, and does not increase; `start` is a
-    guess. The result was evaluated. It is `low` if that meets the target. Where epsilon jumps across the
-    target, it is just above the jump.
+    guess. The result was evaluated. It may be `low` with an epsilon further below the target, or lie just
+    above a jump of epsilon across the target.
     """
     floor, ceiling = math.log(low), math.log(high)
 

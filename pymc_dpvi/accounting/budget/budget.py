@@ -234,7 +234,7 @@ class PrivacyBudget:
 
     @property
     def neighboring_relation(self) -> str | None:
-        """What every charge must protect; None if the first charge, which is still to come, decides."""
+        """What every charge must protect; None until the first charge, if that decides."""
         return self._relation_of(self._ledger.read())
 
     def _relation_of(self, charges: Sequence[Charge]) -> str | None:
@@ -258,7 +258,7 @@ class PrivacyBudget:
         Raises
         ------
         ArgumentError
-            For a Rényi filter, of which no single epsilon is left.
+            For a Rényi filter: no single epsilon says what is left of it.
         """
         if not isinstance(self._rule, BasicComposition):
             raise ArgumentError(

@@ -8,8 +8,8 @@ noise before `append` has returned.
 are read, so of two processes one waits until the other's charge is in. When `append` returns, the charge is
 on the disk: the rollback journal with ``synchronous=EXTRA`` also syncs the directory after the journal is
 removed. (With ``FULL``, a power cut right after the commit can bring the journal back, and with it the state
-before the charge.) A process that is killed leaves the ledger with the charge or, if nothing was drawn yet,
-perhaps without it.
+before the charge.) If a process is killed before it drew anything, its charge may be missing; afterwards it
+is there.
 
 Reading and charging verify the file first: SQLite's own integrity check, the application id and the format
 version in its header, the journal mode, the schema to the letter, the charges' numbers, which have no gaps,

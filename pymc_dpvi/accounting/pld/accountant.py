@@ -92,7 +92,7 @@ class TiltedPLDAccountant(CountingAccountant):
         return min(1.0, math.exp(log_gaussian_delta(mu, epsilon)))
 
     def delta_curve(self, epsilons: ArrayLike) -> NDArray[np.float64]:
-        """Return upper bounds of delta at many epsilons, 0 or more, in the time of about ten.
+        """Return upper bounds of delta at many epsilons, 0 or more, in about the time that ten take.
 
         The result has the same shape; it is tight, relative to delta, from 1 down to 1e-40.
         """

@@ -180,7 +180,7 @@ class GaussianPair:
         return np.where(inside, logs / scale + 0.5, -math.inf)
 
     def range(self, tail: float) -> tuple[float, float]:
-        """Return the losses between which all lie but a probability below `tail`, or beyond `MAX_LOSS`."""
+        """Return the least and the greatest loss, but for tails below `tail` or beyond `MAX_LOSS`."""
         low, high = self._edges(tail)
         return max(self.loss(low), -MAX_LOSS), min(self.loss(high), MAX_LOSS)
 
