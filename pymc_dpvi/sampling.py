@@ -1,12 +1,12 @@
 """Samplers: which records take part in which step, and the event that accounts for it.
 
-A sampler couples the way in which batches are drawn to the `dp_accounting.DpEvent` of that same
-way, so that what is run is what is accounted. What is public about it is a field of a frozen
-dataclass; the stream and the number of records are arguments of `draw`.
+A sampler draws batches and states the `dp_accounting.DpEvent` of exactly this way to draw them, so that what
+is run is what is accounted. Its public settings are fields of a frozen dataclass; the stream and the number
+of records are arguments of `draw`.
 
 Batches of many steps are drawn in one call and come as a flat array with offsets: batch *t* is
-``indices[offsets[t]:offsets[t + 1]]``. The memory is that of the batches, so that callers choose
-``n_steps`` by the expected batch size.
+``indices[offsets[t]:offsets[t + 1]]``. All of them are in memory, so callers choose ``n_steps`` by the
+expected batch size.
 
 **Poisson sampling** (Abadi et al. 2016). Every record takes part in every step by its own coin with
 probability *q*: exactly (`subsets`), and in time proportional to the batch. Batches may be empty.
@@ -50,7 +50,7 @@ SAMPLER_NAMES = ("poisson", "fixed_size", "full_batch")
 
 @runtime_checkable
 class Sampler(Protocol):
-    """What the mechanism and the accounting want from a sampler."""
+    """What the mechanism and the accounting need of a sampler."""
 
     @property
     def name(self) -> str:
@@ -65,12 +65,12 @@ class Sampler(Protocol):
 
         Returns int64 record numbers, all different within a batch, and offsets (n_steps + 1,): batch t is
         ``indices[offsets[t]:offsets[t + 1]]``. The number of records is not kept, and no error text tells it.
-        Raises an ArgumentError if a count is not a whole number, too large, or not the one the sampler was
-        made for.
+        Raises an ArgumentError if a count is not a whole number, is too large, or differs from the sampler's
+        own.
         """
 
     def dp_event(self, noise_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """Return the event of one step that releases `noise_event` about a batch."""
+        """Return the event of one step that releases `noise_event` on a batch."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class PoissonSampler:
 
     Notes
     -----
-    Privacy: the event is ``PoissonSampledDpEvent(sampling_prob, noise_event)``. The sizes of the
-    batches are random and private: never divide by them, never publish them.
+    Privacy: the event is ``PoissonSampledDpEvent(sampling_prob, noise_event)``. The batches' sizes are
+    private: never divide by them, never publish them.
 
     Examples
     --------
@@ -112,7 +112,7 @@ class PoissonSampler:
     def draw(self, stream: KeyStream, num_records: int, n_steps: int) -> Batches:
         """Draw batches in time proportional to their size; see `Sampler.draw`.
 
-        Records come in ascending order within a batch. Empty batches are normal.
+        Records come in ascending order within a batch. A batch may be empty.
         """
         num_records, n_steps = _sizes(num_records, n_steps)
         if self.sampling_prob == 1.0:
@@ -146,9 +146,8 @@ class FixedSizeSampler:
 
     Notes
     -----
-    Privacy: the event is ``SampledWithoutReplacementDpEvent(num_records, batch_size, noise_event)``
-    and speaks of neighbours by replacement of one record; the number of records is the same in
-    both, and public.
+    Privacy: the event is ``SampledWithoutReplacementDpEvent(num_records, batch_size, noise_event)``.
+    Neighbours differ in one replaced record; both have the same, public number of records.
     """
 
     batch_size: int
@@ -187,7 +186,7 @@ class FixedSizeSampler:
         return batches.reshape(-1), np.arange(n_steps + 1, dtype=np.int64) * size
 
     def dp_event(self, noise_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """Return one step's event, or `noise_event` itself where the batch is everything."""
+        """Return one step's event, which is `noise_event` itself if the batch is all records."""
         if self.batch_size == self.num_records:
             return noise_event
         return dp_accounting.SampledWithoutReplacementDpEvent(self.num_records, self.batch_size, noise_event)
@@ -199,7 +198,7 @@ class FullBatchSampler:
 
     Notes
     -----
-    Privacy: nothing is gained from sampling; the event of a step is the noise event itself.
+    Privacy: there is no amplification by sampling; the event of a step is the noise event itself.
     """
 
     @property
@@ -228,7 +227,7 @@ def make_sampler(
     batch_size: int | None = None,
     num_records: int | None = None,
 ) -> Sampler:
-    """Make a sampler by name from what a user gives; an ArgumentError unless that says exactly one thing.
+    """Make a sampler by name; an ArgumentError unless the arguments describe exactly one.
 
     For ``"poisson"``, `batch_size` is the expected one: the probability is ``batch_size / num_records``. For
     ``"fixed_size"`` the batch size is ``sampling_prob * num_records``, rounded, and at least 1.
@@ -305,7 +304,7 @@ def _everything(num_records: int, n_steps: int) -> Batches:
 def _sizes(num_records: int, n_steps: int) -> tuple[int, int]:
     num_records = check_integer("num_records", num_records, low=1)
     n_steps = check_integer("n_steps", n_steps, low=0)
-    # Positions run a piece of draws beyond the last trial, each up to 8 * 2^30 trials long.
+    # Positions go beyond the last trial by at most a piece of draws, each of up to 8 * 2^30 trials.
     if num_records * n_steps > 2**61:
         raise ArgumentError("n_steps is too large for one draw; draw fewer steps at a time.")
     return num_records, n_steps

@@ -1,9 +1,8 @@
 """Privacy accounting: what a run costs, and which run a target pays for.
 
-In: how batches are drawn, the noise, the number of steps. Out: ε, δ, or the noise for a target. The cost of
-a run is a sequence of `dp_accounting.DpEvent`, one for each step, handed to a
-`dp_accounting.PrivacyAccountant`. Every epsilon is an upper bound, unless the accountant's guarantee says
-otherwise (``generic`` and ``bayesian``, which do not calibrate).
+In: how batches are drawn, the noise, the number of steps. Out: ε, δ, or the noise for a target. A run is a
+sequence of `dp_accounting.DpEvent`, one for each step, which a `dp_accounting.PrivacyAccountant` composes.
+The epsilon of an accountant whose guarantee is "proven" is an upper bound.
 
 ==========================================================  ==================================================
 what you want to know                                       ask
@@ -15,14 +14,13 @@ everything that the cost says about attacks                 `privacy_profile`, :
 who computes it, and what that proves                       `ACCOUNTANT_NAMES`, `accountant_info`
 ==========================================================  ==================================================
 
-Throughout, ``noise_multiplier`` is the standard deviation of the noise divided by the bound on the norm of
-all that one record adds: ``l2_clip_norm``, or a little more where it counts for an adaptive one, too. The
-neighboring relation decides the sensitivity (`relations`: once that bound under add-or-remove-one, twice
-under replace-one) and the accounting knows it: the same noise costs more under replace-one. Longer
-proofs are in ``docs/accounting.md``.
+``noise_multiplier`` is the standard deviation of the noise divided by the largest norm of all that one record
+adds to a step: ``l2_clip_norm``, or ``l2_clip_norm * sqrt(1 + tally_weight**2)`` with an adaptive one. The
+sensitivity is once that norm under add-or-remove-one, twice under replace-one (`relations`), so the same
+noise costs more under replace-one. Longer proofs are in ``docs/accounting.md``.
 
-What it may never do: say less than a run costs, or depend on a record (`BayesianAccountant` does, and says
-so).
+What it may never do: say less than a run costs, or depend on a record. (``generic`` may do the first,
+``bayesian`` both; their guarantees say so.)
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ name                      guarantee       takes (add-or-remove-one, AR; replace-
 ``bayesian``              bayesian        full batch, Poisson AR and RO; made from gradients
 ========================  ==============  =====================================================
 
-The first is the default and the tightest. A heuristic or Bayesian epsilon is no upper bound of
-anything in the sense of differential privacy: such accountants are diagnostics. They compute, but they
-do not calibrate noise and do not satisfy a budget unless the user says ``allow_unproven=True``
-(:func:`require_proven`), and then the report says so in its first line.
+``pld`` is the default, and the tightest that is proven. A heuristic or Bayesian epsilon is no upper bound of
+a differential privacy loss; it is a diagnostic. Such an accountant calibrates no noise and satisfies no
+budget unless the user says ``allow_unproven=True`` (:func:`require_proven`); the report then says so in its
+first line. An accountant that computes epsilon from the records is refused even then.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class AccountantInfo:
     factory : callable
         ``neighboring_relation -> PrivacyAccountant``; each call returns a fresh accountant.
     cacheable : bool
-        Whether equal inputs give equal answers, so that they may be remembered.
+        Whether equal inputs give equal answers, so that answers may be remembered.
     schemes : mapping of str to frozenset of NeighboringRelation, optional
         The sampling schemes that it takes, by relation; None if that is not known.
     data_dependent : bool
-        Whether its epsilon is computed from the records, and so is itself private.
+        Whether its epsilon is computed from the records, and is therefore private itself.
     """
 
     name: str
@@ -95,7 +95,7 @@ class AccountantInfo:
         Parameters
         ----------
         neighboring_relation : dp_accounting.NeighboringRelation
-            The relation that it must account for.
+            The relation that the accountant must use.
 
         Returns
         -------
@@ -127,21 +127,20 @@ def _check_fresh(accountant: PrivacyAccountant) -> None:
 def require_proven(info: AccountantInfo, allow_unproven: bool = False) -> None:
     """Raise unless the accountant's epsilon is a proven upper bound, or the user said it need not be.
 
-    Whatever promises privacy calls this first: calibration, a budget, the terms of a fit. Computing an
-    epsilon to look at does not need it.
+    Calibration, a budget and a fit call this first. Computing an epsilon to look at does not need it.
 
     Parameters
     ----------
     info : AccountantInfo
         The accountant.
     allow_unproven : bool
-        What the user said.
+        Whether the user accepts an epsilon without a proof.
 
     Raises
     ------
     ArgumentError
-        If the guarantee is not "proven" and `allow_unproven` is False; and, whatever the user said, if
-        epsilon is computed from the records: a calibrated noise multiplier, or a report, would publish it.
+        If the guarantee is not "proven" and `allow_unproven` is False. Also, whatever `allow_unproven` is,
+        if `info.data_dependent`: a calibrated noise multiplier, or a report, would publish such an epsilon.
     """
     if info.data_dependent:
         raise ArgumentError(
@@ -202,7 +201,7 @@ _REGISTRY: dict[str, AccountantInfo] = {
     name: _info_of(kind, functools.partial(_make_kind, kind), cacheable=True) for name, kind in _KINDS.items()
 }
 
-# Google's own, and what stands in for them: the same bound with the guards of this package.
+# Google's accountants, and this package's in place of them, which bound their own rounding errors.
 _GUARDED: dict[type[PrivacyAccountant], Any] = {
     PLDAccountant: TiltedPLDAccountant,
     RdpAccountant: GuardedRdpAccountant,
@@ -210,7 +209,7 @@ _GUARDED: dict[type[PrivacyAccountant], Any] = {
 
 
 def _fresh_copy(accountant: Any, _relation: NeighboringRelation) -> PrivacyAccountant:
-    """Return a guarded equivalent of Google's accountants, and a copy of any other."""
+    """Return this package's accountant in place of one of Google's, and a copy of any other."""
     _check_fresh(accountant)
     if type(accountant) is PLDAccountant:
         return TiltedPLDAccountant(accountant.neighboring_relation)
@@ -249,9 +248,8 @@ def accountant_info(accountant: Any) -> AccountantInfo:
     -------
     AccountantInfo
         An instance, or the class, of an accountant of this package has that accountant's guarantee.
-        dp-accounting's `PLDAccountant` and `RdpAccountant` are replaced by this package's, which are
-        the same but for their guards, and have their guarantee. Anything else, subclasses included, is
-        "unknown (user supplied)".
+        dp-accounting's `PLDAccountant` and `RdpAccountant` are replaced by this package's, which bound
+        their own rounding errors. Anything else, subclasses included, is "unknown (user supplied)".
 
     Raises
     ------
@@ -308,7 +306,7 @@ def make_accountant(
 
     Notes
     -----
-    Compose it only with events of :func:`pymc_dpvi.accounting.step_event`: under replace-one
-    accountants that are not this package's disagree on what a Gaussian event means.
+    Compose it only with events of :func:`pymc_dpvi.accounting.step_event`: other packages' accountants
+    disagree on what a Gaussian event means under replace-one.
     """
     return accountant_info(accountant).make(check_relation(neighboring_relation))

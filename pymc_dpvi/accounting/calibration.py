@@ -10,15 +10,15 @@ function                    given the run, and                             retur
 `default_sampling_prob`     (epsilon, delta) and the number of steps       a batch that is big enough
 ==========================  =============================================  ==========================
 
-`noise_multiplier` and `max_steps` only return a run that the accountant has evaluated: its epsilon is at most
-the target. For the noise it is also at least 0.999 of the target, or exceeds it with 1e-5 less of the noise.
-For the number of steps, one step more exceeds it. The search starts at the central limit theorem of Gaussian
-differential privacy (`gdp_limit`): the theorem is an approximation, which proposes; the accountant decides.
+`noise_multiplier` and `max_steps` return only a run that the accountant has evaluated and whose epsilon is at
+most the target. Unless it is the least noise of the range, the noise is nearly the least that is enough:
+epsilon is at least 0.999 of the target, or 1e-5 (relative) less noise exceeds it. Likewise one step more
+exceeds the target, or the number of steps is the largest of the range. The search starts at the central limit
+theorem of Gaussian differential privacy (`gdp_limit`), an approximation; the accountant decides.
 
-**Ranges.** `sampling_prob` in [1e-6, 1], `n_steps` from 1 to 10,000,000, epsilon in [0.01, 100], delta in
-[1e-12, 0.1], `noise_multiplier` in [0.05, 1e8]. ``benchmarks/calibration_time.py`` measures how long an
-answer takes in them. Outside, an :class:`ArgumentError` names the argument. An epsilon above 100 bounds
-nothing that matters, and nobody is protected by a delta above 0.1.
+**Ranges.** `sampling_prob` in [1e-6, 1 - 2^-16] or 1, `n_steps` from 1 to 10,000,000, epsilon in [0.01, 100],
+delta in [1e-12, 0.1], `noise_multiplier` in [0.05, 1e8]. Outside, an :class:`ArgumentError` names the
+argument. ``benchmarks/calibration_time.py`` measures how long answers take.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _check_delta(value: Any) -> float:
 def _setting(
     sampler: Any, sampling_prob: Any, neighboring_relation: Any, accountant: Any
 ) -> tuple[EventSampler, AccountantInfo, NeighboringRelation]:
-    """Check what a run is like and who accounts for it."""
+    """Check sampler, relation and accountant, and return them."""
     relation = check_relation(neighboring_relation)
     chosen = check_sampler(sampler, sampling_prob)
     return chosen, accountant_info(accountant), relation
@@ -87,8 +87,8 @@ def epsilon(
     delta : float
         Delta of the guarantee, in [1e-12, 0.1].
     noise_multiplier : float
-        Noise standard deviation divided by `l2_clip_norm`. It does not depend on the relation,
-        the returned epsilon does.
+        Noise standard deviation divided by the largest norm of all that one record adds
+        (`l2_clip_norm`, unless that is adaptive), whatever the relation.
     n_steps : int
         Number of steps.
     sampling_prob : float, optional
@@ -113,8 +113,7 @@ def epsilon(
 
     Notes
     -----
-    Privacy: uses no data. Speaks of `n_steps` steps whose `noise_multiplier` and sampler were fixed in
-    advance.
+    Privacy: uses no data. Holds for a run whose steps, noise and sampler were fixed in advance.
 
     Examples
     --------
@@ -141,9 +140,9 @@ def delta(
     Parameters
     ----------
     epsilon : float
-        Epsilon of the guarantee, in [0, 100]. Delta at zero is the advantage of the best membership test.
+        Epsilon of the guarantee, in [0, 100]. Delta at 0 bounds the advantage of any membership test.
     noise_multiplier : float
-        Noise standard deviation divided by `l2_clip_norm`.
+        Noise standard deviation divided by the largest norm of all that one record adds.
     n_steps : int
         Number of steps.
     sampling_prob : float, optional
@@ -167,8 +166,7 @@ def delta(
 
     Notes
     -----
-    Privacy: uses no data. Speaks of `n_steps` steps whose `noise_multiplier` and sampler were fixed in
-    advance.
+    Privacy: uses no data. Holds for a run whose steps, noise and sampler were fixed in advance.
 
     Examples
     --------
@@ -210,26 +208,25 @@ def noise_multiplier(
     accountant : str, dp_accounting.PrivacyAccountant or callable
         A name (see `ACCOUNTANT_NAMES`), or one of your own.
     allow_unproven : bool
-        Whether an accountant may be used whose epsilon is no proven upper bound.
+        Whether the accountant's epsilon need not be a proven upper bound.
 
     Returns
     -------
     float
-        Noise standard deviation divided by `l2_clip_norm`. The function :func:`epsilon` of this
-        very number is at most the target, and either within 1e-3 (relative) of it, or more than the
-        target with 1e-5 (relative) less noise: some accountants' epsilons jump. Not below
-        `MIN_NOISE_MULTIPLIER`.
+        Noise standard deviation divided by the largest norm of all that one record adds; 0.05 or more.
+        :func:`epsilon` of this number is at most the target. If the result is not 0.05, it is also
+        within 1e-3 (relative) of the target, or 1e-5 (relative) less noise exceeds the target.
 
     Raises
     ------
     ArgumentError
         If an argument is out of range, no account exists for the combination, or it is not proven.
     CalibrationError
-        If no noise up to `MAX_NOISE_MULTIPLIER` meets the target. The message says what would.
+        If no noise multiplier up to 1e8 meets the target. The message says what to change.
 
     Notes
     -----
-    Privacy: uses no data. One-sided: never below what the target needs.
+    Privacy: uses no data. Rounded up: the noise is never less than the target needs.
 
     Examples
     --------
@@ -267,14 +264,14 @@ def max_steps(
     accountant: Any = "pld",
     allow_unproven: bool = False,
 ) -> int:
-    """Return how many steps (epsilon, delta) pays for.
+    """Return how many steps a run may take that spends at most (epsilon, delta).
 
     Parameters
     ----------
     epsilon, delta : float
         The target, in [0.01, 100] and [1e-12, 0.1].
     noise_multiplier : float
-        Noise standard deviation divided by `l2_clip_norm`.
+        Noise standard deviation divided by the largest norm of all that one record adds.
     sampling_prob : float, optional
         Probability that a record is in a batch; for ``sampler="poisson"``.
     sampler : str or Sampler
@@ -284,13 +281,13 @@ def max_steps(
     accountant : str, dp_accounting.PrivacyAccountant or callable
         A name (see `ACCOUNTANT_NAMES`), or one of your own.
     allow_unproven : bool
-        Whether an accountant may be used whose epsilon is no proven upper bound.
+        Whether the accountant's epsilon need not be a proven upper bound.
 
     Returns
     -------
     int
-        The function :func:`epsilon` of this many steps is at most the target, that of one more
-        exceeds it; or `MAX_STEPS`.
+        :func:`epsilon` of this many steps is at most the target, and that of one more exceeds it, unless
+        the result is 10,000,000, the largest.
 
     Raises
     ------
@@ -301,7 +298,7 @@ def max_steps(
 
     Notes
     -----
-    Privacy: uses no data. One-sided: never more steps than the target pays for.
+    Privacy: uses no data. Rounded down: never more steps than the target allows.
 
     Examples
     --------
@@ -341,9 +338,9 @@ def default_sampling_prob(*, epsilon: float, delta: float, n_steps: int) -> floa
     .. math:: \frac{\sigma(q)}{q} = \frac{\sqrt T}{\mu}\,\sqrt{\frac{x}{\ln(1+x)}},
               \qquad x = \frac{\mu^2}{q^2 T}.
 
-    As :math:`q` grows this falls to :math:`\sqrt T/\mu`, and at
-    :math:`q = \mu\sqrt{20/T}`, that is :math:`x = 1/20`, it is 1.2 % above that limit
-    (:math:`\sqrt{0.05/\ln 1.05} = 1.0123`). A larger batch only costs time.
+    As :math:`q` grows, this falls to :math:`\sqrt T/\mu`. At :math:`q = \mu\sqrt{20/T}`, where
+    :math:`x = 1/20`, it is 1.2 % above that limit (:math:`\sqrt{0.05/\ln 1.05} = 1.0123`): larger
+    batches would take more time and gain next to nothing.
 
     Parameters
     ----------
@@ -355,7 +352,7 @@ def default_sampling_prob(*, epsilon: float, delta: float, n_steps: int) -> floa
     Returns
     -------
     float
-        In [1e-5, 1]. It does not depend on the data, the number of records included.
+        In [1e-5, 0.9), or 1. It does not depend on the data, nor on the number of records.
 
     Raises
     ------
@@ -369,7 +366,7 @@ def default_sampling_prob(*, epsilon: float, delta: float, n_steps: int) -> floa
     """
     mu = gdp_mu(_check_epsilon(epsilon), _check_delta(delta))
     prob = max(1e-5, mu * math.sqrt(20.0 / check_steps(n_steps)))
-    return prob if prob < 0.9 else 1.0  # nearly everything: no sampling is simpler and no worse
+    return prob if prob < 0.9 else 1.0  # above 0.9, the full data are simpler and no worse
 
 
 def _impossible(
@@ -381,8 +378,8 @@ def _impossible(
     delta: float,
     n_steps: int,
 ) -> str:
-    """Say which targets are within reach, where the most noise costs `least`."""
-    # mu is proportional to sqrt(n_steps): about the steps that this epsilon would pay for
+    """Say which targets can be met, where the largest noise multiplier costs epsilon = `least`."""
+    # About the number of steps at which the largest noise multiplier meets this target.
     affordable = clt_steps(
         gdp_mu(target, delta),
         sampling_prob=sampler.sampling_prob,

@@ -1,18 +1,18 @@
 """What every accountant of this package has in common: which steps it takes, and how it refuses.
 
-An accountant is a `dp_accounting.PrivacyAccountant`. On top of Google's contract (a dry run by ``supports()``
-before anything changes, a ledger, a relation fixed at birth) ours have
+An accountant is a `dp_accounting.PrivacyAccountant`: it has a ledger, a relation that is fixed when it is
+made, and ``supports()``, which tries an event before anything changes. The accountants of this package also
+have
 
 * ``name``, ``guarantee``, ``source``: class attributes, see :class:`AccountantInfo`;
-* ``schemes``: which sampling schemes they take under which neighboring relation. Everything else is refused
+* ``schemes``: which sampling schemes they take under which neighboring relation. They refuse everything else
   with an :class:`UnsupportedEventError` that names the sub-event, before anything changes;
-* one convention: the noise multiplier of an event is the noise standard deviation divided by the norm of
-  what one record adds, *whatever the relation*. The accountant puts in the sensitivity's factor itself
-  (`relations`).
+* one convention: the noise multiplier of an event is the noise standard deviation divided by the norm of what
+  one record adds, *whatever the relation*. The accountant applies the sensitivity's factor (`relations`).
 
-Google's own accountants do not agree on the last point: the PLD accountant doubles the sensitivity under
-replace-one, the RDP accountant of dp-accounting 0.6 does not (google/differential-privacy issue 378).
-:func:`doubles_sensitivity` asks an accountant class which of the two it is.
+Google's accountants do not share one convention: under replace-one the PLD accountant doubles the
+sensitivity, the RDP accountant of dp-accounting 0.6 does not (google/differential-privacy issue 378).
+:func:`doubles_sensitivity` finds out which of the two an accountant class does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ REPLACE = frozenset({NeighboringRelation.REPLACE_ONE})
 BOTH = ADD_OR_REMOVE | REPLACE
 
 _CANARY_STEPS = 10
-_CANARY_NOISE = 20.0  # a small loss is quick to evaluate
+_CANARY_NOISE = 20.0  # little loss, which is quick to evaluate
 _CANARY_DELTA = 1e-5
 
 
@@ -64,8 +64,8 @@ class UnsupportedEventError(ArgumentError, dp_accounting.UnsupportedEventError):
 class GaussianStep:
     """An event that stands for one noisy sum over a batch.
 
-    `sampling_prob` is the probability with which one record was drawn, `noise_multiplier` the noise standard
-    deviation divided by one record's bound.
+    `sampling_prob` is the probability with which one record is in the batch; `noise_multiplier` is the noise
+    standard deviation divided by the largest norm of what one record adds.
     """
 
     scheme: Scheme
@@ -74,7 +74,7 @@ class GaussianStep:
 
 
 def gaussian_step(event: dp_accounting.DpEvent) -> GaussianStep | None:
-    """Return what an event, not a composition, says of a step; None if it is no noisy sum over a batch."""
+    """Return the step that `event` stands for; None if it is a composition, or no noisy sum over a batch."""
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return GaussianStep("full_batch", 1.0, event.noise_multiplier)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
@@ -93,7 +93,7 @@ def gaussian_step(event: dp_accounting.DpEvent) -> GaussianStep | None:
 def why_unsupported(
     event: dp_accounting.DpEvent, relation: NeighboringRelation, schemes: Schemes
 ) -> str | None:
-    """Say why an accountant for `schemes` does not take `event`, no composition; None if it does."""
+    """Say why an accountant for `schemes` refuses `event`, which is no composition; None if it does not."""
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return None
     step = gaussian_step(event)
@@ -111,7 +111,7 @@ def why_unsupported(
 
 
 def refuse_unsupported(accountant: PrivacyAccountant, event: Any) -> None:
-    """Raise an UnsupportedEventError that names the sub-event unless `accountant` takes `event`."""
+    """Raise an UnsupportedEventError that names the sub-event, unless `accountant` takes `event`."""
     if not isinstance(event, dp_accounting.DpEvent):
         raise ArgumentError(f"event must be a dp_accounting.DpEvent; found a {type(event).__name__}.")
     error = accountant._maybe_compose(event, 1, False)
@@ -127,11 +127,11 @@ def refuse_unsupported(accountant: PrivacyAccountant, event: Any) -> None:
 def doubles_sensitivity(kind: type[PrivacyAccountant], *, without_replacement: bool = False) -> bool:
     """Whether `kind` reports at least the exact epsilon of sensitivity 2C under replace-one.
 
-    A canary: ten full-batch steps, whose exact epsilon is known (Balle and Wang 2018), or the same by way of
-    a `SampledWithoutReplacementDpEvent`.
+    It is asked for ten full-batch steps, whose exact epsilon is known (Balle and Wang 2018). With
+    `without_replacement` they are given as a `SampledWithoutReplacementDpEvent` of the whole data.
     """
     event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(_CANARY_NOISE)
-    if without_replacement:  # everybody is in the batch: the same mechanism on another path
+    if without_replacement:  # every record is in the batch: the same mechanism
         event = dp_accounting.SampledWithoutReplacementDpEvent(1, 1, event)
     relation = NeighboringRelation.REPLACE_ONE
     accountant = kind(neighboring_relation=relation)
@@ -144,8 +144,8 @@ def doubles_sensitivity(kind: type[PrivacyAccountant], *, without_replacement: b
 class CountingAccountant(PrivacyAccountant):
     """An accountant whose state is how often each kind of step was taken.
 
-    The order of composition cannot matter, and a million equal steps cost no more than one.
-    Subclasses say which schemes they take and turn the counts into an epsilon.
+    The order of composition does not matter, and a million equal steps take no more time than one. Subclasses
+    say which schemes they take, and turn the counts into an epsilon.
     """
 
     name: ClassVar[str]
@@ -204,11 +204,11 @@ class CountingAccountant(PrivacyAccountant):
         return sensitivity_factor(self.neighboring_relation)
 
     def _noise(self, step: GaussianStep) -> float:
-        """Noise standard deviation over the sensitivity of the relation."""
+        """Return the noise standard deviation over the sensitivity."""
         return step.noise_multiplier / self._sensitivity
 
     def _epsilon(self, delta: float) -> float:
-        """Epsilon of the counted steps, of which there is at least one."""
+        """Return epsilon of the counted steps, of which there is at least one."""
         raise NotImplementedError
 
     def get_epsilon(self, target_delta: float) -> float:
@@ -235,7 +235,7 @@ class CountingAccountant(PrivacyAccountant):
         return max(0.0, self._epsilon(delta))
 
     def get_delta(self, target_epsilon: float) -> float:
-        """Return the least delta, to 1e-9 (relative) and rounded up, at which epsilon is the target.
+        """Return the least delta at which epsilon is at most the target, within 1e-9 (relative), rounded up.
 
         Parameters
         ----------

@@ -1,8 +1,7 @@
-"""A run, and what an accountant says of it: the function that calibration inverts.
+"""A run, and its cost by an accountant: the function that calibration inverts.
 
-A *run* is `n_steps` equal steps with one sampler and one noise multiplier. :class:`Run` hands it to an
-accountant and checks what comes back. The answers are remembered, because a fit asks again for what its
-calibration has found.
+A *run* is `n_steps` equal steps with one sampler and one noise multiplier. :class:`Run` passes it to an
+accountant and checks the answer. Answers are remembered: a fit asks again for what calibration has evaluated.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MIN_NOISE_MULTIPLIER = 0.05
 """Noise below this has an epsilon in the hundreds for one step on the full data."""
 MIN_SAMPLING_PROB = 1e-6
 
-_PLD_MIN_DELTA = 1e-10  # below it dp-accounting's PLD accountants are not believed
+_PLD_MIN_DELTA = 1e-10  # below it dp-accounting's PLD accountants under-report
 _LARGEST_DENOMINATOR = 10**9
 
 
@@ -64,8 +63,9 @@ def check_steps(value: Any) -> int:
 def check_sampler(sampler: Any, sampling_prob: Any, *, by_rate: bool = False) -> EventSampler:
     """Return the sampler that the arguments describe; an ArgumentError if they describe none or two.
 
-    With `by_rate` they are the words of a report, without a number of records: `sampling_prob` is any above
-    0, for ``"fixed_size"`` too. A fit knows that number, and uses `sampling.make_sampler`.
+    With `by_rate` they come from a report, which states no number of records: ``"fixed_size"`` is given by
+    `sampling_prob`, and `sampling_prob` may be below 1e-6. A fit knows the number of records, and uses
+    `sampling.make_sampler`.
     """
 
     def check(name: str, value: Any) -> float:
@@ -110,9 +110,9 @@ def check_sampler(sampler: Any, sampling_prob: Any, *, by_rate: bool = False) ->
 
 
 def _fixed_size(rate: float) -> FixedSizeSampler:
-    """Return batches of any size B and number of records N with B/N = `rate`: the cost depends on no more."""
+    """Return a sampler whose batch is `rate` of the records, or just above: only that ratio has a cost."""
     ratio = Fraction(rate).limit_denominator(_LARGEST_DENOMINATOR)
-    if float(ratio) != rate:  # no such numbers: the next larger ratio
+    if float(ratio) != rate:  # no such ratio of whole numbers: the next larger one
         ratio = Fraction(math.ceil(Fraction(rate) * _LARGEST_DENOMINATOR), _LARGEST_DENOMINATOR)
     return FixedSizeSampler(ratio.numerator, ratio.denominator)
 
@@ -121,8 +121,8 @@ def _fixed_size(rate: float) -> FixedSizeSampler:
 class Run:
     """Steps whose number, noise and sampler are fixed; an ArgumentError if a number is out of range.
 
-    Its cost depends on the relation and the accountant, which are given when it is asked for. A `PrivacyRun`
-    (in a report) and a `Charge` (in a ledger) are lines of files, which state a cost.
+    Relation and accountant are given to the methods. Unlike a `PrivacyRun` (in a report) and a `Charge` (in a
+    ledger), a run states no cost.
     """
 
     sampler: EventSampler
@@ -135,7 +135,7 @@ class Run:
 
     @classmethod
     def from_names(cls, *, sampler: Any, sampling_prob: Any, noise_multiplier: float, n_steps: int) -> Run:
-        """Return a run from the words of a report; an ArgumentError if they describe none."""
+        """Return the run that a report states; an ArgumentError if it states none."""
         return cls(check_sampler(sampler, sampling_prob, by_rate=True), noise_multiplier, n_steps)
 
     def step_event(
@@ -191,5 +191,5 @@ def _epsilon(
     return found
 
 
-# The evaluations of a search are asked for again by the fit that follows it.
+# A fit asks again for what calibration has evaluated.
 _epsilon_cached = functools.lru_cache(maxsize=512)(_epsilon)

@@ -1,34 +1,34 @@
 r"""From a sampler, a relation and an accountant to the `DpEvent` of one step.
 
-This is the one place where the conventions of the accountants meet. Let :math:`z` = ``noise_multiplier`` =
-:math:`s / C`: noise standard deviation over the bound on the norm of what one record adds to a step
-(`l2_clip_norm`, with the counts of an adaptive one).
+This is the one place that knows the conventions of all accountants. Let :math:`z` be the
+``noise_multiplier``: the noise standard deviation divided by the largest norm of all that one record adds to
+a step.
 
 =====================================  =================  =============================  ===============
 mechanism                              relation           event                          with PLD
 =====================================  =================  =============================  ===============
 full batch                             both               Gaussian(z)                    exact
 Poisson                                both               Poisson(q, Gaussian(z))        tight
-fixed size B of N                      replace one        WithoutReplacement(N, B,       10 % above a
+fixed size B of N                      replace one        WithoutReplacement(N, B,       10-20 % above a
                                                           Gaussian(z))                   lower bound
 =====================================  =================  =============================  ===============
 
-Everything else is refused. The accountants of this package all take :math:`z` so and know the relation
-(:mod:`pymc_dpvi.accounting.contract`). For a user's own accountant, under replace-one:
+Everything else is refused. This package's accountants take :math:`z` like this and apply the sensitivity's
+factor (:mod:`pymc_dpvi.accounting.contract`). Under replace-one a user's own accountant gets another event:
 
-* a `PLDAccountant` (a subclass, since Google's own is replaced by ours) doubles the sensitivity itself and
-  gets :math:`z`, which a canary checks at run time. It has no event for batches of fixed size: these are
+* a subclass of `PLDAccountant` gets :math:`z`, because `PLDAccountant` doubles the sensitivity; a canary
+  checks that class, not the subclass, at run time. It has no event for batches of fixed size: these are
   Poisson(q, Gaussian(z/2)), proven and about 2x loose (docs/accounting.md, section 4);
-* an `RdpAccountant` does not, in dp-accounting 0.6 (google/differential-privacy issue 378), and gets
-  :math:`z/2` unless the canary says that it does;
-* an accountant that we do not know gets :math:`z/2`, which can only over-report.
+* a subclass of `RdpAccountant` gets :math:`z/2`, because in dp-accounting 0.6 `RdpAccountant` does not double
+  (google/differential-privacy issue 378), or :math:`z` once a canary finds that it does;
+* any other accountant gets :math:`z/2`, which can only over-report.
 
 **The papers' noise.** Jälkö et al. (2017) add :math:`N(0, 4 C^2 \sigma^2)`: their :math:`\sigma` is a
 ``noise_multiplier`` of :math:`2\sigma` here, under either relation.
 
 **One coin, one event.** Two releases on the *same* sampled batch (the sum, and a count of clipped records)
-are one Poisson(q, Gaussian) with the two noises combined. They must never be two Poisson events: these would
-stand for two independent batches, and under-report.
+are one Poisson(q, Gaussian) with the two noises combined. Two Poisson events would stand for two independent
+batches, and under-report.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class EventSampler(Protocol):
 
 
 def replace_one_scale(accountant: PrivacyAccountant, *, without_replacement: bool = False) -> float:
-    """Return the factor on the noise multiplier that makes replace-one come out right for `accountant`.
+    """Return the factor on the noise multiplier that `accountant` needs in its events under replace-one.
 
-    It is 1.0 if the accountant knows the relation's sensitivity, else one over its factor. Raises a
-    PrivacyError if the installed PLD accountant stopped doubling the sensitivity.
+    It is 1 if the accountant doubles the sensitivity itself, else 1/2. Raises a PrivacyError if the installed
+    PLD accountant does not double it.
     """
     if isinstance(accountant, PLDAccountant):
         if not doubles_sensitivity(PLDAccountant):
@@ -124,9 +124,9 @@ def step_event(
 
     Notes
     -----
-    Privacy: the event is an upper bound of what one step of the mechanism spends, given that the run uses
-    this very sampler and noise of standard deviation ``noise_multiplier`` times that norm, and that
-    the accountant's bound is proven.
+    Privacy: the accountant's cost of the event is an upper bound of what one step spends if the run uses this
+    sampler and noise of standard deviation ``noise_multiplier`` times that norm, and the accountant's
+    bound is proven.
     """
     event = sampler.dp_event(dp_accounting.GaussianDpEvent(noise_multiplier))
     replace_one = neighboring_relation is NeighboringRelation.REPLACE_ONE
@@ -152,8 +152,7 @@ def step_event(
         mapped = noise
     elif step.scheme == "poisson":
         mapped = dp_accounting.PoissonSampledDpEvent(step.sampling_prob, noise)
-    elif isinstance(accountant, PLDAccountant):  # a user's own
-        # see the module docstring: contributions of up to 2C
+    elif isinstance(accountant, PLDAccountant):  # a user's own, which has no event for a fixed size
         less = dp_accounting.GaussianDpEvent(
             noise.noise_multiplier / sensitivity_factor(neighboring_relation)
         )

@@ -1,18 +1,18 @@
 r"""The exact curve of one Gaussian release, in floating point and from above.
 
-A release with sensitivity 1 and noise :math:`1/\mu` is :math:`(\varepsilon, \delta)`-DP if and only if
-(Balle and Wang 2018, Theorem 8)
+A release with sensitivity 1 and noise :math:`1/\mu` is :math:`(\varepsilon, \delta)`-DP if and only if (Balle
+and Wang 2018, Theorem 8)
 
 .. math:: \delta \ge \Phi(a) - e^{\varepsilon}\,\Phi(b), \qquad
           a = \frac\mu2 - \frac\varepsilon\mu, \quad b = -\frac\mu2 - \frac\varepsilon\mu.
 
-Since :math:`b^2 - a^2 = 2\varepsilon`, the two terms share the factor :math:`\varphi(a)`: with
-:math:`t = -a` and Mills' ratio :math:`R(t) = \Phi(-t)/\varphi(t)`,
+Since :math:`b^2 - a^2 = 2\varepsilon`, the two terms share the factor :math:`\varphi(a)`: with :math:`t = -a`
+and Mills' ratio :math:`R(t) = \Phi(-t)/\varphi(t)`,
 
 .. math:: \delta = \varphi(t)\,\bigl(R(t) - R(t + \mu)\bigr) \le \varphi(t)\,\mu\,\bigl(1 - t R(t)\bigr),
 
-because :math:`-R'(t) = 1 - t R(t)` decreases. The difference loses digits for small :math:`\mu` and the
-bound beside it does not, so that the smaller of the two, each with its rounding added, is an upper bound of
+because :math:`-R'(t) = 1 - t R(t)` decreases. For small :math:`\mu` the difference loses digits; the bound on
+the right does not. A bound of the rounding is added to each; the smaller of the two is then an upper bound of
 delta at any :math:`\mu`.
 """
 
@@ -53,8 +53,7 @@ def log_gaussian_delta(mu: float, epsilon: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> float:
     r"""Return the least epsilon of one Gaussian release at `delta`, to a relative 1e-12 and rounded up.
 
-    It is never above :math:`\mu^2/2 + \mu\sqrt{2\ln(1/\delta)}` (Bun and Steinke 2016), from where it is
-    sought.
+    The search starts from an upper bound, :math:`\mu^2/2 + \mu\sqrt{2\ln(1/\delta)}` (Bun and Steinke 2016).
     """
     log_delta = math.log(delta)
     if log_gaussian_delta(mu, 0.0) <= log_delta:

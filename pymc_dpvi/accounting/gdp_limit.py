@@ -1,10 +1,10 @@
 r"""The central limit theorem of Gaussian differential privacy, where every search starts.
 
-:math:`T` Poisson-sampled Gaussian steps of sensitivity :math:`s` are about :math:`\mu`-GDP (Dong, Roth and
-Su 2022) with :math:`\mu = q\sqrt{T(e^{s^2/\sigma^2} - 1)}` (Bu, Dong, Long and Su 2020), and exactly with
-:math:`\mu = s\sqrt T/\sigma` if every record is in every batch. The theorem is an approximation, from either
-side: it proposes where to look, and must never decide. Sensitivities are in units of the bound on one record
-(`relations.sensitivity_factor`).
+:math:`T` Poisson-sampled Gaussian steps of sensitivity :math:`s` are about :math:`\mu`-GDP (Dong, Roth and Su
+2022) with :math:`\mu = q\sqrt{T(e^{s^2/\sigma^2} - 1)}` (Bu, Dong, Long and Su 2020). If every record is in
+every batch, :math:`\mu = s\sqrt T/\sigma` exactly. The approximation may be too large or too small: it
+proposes where to look, and must never decide. :math:`s` is `relations.sensitivity_factor`, :math:`\sigma` the
+noise multiplier.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-r"""The neighboring relations by name, and the sensitivity's factor: the one place that decides it.
+r"""The neighboring relations by name, and the one place that decides the sensitivity's factor.
 
-A step releases a sum of contributions, one for each record and of norm at most :math:`C` (`l2_clip_norm`;
-with an adaptive one, all that a record adds, counts too), with noise of standard deviation :math:`zC`, where
-:math:`z` is the `noise_multiplier`. Between neighbouring data sets the sum moves by at most the sensitivity
-(Dwork and Roth 2014, Definition 3.8)
+A step releases a sum of contributions, one for each record, with noise of standard deviation :math:`zC`. Here
+:math:`C` is the largest norm of a contribution (`l2_clip_norm`, or `Mechanism.record_norm` with an adaptive
+one), and :math:`z` the `noise_multiplier`. Between neighbouring data sets the sum moves by at most the
+sensitivity (Dwork and Roth 2014, Definition 3.8)
 
 .. math:: \Delta = k\,C, \qquad
     k = \begin{cases}
@@ -41,5 +41,5 @@ def check_relation(value: object) -> NeighboringRelation:
 
 
 def sensitivity_factor(relation: object) -> float:
-    """Return k: how far neighbours move a sum, in units of the bound on one record's contribution."""
+    """Return k: how far neighbours move a sum, in units of the largest norm of what one record adds."""
     return 2.0 if check_relation(relation) is NeighboringRelation.REPLACE_ONE else 1.0

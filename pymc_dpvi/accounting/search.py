@@ -1,9 +1,9 @@
 r"""One-sided inversion of a decreasing and of an increasing function.
 
-Epsilon falls with the noise and with delta and rises with the number of steps, close to a power law in each.
-So a secant step in :math:`(\ln x, \ln\varepsilon)` is nearly right. It is kept inside of the bracket that
-evaluations have proven. Only what has been evaluated, and found to be at or below the target, is ever
-returned: a wrong guess costs time.
+Epsilon falls with the noise and with delta and rises with the number of steps, nearly as a power of each. So
+a secant step in :math:`(\ln x, \ln\varepsilon)` is nearly right; it is kept inside the bracket that earlier
+evaluations prove. Only what was evaluated, and met the target, is returned: a wrong guess costs time, nothing
+else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["RELATIVE_TOLERANCE", "largest_integer", "least_number"]
 
 RELATIVE_TOLERANCE = 1e-3
 _MAX_EVALUATIONS = 80
-_JUMP = 1e-5  # of a logarithm: where epsilon jumps across the target, nearer is not sought
+_JUMP = 1e-5  # in ln(x): the search ends here where epsilon jumps across the target
 
 
 class _Secant:
@@ -23,16 +23,16 @@ class _Secant:
 
     def __init__(self, target: float, slope: float) -> None:
         self._aim = math.log(target)
-        self._slope = slope  # until two points say better
+        self._slope = slope  # until there are two points
         self._points: list[tuple[float, float]] = []
 
     def add(self, x: float, found: float) -> None:
-        """Remember a point, if it has a logarithm."""
+        """Remember a point whose epsilon has a logarithm."""
         if 0.0 < found < math.inf:
             self._points.append((x, math.log(found)))
 
     def guess(self) -> float:
-        """Return where the target is met, or nan."""
+        """Return about the ln(x) at which the target is met, or nan."""
         if not self._points:
             return math.nan
         x1, y1 = self._points[-1]
@@ -49,17 +49,17 @@ def least_number(
 ) -> float | None:
     """Return a number with epsilon in [target (1 - tolerance), target], or None if `high` does not meet it.
 
-    `evaluate` gives epsilon as a function of the noise or of delta, and does not increase. `start` is a
-    guess. The result is a value that `evaluate` has seen: `low` if it meets the target, and where epsilon
-    jumps across the target, the upper side of the jump.
+    `evaluate` gives epsilon as a function of the noise or of delta, and does not increase; `start` is a
+    guess. The result was evaluated. It may be `low` with an epsilon further below the target, or lie just
+    above a jump of epsilon across the target.
     """
     floor, ceiling = math.log(low), math.log(high)
 
-    def number_at(x: float) -> float:  # not an ulp outside of the bounds or beside them
+    def number_at(x: float) -> float:  # rounding must not lead past the bounds
         return low if x <= floor else high if x >= ceiling else math.exp(x)
 
     secant = _Secant(target * (1.0 - 0.4 * RELATIVE_TOLERANCE), -1.0)
-    bad, good = math.nan, math.nan  # logs known to be too small, known to be enough
+    bad, good = math.nan, math.nan  # logarithms: too small, and large enough
     x = math.log(min(max(start, low), high))
     for count in range(_MAX_EVALUATIONS):
         found = evaluate(number_at(x))
@@ -84,7 +84,7 @@ def _next(guess: float, bad: float, good: float, *, halve: bool) -> float:
     if not math.isnan(bad) and not math.isnan(good):
         margin = 1e-3 * (good - bad)
         return guess if bad + margin < guess < good - margin and not halve else 0.5 * (bad + good)
-    if math.isnan(good):  # too little so far: go up, at most tenfold
+    if math.isnan(good):  # none is enough yet: go up, at most tenfold
         return min(max(guess, bad + 1e-4), bad + 2.3) if not math.isnan(guess) else bad + 1.0
     return max(min(guess, good - 1e-4), good - 2.3) if not math.isnan(guess) else good - 1.0
 
@@ -94,8 +94,8 @@ def largest_integer(
 ) -> int | None:
     """Return an n with evaluate(n) <= target < evaluate(n + 1), or `high`, or None if 1 is too many.
 
-    `evaluate` gives epsilon as a function of the number of steps. If it increases, there is one such n; else
-    the one returned is still one. `start` is a guess.
+    `evaluate` gives epsilon as a function of the number of steps; `start` is a guess. If `evaluate` does not
+    increase throughout, several n may fit, and one of them is returned.
     """
     secant = _Secant(target, 0.5)  # epsilon grows about as the root of n
     good, bad = 0, high + 1  # no step costs nothing
@@ -109,7 +109,7 @@ def largest_integer(
             break
         secant.add(math.log(n), found)
         guess = secant.guess()
-        # Beside the guess, on the other side of it; further off while this does not change the verdict
+        # Next: just beyond the guess, to bracket it; twice as far beyond while the verdict stays the same.
         stride = 2 * stride if meets is before else 1
         wish = math.nan if math.isnan(guess) else math.floor(math.exp(min(guess, 40.0)))
         if (good and count % 4 == 3) or not good - stride <= wish <= bad + stride:

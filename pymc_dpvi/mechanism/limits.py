@@ -1,7 +1,6 @@
 """Bounds under which the proof of the noise holds (``docs/noise.md``).
 
-The clip norm loses `SLACK` of its length for rounding errors; sums of up to `MAX_RECORDS` records and
-`MAX_PARAMS` columns are covered; the rounded sum is held at `LARGEST_SUM` units of the lattice.
+Gradients are clipped to a little less than the clip norm, so that rounding errors fit in.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ SLACK = 2.0**-12
 #: Records of a batch, and columns of a gradient, up to which the slack is proven to suffice.
 MAX_RECORDS = 2**24
 MAX_PARAMS = 2**26
-#: Bound of the rounded sum, in units of the lattice: with the noise, it stays inside int64.
+#: The rounded sum is held within this, in units of the lattice: with the noise, it stays inside int64.
 LARGEST_SUM = 2.0**62
 #: Columns of the clip counts: records within the clip norm, and beyond it.
 TALLY_COLUMNS = 2

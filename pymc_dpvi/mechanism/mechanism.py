@@ -4,11 +4,11 @@ One step releases
 
 .. math:: \tilde s = \sum_{i\in B} \operatorname{clip}_C(g_i) + \mathcal N(0, \sigma^2 C^2 I)
 
-for a random batch B, rounded to a lattice (`randomness.lattice_noise`). With an adaptive clip norm it
-releases two noisy counts more, as two columns of the same sum (`adaptive_clipping`): one record then adds a
-vector of norm at most :math:`C\sqrt{1+\kappa^2}`, and the noise is that much larger. What is run and what is
-accounted for come from the same fields here, so that they cannot drift apart: :meth:`Mechanism.draw` makes
-the batches and the noise, :meth:`Mechanism.epsilon` says what they cost.
+for a random batch B, rounded to a lattice (`randomness.lattice_noise`). With an adaptive clip norm it also
+releases two noisy counts, as two columns of the same sum (`adaptive_clipping`). One record then adds a vector
+of norm at most :math:`C\sqrt{1+\kappa^2}`, and the noise is larger by the same factor.
+:meth:`Mechanism.draw`, which makes the batches and the noise, and :meth:`Mechanism.epsilon`, which computes
+their cost, use the same fields, so that they cannot differ.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Streams:
 
     @classmethod
     def make(cls, insecure_seed: int | None) -> Streams:
-        """From the operating system, or from a seed that must never protect real data."""
+        """Make streams from the operating system, or from a seed, which must never protect real data."""
         if insecure_seed is None:
             return cls(KeyStream.from_os(), KeyStream.from_os())
         return cls(
@@ -51,7 +51,7 @@ class Streams:
 
     @property
     def secure(self) -> bool:
-        """Whether nobody can know the noise."""
+        """Whether both keys are secrets of the operating system's generator."""
         return self.sampling.secure and self.noise.secure
 
 
@@ -59,13 +59,8 @@ class Streams:
 class Draws:
     """Batches and noise for several steps.
 
-    Attributes
-    ----------
-    indices : ndarray of int64
-        All batches end to end; batch t is ``indices[offsets[t]:offsets[t + 1]]``.
-    offsets : ndarray of int64, shape (n_steps + 1,)
-    noise : ndarray of int64, shape (n_steps, num_noise)
-        In units of the lattice, `LatticeNoise.spacing`.
+    `indices` holds all batches end to end: batch t is ``indices[offsets[t]:offsets[t + 1]]``. `noise`,
+    (n_steps, num_noise), is in units of the lattice, `LatticeNoise.spacing`. All are int64.
     """
 
     indices: np.ndarray
@@ -77,22 +72,11 @@ class Draws:
 class Mechanism:
     """Subsampled Gaussian mechanism on clipped per-record gradients.
 
-    Parameters
-    ----------
-    sampler : Sampler
-        How a batch is drawn.
-    l2_clip_norm : float
-        C, in the units of the gradient: nats per unit of the unconstrained latent values. If it is adaptive,
-        its start value: later gradients are scaled to it before they are clipped.
-    noise_multiplier : float
-        Noise standard deviation per coordinate, divided by `record_norm`.
-    neighboring_relation : {"add_or_remove_one", "replace_one"}
-        It decides the sensitivity: once or twice `record_norm`. The noise is the same; the accounting
-        differs.
-    gradient : {"aligned", "vanilla"}
-        What is clipped.
-    adaptive : AdaptiveClip, optional
-        How the clip norm follows the records.
+    `l2_clip_norm` is C, in units of the gradient: nats per unit of the unconstrained latent values. If the
+    clip norm is adaptive, it is the start value: later gradients are scaled to it before they are clipped.
+
+    `noise_multiplier` is the noise standard deviation of a coordinate divided by `record_norm`, whatever the
+    relation. `gradient` says what is clipped, `adaptive` how the clip norm follows the records.
     """
 
     sampler: Sampler
@@ -108,7 +92,7 @@ class Mechanism:
 
     @property
     def tally_weight(self) -> float:
-        """κ: norm of what a record adds to the counts, in clip norms; 0 if nothing is counted."""
+        """κ: the norm of what a record adds to the counts, in clip norms; 0 if nothing is counted."""
         return 0.0 if self.adaptive is None else self.adaptive.tally_weight
 
     @property
@@ -132,12 +116,11 @@ class Mechanism:
         return LatticeNoise(self.noise_multiplier * self.record_norm)
 
     def check_lattice(self, num_records: int, num_noise: int) -> None:
-        """Raise unless the proof covers a noise vector of that length, and its numbers fit into 64 bits.
+        """Raise unless the proof covers noise vectors of this length, and their numbers fit into 64 bits.
 
-        Under replace-one the number of records is public, and there has to be room for an expected batch.
-        Otherwise there has to be room for one record, and the check betrays only whether there are more than
-        2^24, across which line no guarantee is given: the kernel holds larger sums inside the range, at no
-        cost in privacy.
+        Under replace-one the number of records is public, and an expected batch must fit in. Otherwise one
+        record must fit in, and the check tells only whether there are more than 2^24 records, a difference
+        for which no guarantee is given. The kernel holds larger sums inside the range, at no cost in privacy.
         """
         if num_noise > MAX_PARAMS or num_records > MAX_RECORDS:
             raise UnsupportedModelError(
@@ -167,7 +150,7 @@ class Mechanism:
         return Draws(indices, offsets, self.noise.draw(streams.noise, (n_steps, num_noise)))
 
     def epsilon(self, n_steps: int, delta: float, accountant: Any) -> float:
-        """ε that `n_steps` steps cost at `delta`, by the accountant."""
+        """Return the ε of `n_steps` steps at `delta`, by the accountant."""
         return accounting.epsilon(
             delta=delta,
             noise_multiplier=self.noise_multiplier,

@@ -1,26 +1,25 @@
 """Cryptographic random numbers: an AES-256-CTR keystream, and uniform numbers made from it.
 
-A differential privacy guarantee speaks of random numbers that nobody can predict. Privacy noise
-and the choice of batches therefore come from a cryptographic generator, never from a statistical
-one such as PCG64, whose state can be recovered from its output.
+Differential privacy needs random numbers that nobody can predict. So privacy noise and batches come from a
+cryptographic generator, never from a statistical one such as PCG64, whose state can be recovered from its
+output.
 
-**Generator.** The keystream is AES-256 in counter mode (NIST SP 800-38A, section 6.5): block *j*
-is ``AES_K(j)``, with a fresh 32-byte key ``K`` from `secrets` for every stream, so that the counter
-may start at zero. Every 8 bytes, read as a little-endian integer, are one *word* ``w``, uniform on
-``{0, ..., 2^64 - 1}``. Telling *n* blocks from random bits succeeds with an advantage of at most
-``n^2 / 2^129`` beyond breaking AES itself: ``2^-49`` after ``2^40`` blocks (16 TiB).
+**Generator.** The keystream is AES-256 in counter mode (NIST SP 800-38A, section 6.5): block *j* is
+``AES_K(j)``. Every secure stream has a fresh 32-byte key ``K`` from `secrets`, so the counter may start at
+zero. Every 8 bytes, read as a little-endian integer, are one *word* ``w``, uniform on ``{0, ..., 2^64 - 1}``.
+*n* blocks are told from random bits with an advantage of at most ``n^2 / 2^129`` beyond breaking AES itself:
+``2^-49`` after ``2^40`` blocks (16 TiB).
 
-**Uniform deviates.** ``u = (w + 1/2) 2^-64``, rounded to float64 and held at or below
-``1 - 2^-53``. Small values keep their full relative precision, so that ``log(u)`` has a right tail
-up to 45. Neither 0 nor 1 ever occurs.
+**Uniform deviates.** ``u = (w + 1/2) 2^-64``, rounded to float64 and held at or below ``1 - 2^-53``. Small
+values keep their full relative precision: the tail of ``-log(u)`` is correct up to 45. Neither 0 nor 1
+occurs.
 
-**Integers.** ``w mod high`` for ``w`` below the largest multiple of ``high``; other words are
-rejected, so that the result is exactly uniform.
+**Integers.** ``w mod high`` for ``w`` below the largest multiple of ``high``. Other words are rejected, so
+that the result is exactly uniform.
 
-**Processes.** A stream must not give the same numbers to two processes. After a fork the child
-draws a new key; pickling and copying raise. (Snapshots of a virtual machine are beyond the reach
-of any user-space generator.) Word streams are the same on every platform; deviates agree up to
-the rounding of the platform's ``log``, ``sin`` and ``cos``.
+**Processes.** A secure stream must not give the same numbers to two processes. After a fork the child draws a
+new key; pickling and copying raise. (No user-space generator can protect against snapshots of a virtual
+machine.) From the same key, words are the same on every platform.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ class KeyStream:
     """A stream of cryptographically strong random numbers.
 
     Create one with `KeyStream.from_os`, or, for tests and reproductions of papers only, with
-    `KeyStream.from_insecure_seed`. A stream can be shared between threads; pickling and copying it raise.
-    After a fork, the child's copy of a secure stream takes a new key from the operating system before it
-    draws anything; an insecure stream goes on as it was, so that seeded runs stay reproducible.
+    `KeyStream.from_insecure_seed`. Threads can share a stream; pickling and copying it raise. After a fork,
+    the child's copy of a secure stream takes a new key from the operating system before it draws anything. An
+    insecure stream goes on as it was, so that seeded runs stay reproducible.
 
-    Privacy: whoever knows the key knows the noise and the batches, and can take the noise off every release.
-    Nothing here shows the key; the object does not even keep it as bytes.
+    Privacy: whoever knows the key knows the noise and the batches, and can subtract the noise from every
+    release. Nothing here shows the key; the object does not keep it as bytes.
     """
 
     __slots__ = ("__weakref__", "_encryptor", "_lock", "_pid", "_secure")
@@ -88,14 +87,14 @@ class KeyStream:
 
     @classmethod
     def from_insecure_seed(cls, seed: int, label: str) -> KeyStream:
-        """Create a reproducible stream from a seed, 0 or more. Its numbers are no secret: not for releases.
+        """Create a reproducible stream from a seed, 0 or more. It is no secret: never use it for a release.
 
         Different labels, such as ``"noise"``, give independent streams.
         """
         number = check_integer("seed", seed, low=0)
         if not isinstance(label, str):
             raise ArgumentError(f"label must be a string such as 'noise', found {type(label).__name__}.")
-        # A length before each variable part: no two (seed, label) share an encoding.
+        # Each variable part after its length: no two (seed, label) have the same encoding.
         parts = (label.encode(), str(number).encode())
         message = _SEED_DOMAIN + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return cls._from_key(hashlib.sha256(message).digest(), bytes(_BLOCK_BYTES))
@@ -119,7 +118,7 @@ class KeyStream:
     def _set_key(self, key: bytes, counter: bytes) -> None:
         try:
             self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor()
-            # Last, so that a failure above leaves the stream marked as in need of a key.
+            # Last: after a failure above, the stream is still marked as one that needs a key.
             self._pid = os.getpid()
         finally:
             del key  # an interrupt may come here too, and its traceback keeps what is local
@@ -147,19 +146,19 @@ class KeyStream:
         view = room.data.cast("B")
         n_bytes = n * _WORD_BYTES
         with self._lock:
-            # Forks that Python does not see (made in C) show up in the process id alone.
+            # Only the process id shows forks that Python does not see, made in C.
             if self._secure and self._pid != os.getpid():
                 self._rekey()
             for start in range(0, n_bytes, len(_ZEROS)):
                 length = min(len(_ZEROS), n_bytes - start)
                 zeros = _ZEROS if length == len(_ZEROS) else _ZEROS[:length]
                 written = self._encryptor.update_into(zeros, view[start:])
-                if written != length:  # never seen; but unwritten memory must not pass as noise
+                if written != length:  # never seen; unwritten memory must not become noise
                     raise RuntimeError("The cipher returned fewer bytes than asked for.")
         return room[:n].astype(np.uint64, copy=False)
 
     def integers(self, high: int, n: int) -> NDArray[np.int64]:
-        """Draw `n` independent integers, exactly uniform below `high`, in [1, 2^63]: (n,) int64."""
+        """Draw `n` independent integers, exactly uniform on 0, ..., high - 1 (high <= 2^63): (n,) int64."""
         high = check_integer("high", high, low=1, high=2**63)
         words = self.words(n)
         excess = 2**64 % high
@@ -169,7 +168,7 @@ class KeyStream:
             while rejected.size:
                 words[rejected] = self.words(rejected.size)
                 rejected = rejected[words[rejected] > largest]
-        # NumPy divides by a scalar fast, and takes remainders slowly.
+        # NumPy divides by a scalar faster than it takes remainders.
         quotient = words // np.uint64(high)
         quotient *= np.uint64(high)
         words -= quotient
@@ -195,7 +194,7 @@ _STREAMS: weakref.WeakSet[KeyStream] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # The child has one thread here, so that no other can draw before the keys are new.
+    # The child has one thread here: nothing is drawn before the keys are new.
     for stream in list(_STREAMS):
         stream._after_fork_in_child()
 
@@ -207,8 +206,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 @numba.njit(cache=True, fastmath=False)
 def _fill_uniforms(words: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover
     for i in range(words.size):
-        # The 1024 largest words round to 1.0. They stand for (1 - 2^-54, 1), whose nearest float64
-        # below 1 is this.
+        # The 1024 largest words, which stand for (1 - 2^-54, 1), round to 1.0: take the float below.
         out[i] = min((np.float64(words[i]) + 0.5) * 2.0**-64, _BELOW_ONE)
 
 

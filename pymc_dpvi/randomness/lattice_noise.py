@@ -1,21 +1,21 @@
-r"""Privacy noise on a lattice: the one small interface behind which the noise of the mechanism is drawn.
+r"""Privacy noise on a lattice: the small interface through which the mechanism draws its noise.
 
-The Gaussian mechanism (Dwork & Roth 2014, section 3.5.3 and appendix A) adds to a sum of sensitivity C the
-noise :math:`N(0, s^2 I)`, :math:`s = \sigma C`, and the accountants speak of exactly this. In floating
-point it does not exist: the results that a float64 sum plus float64 noise can reach depend on the last bits
-of the sum, and so betray it (Mironov 2012, "On significance of the least significant bits for differential
+The Gaussian mechanism (Dwork & Roth 2014, section 3.5.3 and appendix A) adds noise :math:`N(0, s^2 I)`,
+:math:`s = \sigma C`, to a sum to which one record adds at most C; accountants speak of exactly this. Floating
+point cannot do it: which results a float64 sum plus float64 noise can reach depends on the last bits of the
+sum, and so betrays them (Mironov 2012, "On significance of the least significant bits for differential
 privacy").
 
 **The lattice.** Let :math:`u = 2^{-40} s` be its spacing. The sum is rounded to an integer multiple K of u
-(`engine.clipping`); the noise X consists of independent :math:`\operatorname{round}(2^{40} Z)`,
-:math:`Z \sim N(0, 1)` (`rounded_normal`); what is released is :math:`K + X`, computed in 64-bit
-integers, times u. Because K is an integer vector,
+(`engine.clipping`). The noise X consists of independent :math:`\operatorname{round}(2^{40} Z)`,
+:math:`Z \sim N(0, 1)` (`rounded_normal`). Released is :math:`K + X`, computed in 64-bit integers, times u.
+Because K is an integer vector,
 
 .. math:: K + \operatorname{round}(2^{40} Z) = \operatorname{round}(K + 2^{40} Z) ,
 
-which is a function of the output :math:`K + N(0, 2^{80} I)` of the ideal Gaussian mechanism:
-post-processing, so that the ordinary accountants apply as they are. One record moves K by at most
-:math:`2^{40} / \sigma`: the clip bound leaves room for all roundings. ``docs/noise.md`` has the proof.
+which is a function of the output :math:`K + N(0, 2^{80} I)` of the ideal Gaussian mechanism, that is,
+post-processing: the ordinary accountants apply as they are. One record adds at most :math:`2^{40} / \sigma`
+to K, because the clip bound leaves room for all roundings. ``docs/noise.md`` has the proof.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS, rounded_normals
 
 __all__ = ["LatticeNoise"]
 
-# Far inside the range of float64: no multiple of the spacing overflows, and it is no subnormal.
+# Far inside the range of float64: no multiple of the spacing overflows, and the spacing is no subnormal.
 _SMALLEST_STDDEV = 1e-200
 _LARGEST_STDDEV = 1e200
 
@@ -41,11 +41,11 @@ _LARGEST_STDDEV = 1e200
 class LatticeNoise:
     """Independent rounded Gaussian noise, in whole multiples of the lattice's spacing.
 
-    `stddev` is the standard deviation of the Gaussian before rounding, in the units of the sum it is added
-    to (`Mechanism.noise`), between 1e-200 and 1e200.
+    `stddev` is the standard deviation of the Gaussian before rounding, from 1e-200 to 1e200, in the units of
+    the sum that the noise is added to (`Mechanism.noise`).
 
-    Privacy: this class knows neither the sensitivity nor the budget. One draw protects one release of one
-    sum, which must be a multiple of `spacing` itself; a draw must never be used twice.
+    Privacy: this class knows neither the sensitivity nor the budget. A draw protects one release of one sum,
+    which must be a multiple of `spacing`; a draw must never be used twice.
 
     >>> noise = LatticeNoise(stddev=2.0)
     >>> noise.draw(KeyStream.from_os(), (3,)).dtype
@@ -73,7 +73,7 @@ class LatticeNoise:
         return math.ldexp(self.stddev, -LATTICE_BITS)
 
     def draw(self, stream: KeyStream, shape: int | tuple[int, ...]) -> NDArray[np.int64]:
-        """Draw fresh int64 noise of a shape, in units of `spacing`; no entry is beyond ``12 * 2^40``."""
+        """Draw fresh int64 noise of a shape, in units of `spacing`; magnitudes are at most ``12 * 2^40``."""
         axes = shape if isinstance(shape, (tuple, list)) else (shape,)
         axes = tuple(check_integer("shape", axis, low=0) for axis in axes)
         return rounded_normals(stream, math.prod(axes)).reshape(axes)

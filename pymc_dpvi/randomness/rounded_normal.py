@@ -8,27 +8,27 @@ The distribution is that of :math:`X = \operatorname{round}(2^{40} Z)` with :mat
 :math:`|X| = \lfloor (M+1)/2 \rfloor`, and the sign is an independent fair bit.
 
 **Rejection.** :math:`|Z|` has a density proportional to :math:`y(t) = e^{-t^2/2}`: it is the abscissa of a
-point that is uniform on the area A under the curve :math:`N y`. Cut :math:`[0, 12)` into 768 strips,
-:math:`[x_j, x_{j+1})` with :math:`x_j = j\,2^{-6}`. On strip j put a lower rectangle of height
-:math:`n_j` and on it an upper one of height :math:`h_j`, where
+point that is uniform on the area A under the curve :math:`N y`, for any :math:`N > 0`. Cut :math:`[0, 12)`
+into 768 strips, :math:`[x_j, x_{j+1})` with :math:`x_j = j\,2^{-6}`. On strip j stands a lower rectangle of
+height :math:`n_j`, and on it an upper one of height :math:`h_j`, where
 
 .. math:: n_j \le N\,y(x_{j+1}), \qquad n_j + h_j \ge N\,y(x_j), \qquad \sum_j (n_j + h_j) = 2^{14}.
 
-As y falls, the lower rectangles lie in A, and both together cover it. One *round* draws a point that is
-uniform on the rectangles and accepts it where it lies in A; until a round accepts, there is another. The
-:math:`n_j` are integers, so that a table of :math:`2^{14}` entries, of which :math:`n_j` name strip j, draws
-the lower rectangles with the right probabilities: a look-up, with no comparison, for 97.5 % of the rounds.
-The other entries lead to the upper rectangles, which a cumulative table of 64-bit integers tells apart, and
-where the point's height is compared with the curve.
+As y falls, the lower rectangles lie in A, and both together cover A. One *round* draws a point that is
+uniform on the rectangles and accepts it if it lies in A; rounds are repeated until one accepts. The
+:math:`n_j` are integers: a table of :math:`2^{14}` entries, of which :math:`n_j` name strip j, draws the
+lower rectangles with the right probabilities. For 97.5 % of the rounds that is a look-up, with no comparison.
+The other entries lead to the upper rectangles: a cumulative table of 64-bit integers chooses one, and the
+point's height is compared with the curve.
 
 **Exactness.** The abscissa and the height are real numbers of which only the first bits are drawn. The
-comparison is made with bounds in 64-bit integers that hold whatever the other bits are; where they do
-not decide (less than once in a million draws), more bits are drawn and the bounds made sharper until they
-do. So the result is exact but for the tail beyond 12, which is left out: the total variation distance from
-the rounded normal is :math:`P(|Z| \ge 12) < 2^{-107}`.
+comparison uses bounds in 64-bit integers that hold whatever the other bits are. Where they do not decide
+(less than once in a million draws), more bits are drawn and the bounds made sharper until they do. So the
+result is exact but for the tail beyond 12, which is left out: the total variation distance from the rounded
+normal is :math:`P(|Z| \ge 12) < 2^{-107}`.
 
-**No loop depends on the magnitude.** The rounds of a deviate are independent and alike; hence their number
-is geometric, and independent of the deviate. (Whether the accepted point lay in an upper rectangle is not.)
+**No loop depends on the magnitude.** The rounds of a deviate are independent and alike, so their number is
+geometric, and independent of the deviate. (Whether the accepted point lay in an upper rectangle is not.)
 
 ``docs/noise.md`` has the proof step by step, with the constants of the bounds.
 """
@@ -103,13 +103,13 @@ def _partial_sum(numerator: int, shift: int, power: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Tables:
-    """The rectangles, all in integers; the module's text has the inequalities that they fulfil.
+    """The rectangles, all in integers; the module's page has the inequalities that they fulfil.
 
-    `height` is N and `lower` the n_j. `upper` are the b_j, which add up to 2^64: the upper rectangles have
+    `height` is N, and `lower` are the n_j. `upper` are the b_j, which sum to 2^64; the upper rectangles have
     the heights h_j = m b_j / 2^64, where m, `num_upper`, is how many entries of the table lead to them.
-    `strip_of_entry`, (16384,), is the table: strip j at n_j places, 768 at m places. `upper_from` is b_0 +
-    ... + b_(j-1), `curve` is 2^30 y(x_j) and `upper_height` is 2^24 h_j, both rounded down. Arrays have the
-    shape (768,) but for the table.
+    `strip_of_entry`, (16384,), is the table: it has strip j at n_j places, and 768 at m places. `upper_from`
+    is b_0 + ... + b_(j-1); `curve` is 2^30 y(x_j) and `upper_height` is 2^24 h_j, both rounded down. Arrays
+    other than the table have the shape (768,).
     """
 
     height: int
@@ -134,7 +134,7 @@ class Tables:
         total = sum(upper)
         if num_upper <= 0 or total > 1 << 64:
             raise ValueError("height is too large for the table")
-        upper = [(b << 64) // total for b in upper]  # none becomes smaller: what is left over is shared out
+        upper = [(b << 64) // total for b in upper]  # none becomes smaller: they are made to sum to 2^64
         upper[0] += (1 << 64) - sum(upper)
         upper_height = [num_upper * b >> 40 for b in upper]
         starts = [sum(upper[:j]) for j in range(_STRIPS)]
@@ -153,13 +153,13 @@ class Tables:
 
 @functools.cache
 def default_tables() -> Tables:
-    """Return the tables of every draw, made at the first."""
+    """Return the tables of all draws, made once."""
     return Tables.make(202)
 
 
 @_kernel
 def _magnitude_and_sign(strip: int, word: int) -> np.int64:  # pragma: no cover
-    """X from its strip and the position and sign in a word."""
+    """Return X from its strip, and the position and the sign in a word."""
     half_steps = (strip << _INNER_BITS) | (np.int64(word >> np.uint64(_INNER_SHIFT)) & _INNER_MASK)
     negative = -np.int64(word & np.uint64(1))
     return (((half_steps + 1) >> 1) ^ negative) - negative
@@ -185,7 +185,7 @@ def _compare(
 ) -> int:  # pragma: no cover
     """Compare a point in an upper rectangle with the curve; steps and bounds are those of docs/noise.md.
 
-    ``height_bits`` is 31 bits of how high the point lies in the rectangle.
+    ``height_bits`` is 31 bits of the point's height in the rectangle.
     """
     # s = t^2/2 - x_j^2/2 in units of 2^-32, from d = t - x_j in units of 2^-37; 0 <= s - true < 3.
     d = inner >> 4
@@ -241,7 +241,7 @@ def _draw_upper(
 
 
 def _decide(tables: Tables, strip: int, inner: int, height_word: int, stream: KeyStream) -> int:
-    """Compare exactly: draw further bits until the answer does not depend on the rest."""
+    """Compare exactly: draw more bits until the answer does not depend on the rest."""
     place, place_bits = (strip << _INNER_BITS) | inner, _HALF_BITS
     bits = 128
     height, height_bits = height_word, 64
@@ -264,7 +264,7 @@ def _decide(tables: Tables, strip: int, inner: int, height_word: int, stream: Ke
 
 
 def _round(stream: KeyStream, out: NDArray[np.int64], tables: Tables) -> NDArray[np.int64]:
-    """Fill `out` by one round each; return where the point was rejected."""
+    """Fill `out` by one round each; return the places of the rejected points."""
     rejected = []
     for start in range(0, out.size, _PIECE):
         piece = out[start : start + _PIECE]
@@ -294,10 +294,10 @@ def _round(stream: KeyStream, out: NDArray[np.int64], tables: Tables) -> NDArray
 
 
 def rounded_normals(stream: KeyStream, n: int) -> NDArray[np.int64]:
-    """Draw `n` independent rounded normal deviates in units of 2^-40 standard deviations: (n,) int64.
+    """Draw `n` independent values of ``round(2^40 Z)``, of magnitude at most ``12 * 2^40``: (n,) int64.
 
-    They are draws of ``round(2^40 Z)``, of magnitude at most ``12 * 2^40``. Privacy: each is within total
-    variation distance ``2^-107`` of the exact distribution, given that the stream's words are uniform.
+    Privacy: each is within total variation distance ``2^-107`` of the exact distribution, given that the
+    stream's words are uniform.
     """
     return _draw(stream, check_integer("n", n, low=0), default_tables())
 

@@ -5,14 +5,14 @@
 
     P[gap >= k] = (1 - q)^k = P[U <= exp(-k l)],    so that    gap = floor(log(U) / (-l))
 
-by inversion (Devroye 1986, chapter X.2): the cost is that of the successes, not of the trials. Gaps are cut
-into blocks of ``K = max(1, floor(8 / l))`` trials: a draw of ``K`` or more stands for ``K`` failures, after
-which a new gap is drawn (the geometric law has no memory).
+by inversion (Devroye 1986, chapter X.2): the time is that of the successes, not of the trials. With
+``K = max(1, floor(8 / l))``, a draw of ``K`` or more stands for ``K`` failures, after which a new gap is
+drawn (the geometric law has no memory).
 
 **Exactness.** ``log(U) / (-l)`` in float64 differs from the truth by less than ``2^-45 / l``. Where no
-integer is that near, its floor is the gap. Where one is, decimal arithmetic decides, with further words of
-the stream as further bits of U for as long as the question stays open. So the sequence is that of exact
-coins. Proof: docs/accounting.md, section 9. It needs ``2^-30 <= q <= 1 - 2^-16``.
+integer is that near, its floor is the gap. Where one is, decimal arithmetic decides, with more words of the
+stream as further bits of U until it can. So the sequence is that of exact coins. Proof: docs/accounting.md,
+section 9. It needs ``2^-30 <= q <= 1 - 2^-16``.
 
 **Uniform subsets.** Of independent uniform integers, the first *B* distinct values, in order of appearance,
 are a uniform subset of size *B*, exactly. Beyond half of the population the complement is drawn instead.
@@ -36,7 +36,7 @@ SMALLEST_PROB = 2.0**-30
 LARGEST_PROB = 1.0 - 2.0**-16
 
 _BLOCK_LOG = 8.0
-#: Times ``l``: how near to an integer float64 does not decide.
+#: Where ``l`` times the distance to an integer is below this, float64 does not decide.
 _UNDECIDED = 2.0**-45
 _DIGITS = 80
 # Draws are made in pieces that stay in the processor's cache.
@@ -61,15 +61,15 @@ def bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArra
         pieces.append(positions[:count])
     if not pieces:
         return np.empty(0, dtype=np.int64)
-    # What was drawn beyond the last trial is forgotten.
+    # What was drawn beyond the last trial is dropped.
     pieces[-1] = pieces[-1][: np.searchsorted(pieces[-1], n_trials)]
     return np.concatenate(pieces)
 
 
 def cut_into_runs(positions: NDArray[np.int64], length: int, n_runs: int) -> NDArray[np.int64]:
-    """Turn ascending positions in ``range(n_runs * length)`` into those in runs of `length`, in place.
+    """Turn ascending positions in ``range(n_runs * length)`` into positions in runs of `length`, in place.
 
-    Returns where in `positions` each run starts and the last ends: (n_runs + 1,).
+    Returns where in `positions` each run starts, and where the last one ends: (n_runs + 1,).
     """
     offsets = np.empty(n_runs + 1, dtype=np.int64)
     _cut(positions, length, offsets)
@@ -89,7 +89,7 @@ def _cut(positions: np.ndarray, length: int, offsets: np.ndarray) -> None:  # pr
 
 
 def _gaps(stream: KeyStream, prob: float, block: int, n: int) -> NDArray[np.float64]:
-    """Return `n` numbers of failures before a success; what is `block` or more says no more than that."""
+    """Return `n` numbers of failures before a success; numbers of `block` or more are not exact."""
     words = stream.words(n)
     gaps, places = np.empty(n), np.empty(n + 1, dtype=np.int64)
     log_fail = math.log1p(-prob)
@@ -120,7 +120,7 @@ def _decide_gaps(
 def _add_up(
     gaps: np.ndarray, block: int, tested: int, positions: np.ndarray
 ) -> tuple[int, int]:  # pragma: no cover
-    """Fill `positions` of the successes after `tested` trials; count them and all trials then known."""
+    """Fill `positions` of the successes after `tested` trials; count them, and the trials known then."""
     count = 0
     for i in range(gaps.size):
         # A draw settles the failures of its gap and, unless the block ended first, one success.
@@ -164,20 +164,19 @@ def uniform_subsets(
 
 
 class _Subsets:
-    """Uniform subsets of ``size`` of ``range(population)``, for sizes up to half of it."""
+    """Uniform subsets of ``range(population)``, whose size is at most half of it."""
 
     def __init__(self, stream: KeyStream, population: int, size: int) -> None:
         self.stream = stream
         self.population = population
         self.size = size
-        # Only entries that were just written are read, so that it never needs clearing; and pages
-        # that are never touched cost no memory.
+        # Never cleared: only entries that were just written are read. Untouched pages take no memory.
         self.last_place = np.empty(population, dtype=np.int64)
 
     def iterate(self, n_steps: int) -> Iterator[NDArray[np.int64]]:
         """Yield independent subsets for `n_steps` steps."""
-        # Expected number of repeated values before the last new one, and a margin: to draw too
-        # few is no error, only slower.
+        # Expected number of repeated values before the last new one; a few are added. Too few draws only
+        # take more time.
         repeats = max(0.0, -self.population * math.log1p(-self.size / self.population) - self.size)
         n_draws = self.size + int(repeats + 4.0 * math.sqrt(repeats)) + 2
         rows = max(1, _PIECE // n_draws)
@@ -188,10 +187,10 @@ class _Subsets:
                 yield self.first_distinct(row)
 
     def first_distinct(self, draws: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the first ``size`` distinct values of `draws`, prolonged where it is short."""
+        """Return the first ``size`` distinct values of `draws`; if there are too few, more are drawn."""
         while True:
             places = np.arange(len(draws))
-            # Backwards, because of several assignments to one entry the last one stays.
+            # Backwards: the last assignment to an entry stays, which is the first place of the value.
             self.last_place[draws[::-1]] = places[::-1]
             distinct = draws[self.last_place[draws] == places]
             if len(distinct) >= self.size:

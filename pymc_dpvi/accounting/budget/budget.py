@@ -1,10 +1,9 @@
 """`PrivacyBudget`: what all fits on the same data may spend together.
 
-Each fit is given the budget. Its whole planned cost is charged before it draws its first noise, or the fit is
-refused and the ledger stays as it was. What is charged stays charged: after an early stop, an interrupt or a
-crash, what was released until then is out, and the plan bounds it. So the ledger can only over-report.
-`composition` says why charges add up although later fits are chosen by the results of earlier ones; `ledger`
-says how the charges survive crashes and are shared between processes.
+A fit's whole planned cost is charged before it draws its first noise; a fit that does not fit in is refused,
+and the ledger stays as it was. A charge is never taken back, not even after an early stop, an interrupt or a
+crash: what was released until then is out, and costs at most the plan. So the ledger can only over-report.
+`composition` says why charges add up although results of earlier fits decide on later ones.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _RULES = ("basic", "renyi_filter")
 class PrivacyBudget:
     r"""What all fits on one data set may spend together; it refuses the fit that would exceed it.
 
-    ``budget = PrivacyBudget(epsilon=3.0, delta=1e-6)`` lives in the memory of this process.
-    :meth:`create` makes one in a file, which other processes, today's or next year's, :meth:`open`.
+    ``budget = PrivacyBudget(epsilon=3.0, delta=1e-6)`` lives in the memory of this process. :meth:`create`
+    makes one in a file, which other processes :meth:`open`, at the same time or next year.
 
     Parameters
     ----------
@@ -48,14 +47,15 @@ class PrivacyBudget:
     neighboring_relation : {"add_or_remove_one", "replace_one"}, optional
         What every charge must protect. By default the first charge decides.
     composition : {"basic", "renyi_filter"}
-        How charges add up. ``"basic"``: their epsilons and deltas are summed; any proven accountant,
-        tight for few fits. ``"renyi_filter"``: Rényi divergences are summed; it admits more where fits
-        are many and each takes a small part.
+        How charges add up. ``"basic"`` sums epsilons and deltas, of any proven accountant; it suits a
+        few fits. ``"renyi_filter"`` sums Rényi divergences; it admits more where many fits each take a
+        small part.
     orders : sequence of int, optional
-        Rényi orders of the filter, at least 2; delta is shared between them. By default two are chosen
-        from epsilon and delta.
+        Rényi orders of the filter, each at least 2; delta is shared between them. By default two are
+        chosen from epsilon and delta.
     allow_unproven : bool
-        Admit fits whose accountant proves no bound. The budget then guarantees nothing, and says so.
+        Admit fits whose accountant proves no bound. A budget with such a charge guarantees nothing, and
+        says so.
 
     Raises
     ------
@@ -64,15 +64,14 @@ class PrivacyBudget:
 
     Notes
     -----
-    Privacy: as long as everything that was released about the data was charged here first, the releases
-    together are (epsilon, delta)-private under the neighbouring relation, however the analyst chose each
-    of them in view of the earlier ones. With ``"basic"`` this is the basic composition filter of
-    Rogers et al. (2016, section 3), with ``"renyi_filter"`` the filter of Feldman and Zrnic (2021,
-    Theorem 4.3) at several orders; proofs are in ``docs/accounting.md``, sections 5 and 6. The ledger holds
-    nothing that depends on the records.
+    Privacy: if everything that is released about the data is charged here first, the releases together are
+    (epsilon, delta)-private under the neighbouring relation, although the analyst chooses each in view of
+    the earlier ones. ``"basic"`` is the basic composition filter of Rogers et al. (2016, section 3),
+    ``"renyi_filter"`` the filter of Feldman and Zrnic (2021, Theorem 4.3) at several orders; proofs are
+    in ``docs/accounting.md``, sections 5 and 6. The ledger holds nothing that depends on the records.
 
-    The budget belongs to a data set and cannot know which data a fit is given: two tables on the same
-    people need one budget, and subsets of a table spend from the table's.
+    The budget cannot know which data a fit is given. Two tables on the same people need one budget, and a
+    subset of a table spends from the table's.
 
     Examples
     --------
@@ -126,7 +125,7 @@ class PrivacyBudget:
         Parameters
         ----------
         path : str or os.PathLike
-            Where; on a local disk. Nothing may be there yet.
+            Where, on a local disk. No file may be there yet.
         epsilon, delta : float
             What may be spent in all.
         **options
@@ -146,7 +145,7 @@ class PrivacyBudget:
         budget = cls(epsilon, delta, **options)
         budget._ledger = FileLedger.create(
             path,
-            # The id tells this file from any other one, made with the same terms.
+            # The id tells this file from another one with the same terms.
             json.dumps({**budget._terms(), "id": secrets.token_hex(16)}, allow_nan=False),
         )
         return budget
@@ -162,7 +161,7 @@ class PrivacyBudget:
         path : str or os.PathLike
             Where :meth:`create` made it.
         epsilon, delta : float, optional
-            What you expect it to allow in all; checked against the file.
+            What you expect the budget to allow in all; checked against the file.
 
         Returns
         -------
@@ -171,7 +170,7 @@ class PrivacyBudget:
         Raises
         ------
         LedgerError
-            If there is no file, it is not an intact budget, or it allows something else.
+            If there is no file, it is not an intact budget, or it allows another epsilon or delta.
         """
         ledger = FileLedger.open(path)
         try:
@@ -206,7 +205,7 @@ class PrivacyBudget:
         }
 
     def _check_total(self, charges: Sequence[Charge]) -> None:
-        """Raise unless the charges could have come about under this budget."""
+        """Raise unless this budget could have admitted these charges."""
         counts = {len(charge.renyi) for charge in charges}
         if charges and (counts != {len(self.orders)} or not self._rule.admits(charges)):
             raise LedgerError(
@@ -235,7 +234,7 @@ class PrivacyBudget:
 
     @property
     def neighboring_relation(self) -> str | None:
-        """What every charge must protect; None before the first charge if it was left open."""
+        """What every charge must protect; None until the first charge, if that decides."""
         return self._relation_of(self._ledger.read())
 
     def _relation_of(self, charges: Sequence[Charge]) -> str | None:
@@ -254,12 +253,12 @@ class PrivacyBudget:
 
     @property
     def remaining(self) -> EpsilonDelta:
-        """What is left under basic composition; a charge of just this epsilon and delta is admitted.
+        """What is left under basic composition; a charge of exactly this epsilon and delta is admitted.
 
         Raises
         ------
         ArgumentError
-            For a Rényi filter, which has no epsilon left over by itself.
+            For a Rényi filter: no single epsilon says what is left of it.
         """
         if not isinstance(self._rule, BasicComposition):
             raise ArgumentError(
@@ -289,30 +288,30 @@ class PrivacyBudget:
         run_id: str = "",
         dry_run: bool = False,
     ) -> Charge:
-        """Charge a release before it is made; fits do this by themselves.
+        """Charge a release before it is made. Fits do this themselves.
 
-        Call it for releases of other software too: give `epsilon`, `delta` and a `label`.
+        Call it for the releases of other software: give `epsilon`, `delta` and a `label`.
 
         Parameters
         ----------
         epsilon, delta : float
             What the release guarantees by itself.
         neighboring_relation : {"add_or_remove_one", "replace_one"}, optional
-            What it protects; by default what the budget protects, or else add-or-remove-one.
+            What it protects. By default what the budget protects; add-or-remove-one if that is open.
         label : str
             What is released, for the ledger. It must not be secret.
         n_steps : int, optional
             Steps of the run.
         noise_multiplier : float, optional
-            Noise standard deviation divided by `l2_clip_norm`.
+            Noise standard deviation divided by the largest norm of all that one record adds.
         sampler : Sampler, optional
-            The run's sampler. A Rényi filter needs these three.
+            The run's sampler. A Rényi filter needs `n_steps`, `noise_multiplier` and `sampler`.
         accountant : str, dp_accounting.PrivacyAccountant or callable, optional
             What computed `epsilon`; None if you vouch for it.
         run_id : str
-            Of a fit: the id that its report has.
+            The fit's id, as in its report; empty for what is not a fit.
         dry_run : bool
-            Charge nothing; only raise if it would not be admitted now.
+            Charge nothing, but raise if the charge would not be admitted now.
 
         Returns
         -------
@@ -325,15 +324,15 @@ class PrivacyBudget:
             If an argument has a bad value, the relation differs from the budget's, or the accountant
             proves no bound.
         BudgetExceededError
-            If it does not fit. The message says what would.
+            If the charge does not fit. The message says what would.
         LedgerError
             If the budget's file is missing, busy or damaged.
 
         Notes
         -----
-        Privacy: nothing is released. When this returns, the charge is in the ledger (on the disk, if it is
-        a file) and stays there. When it raises, nothing was charged; only an interrupt or a failing disk at
-        the moment of writing can leave the charge in the file, which errs to the safe side.
+        Privacy: nothing is released. When this returns, the charge is in the ledger, on the disk if that is a
+        file. When it raises, nothing was charged, except that an interrupt or a failing disk during the write
+        can leave the charge in the file, which is the safe side.
         """
         draft = draft_charge(
             epsilon=epsilon,
@@ -352,7 +351,7 @@ class PrivacyBudget:
                 return self._admit(self._ledger.read(), draft, sampler)
             return self._ledger.append(lambda charges: self._admit(charges, draft, sampler))
         except RefusedError as refused:
-            # Only now: working out what would fit may take seconds, and others wait for the ledger.
+            # After the ledger was released: finding what would fit may take seconds.
             advice = self._rule.advice(refused.charges, refused.charge, sampler)
             raise BudgetExceededError(
                 f"Privacy budget {self.name}: epsilon={refused.charge.epsilon!r} at "
@@ -360,7 +359,7 @@ class PrivacyBudget:
             ) from None
 
     def _admit(self, charges: tuple[Charge, ...], draft: Charge, sampler: EventSampler | None) -> Charge:
-        """Return the charge, complete, if it may follow `charges`."""
+        """Return the completed charge; raise if it may not follow `charges`."""
         self._check_total(charges)
         fixed = self._relation_of(charges)
         relation = draft.neighboring_relation or fixed or "add_or_remove_one"

@@ -22,7 +22,7 @@ __all__ = ["Charge", "draft_charge"]
 class Charge:
     """One line of the ledger. It holds nothing that depends on the records.
 
-    Unlike a `PrivacyRun` it may be no fit at all, and it is written before a step is run.
+    Unlike a `PrivacyRun`, a charge need not be a fit, and it is written before the first step.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Charge:
     label : str
         What was charged.
     epsilon, delta : float
-        What the run guarantees by itself.
+        What the release guarantees by itself.
     neighboring_relation : str
         ``"add_or_remove_one"`` or ``"replace_one"``.
     accountant : str
@@ -45,7 +45,7 @@ class Charge:
     renyi : tuple of float
         Rényi divergence at each order of the budget's filter; empty without one.
     run_id : str
-        The fit's id, which its report and its draws carry too; empty for what is not a fit.
+        The fit's id, as in its report and its draws; empty for what is not a fit.
     """
 
     when: str
@@ -69,7 +69,7 @@ class Charge:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Charge:
-        """Return the charge that :meth:`to_dict` wrote; raises if it has other fields or types."""
+        """Return the charge that :meth:`to_dict` wrote; a ValueError for other fields, types or ranges."""
         fields = {"run_id": "", **fields}  # ledgers of early versions have none
         optional = type(None)
         kinds: dict[str, tuple[type, ...]] = {
@@ -107,9 +107,9 @@ def draft_charge(
     run_id: str,
     allow_unproven: bool,
 ) -> Charge:
-    """Return a charge, after checking what can be checked without the ledger; else raise an ArgumentError.
+    """Return a charge, checked as far as is possible without the ledger; an ArgumentError if a check fails.
 
-    The arguments are those of :meth:`PrivacyBudget.charge`. The relation is left empty where it is not given.
+    The arguments are those of :meth:`PrivacyBudget.charge`. If no relation is given, it is left empty.
     """
     if not isinstance(label, str) or not label.isprintable():
         raise ArgumentError("label must be a text of one line.")

@@ -1,18 +1,18 @@
 r"""How the costs of several fits on the same data add up, when each may be chosen after seeing the last.
 
 A *filter* (Rogers, Roth, Ullman and Vadhan 2016, arXiv:1605.08294, section 3) admits or refuses the next
-charge so that the whole transcript is (ε, δ)-private, however the analyst chooses. There are two filters
-here. **Basic composition**, in this module, admits a charge if, with it,
+charge such that the whole transcript is (ε, δ)-private, however the analyst chooses. There are two filters.
+**Basic composition**, in this module, admits a charge if, with it,
 
 .. math:: \sum_t\varepsilon_t \le \varepsilon \quad\text{and}\quad \sum_t\delta_t \le \delta .
 
-Each fit's own (ε, δ) may come from any accountant. The other filter is in `renyi_filter`. Proof:
-docs/accounting.md, section 5. Privacy loss distributions must never be added up across fits: for costs that
-are chosen after seeing results that proves nothing (Regehr et al. 2026, arXiv:2602.15815).
+Each fit's own (ε, δ) may come from any proven accountant. Proof: docs/accounting.md, section 5. The other
+filter is in `renyi_filter`. Privacy loss distributions must never be added up across fits: that proves
+nothing for costs that are chosen after seeing results (Regehr et al. 2026, arXiv:2602.15815).
 
-**Arithmetic.** Sums and comparisons are exact. An (ε, δ) is the decimal that Python writes for the float, the
-number that was typed and that the ledger shows: 0.1 is one tenth, and ten times 0.1 fits into 1. (The binary
-value differs by at most a relative :math:`2^{-53}`, far less than the margin of any accountant here.)
+**Arithmetic.** Sums and comparisons are exact. A float stands for the decimal that Python writes for it,
+which was typed and which the ledger shows: 0.1 is one tenth, and ten times 0.1 fits into 1. (The binary value
+differs by at most a relative :math:`2^{-53}`, far less than the margin of any accountant here.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class EpsilonDelta(NamedTuple):
 
 
 class RefusedError(Exception):
-    """A charge does not fit; carries the ledger that it was held against."""
+    """A charge does not fit; carries the charge and the ledger that it was compared with."""
 
     def __init__(self, charges: tuple[Charge, ...], charge: Charge) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Composition(Protocol):
         """Name for people."""
 
     def priced(self, charge: Charge, sampler: EventSampler | None) -> Charge:
-        """Return `charge` with what the rule needs to add it up."""
+        """Return `charge` with the costs that the rule adds up."""
 
     def admits(self, charges: Sequence[Charge]) -> bool:
         """Whether all these charges together are within the budget."""
@@ -147,7 +147,7 @@ def _ways(epsilon: float, delta: float, refused: Charge, sampler: EventSampler |
         "sampler": sampler,
         "neighboring_relation": refused.neighboring_relation,
         "accountant": refused.accountant,
-        "allow_unproven": True,  # the budget has decided about it
+        "allow_unproven": True,  # the budget has checked the accountant
     }
     at = f"at delta={delta!r} and sampling_prob={sampler.sampling_prob:g}"
     ways = []

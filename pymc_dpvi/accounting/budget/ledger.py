@@ -1,30 +1,30 @@
 r"""Where the charges of a privacy budget are kept: in memory, or in a SQLite file that processes share.
 
-A ledger only grows. The one way to change it is :meth:`append`: with the ledger locked, it reads all charges,
-lets the caller decide on the next one, and writes that, or nothing if the caller raises. The caller draws no
+A ledger only grows, by :meth:`append` alone. With the ledger locked, `append` reads all charges, lets the
+caller decide on the next one, and writes it; if the caller raises, it writes nothing. The caller draws no
 noise before `append` has returned.
 
 **The file.** A charge is one SQLite transaction. ``BEGIN IMMEDIATE`` takes the write lock before the charges
-are read, so that of two processes one waits until the other's charge is in. When `append` returns, the charge
-is on the disk: the rollback journal with ``synchronous=EXTRA`` also syncs the directory after the journal is
-removed (with ``FULL`` a power cut right after the commit can bring back the journal, and with it the state
-before the charge). A process that is killed at any moment leaves the ledger with the charge or, as long as
-nothing was drawn, without it.
+are read, so of two processes one waits until the other's charge is in. When `append` returns, the charge is
+on the disk: the rollback journal with ``synchronous=EXTRA`` also syncs the directory after the journal is
+removed. (With ``FULL``, a power cut right after the commit can bring the journal back, and with it the state
+before the charge.) If a process is killed before it drew anything, its charge may be missing; afterwards it
+is there.
 
-Each opening verifies the file and refuses it if anything is off: SQLite's own integrity check, the
-application id and format version in its header, the schema to the letter, charges numbered without gaps,
-their number, and a digest of all that was written,
+Reading and charging verify the file first: SQLite's own integrity check, the application id and the format
+version in its header, the journal mode, the schema to the letter, the charges' numbers, which have no gaps,
+and a digest of all that was written,
 
 .. math:: d_0 = \mathrm{SHA256}(\text{terms}), \quad
-          d_n = \mathrm{SHA256}(d_{n-1} \,\Vert\, \text{charge}_n).
+          d_n = \mathrm{SHA256}(d_{n-1} \,\Vert\, \text{charge}_n),
 
-This finds accidents: rows edited or removed by hand, a file cut short or mixed from two versions. It is no
-signature: whoever may write the file can make up a consistent one. An older copy of the file that is put back
-is consistent too, and forgets what was charged since. So a budget file must not be restored from a backup,
-and must not be copied to be used twice.
+where a line break stands before each text. If anything is off, the file is refused. This finds accidents:
+rows edited or removed by hand, a file cut short or mixed from two versions. It is no signature: whoever may
+write the file can make a consistent one. An older copy that is put back is consistent too, and forgets later
+charges. So a budget file must not be restored from a backup, nor copied to be used twice.
 
-A connection lives for one operation only. No fork happens while one is open in this process (SQLite's locks
-and journals must not be inherited); the child opens its own.
+A connection lives for one operation only. A fork waits until no connection is open in this process, because a
+child must not inherit SQLite's locks and journals; the child opens its own.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Ledger(Protocol):
         """Return all charges, oldest first."""
 
     def append(self, decide: Decide) -> Charge:
-        """Add ``decide(charges so far)``, or nothing if it raises; durable when this returns."""
+        """Add ``decide(charges so far)``, or nothing if that raises; durable when this returns."""
 
 
 class MemoryLedger:
@@ -90,7 +90,7 @@ class MemoryLedger:
         return self._charges
 
     def append(self, decide: Decide) -> Charge:
-        """Add ``decide(charges so far)``, or nothing if it raises."""
+        """Add ``decide(charges so far)``, or nothing if that raises."""
         self._check_process()
         with self._lock:
             charge = decide(self._charges)
@@ -98,7 +98,7 @@ class MemoryLedger:
         return charge
 
 
-# Held while a connection is open. A fork waits for it: the child would inherit SQLite's state half-way.
+# Held while a connection is open. A fork waits for it: the child would inherit SQLite's locks and journals.
 _CONNECTED = threading.RLock()
 
 
@@ -116,10 +116,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 
 class FileLedger:
-    """Charges in a SQLite file; safe between threads and processes of one machine.
+    """Charges in a SQLite file on a local disk; safe between threads and processes of one machine.
 
-    The file must lie on a local disk: locks on network file systems are not reliable. `path` is absolute,
-    with links resolved.
+    Locks on network file systems are not reliable. `path` is absolute, with links resolved.
     """
 
     def __init__(self, path: Path, terms: str | None = None) -> None:
@@ -151,7 +150,7 @@ class FileLedger:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
         except BaseException:
-            if ledger.path.stat().st_size == 0:  # not committed, so that nobody can have charged it
+            if ledger.path.stat().st_size == 0:  # not committed: nothing can have been charged to it
                 ledger.path.unlink()
             raise
         return ledger
@@ -165,7 +164,7 @@ class FileLedger:
 
     @property
     def terms(self) -> str:
-        """The terms that the file was made with; the file is refused if they change."""
+        """The terms that the file was made with. The file is refused if they change."""
         assert self._terms is not None
         return self._terms
 
@@ -272,7 +271,7 @@ class FileLedger:
     # ---------------------------------------------------------------------------- charged
 
     def append(self, decide: Decide) -> Charge:
-        """Add ``decide(charges so far)``, or nothing if it raises; on the disk when this returns.
+        """Add ``decide(charges so far)``, or nothing if that raises; on the disk when this returns.
 
         Raises a LedgerError if the file is not intact, busy, or cannot be written.
         """

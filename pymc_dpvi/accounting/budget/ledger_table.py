@@ -28,7 +28,7 @@ _RIGHT = (0, 3, 4, 6, 7, 8)
 
 
 def rounded(value: Fraction, *, up: bool) -> str:
-    """Return `value` with six significant digits, rounded so that it does not flatter."""
+    """Return `value` with six significant digits: costs are rounded up, what is left down."""
     context = Context(prec=6, rounding=ROUND_CEILING if up else ROUND_FLOOR)
     digits = context.divide(context.create_decimal(0) + value.numerator, value.denominator)
     return f"{float(digits):.6g}"
@@ -58,7 +58,7 @@ def _row(number: int, charge: Charge) -> tuple[str, ...]:
 
 
 def heading(name: str, neighboring_relation: str | None, charges: Sequence[Charge]) -> list[str]:
-    """Return the lines above the table; the first charge decides on the relation if the budget does not."""
+    """Return the lines above the table; if the budget states no relation, they name the first charge's."""
     relation = neighboring_relation or (charges[0].neighboring_relation if charges else None)
     lines = [
         f"Privacy budget {name}",
@@ -76,12 +76,12 @@ def _table(charges: Sequence[Charge]) -> Table:
 
 
 def as_text(above: Sequence[str], charges: Sequence[Charge], below: Sequence[str]) -> str:
-    """Return lines, the table in plain text, and lines."""
+    """Return the lines above, the table and the lines below as plain text."""
     return "\n".join([*above, *(_table(charges).text() if charges else ["no charges yet"]), *below])
 
 
 def as_html(above: Sequence[str], charges: Sequence[Charge], below: Sequence[str]) -> str:
-    """Return lines, the table in HTML, and lines; every text is escaped."""
+    """Return the lines above, the table and the lines below as HTML; every text is escaped."""
 
     def paragraphs(lines: Sequence[str]) -> str:
         return "".join(f"<p>{html.escape(text)}</p>" for text in lines)

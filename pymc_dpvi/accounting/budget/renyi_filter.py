@@ -1,6 +1,6 @@
 r"""A Rényi filter: many small fits, chosen adaptively, for less than the sum of their epsilons.
 
-Let :math:`\rho_t(\alpha)` bound the Rényi divergence of order :math:`\alpha` of step :math:`t`, in both
+Let :math:`\rho_t(\alpha)` bound the Rényi divergence of order :math:`\alpha` of charge :math:`t`, in both
 directions. With orders :math:`\alpha_1,\dots,\alpha_k`, fixed when the budget is made, a charge is admitted
 if, with it, *some* order has
 
@@ -12,12 +12,12 @@ extended to several orders; the conversion is that of Canonne, Kamath and Steink
 docs/accounting.md, section 6. The factor :math:`1/k` is the price of choosing the order after the fact.
 Orders are whole numbers, for which the divergence of a Poisson-sampled Gaussian is a finite sum.
 
-A single fit is charged more here than its own accountant says, so that the filter pays from a few fits on. A
+A single fit is charged more here than its own accountant says; the filter is better from a few fits on. A
 budget of (1, 1e-6) admits 20 fits of (0.05, 1e-8) by basic composition and more than 360 by the filter
 (sampling probability 0.01, 500 steps; `tests/accounting/test_budget.py`).
 
-**Arithmetic.** Divergences are rounded up by a relative :math:`10^{-12}`, bounds down by 1e-13, and added and
-compared exactly.
+**Arithmetic.** Divergences are rounded up by a relative :math:`10^{-12}` and bounds down by :math:`10^{-13}`;
+sums and comparisons are exact.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pymc_dpvi.errors import ArgumentError
 __all__ = ["RenyiFilter", "renyi_cost"]
 
 MAX_ORDER = 100_000
-_MOST_NOISE = 1e6  # above it nothing is left that a message could recommend
+_MOST_NOISE = 1e6  # a message recommends no more than this
 _DEFAULT_SPREAD = (0.6, 1.0)
 _ROUND_UP = 1.0 + 1e-12
 
@@ -56,7 +56,7 @@ def renyi_cost(
     n_steps: int,
     neighboring_relation: NeighboringRelation,
 ) -> tuple[float, ...]:
-    """Return an upper bound of the Rényi divergence of a run, at each order; infinite where none was found.
+    """Return upper bounds of the Rényi divergence of a run at each order; infinite where none was found.
 
     Raises an UnsupportedEventError if Rényi DP has no proven bound for the sampler and relation.
     """
@@ -80,9 +80,9 @@ def _bound(epsilon: float, delta: float, order: int) -> float:
 
 @dataclass(frozen=True)
 class RenyiFilter:
-    """Rényi divergences are summed at each order; some order must stay within its bound.
+    """Rényi divergences are summed at each order; at one order at least, the sum must stay within its bound.
 
-    There is one bound for each order. An order whose bound is not positive admits nothing.
+    An order whose bound is not positive admits nothing.
     """
 
     orders: tuple[int, ...]
@@ -112,10 +112,9 @@ class RenyiFilter:
     def default_orders(epsilon: float, delta: float) -> tuple[int, ...]:
         """Return the orders that are used when none are given.
 
-        The divergence of many small fits is nearly proportional to the order, as a Gaussian's is. So the
-        order that admits most is known beforehand: the one that maximises the bound divided by the order. A
-        second, smaller order is for little noise, where the divergence of a sampled Gaussian grows faster
-        from some order on.
+        The divergence of many small fits is nearly proportional to the order, like a Gaussian's. So the order
+        that admits most is about the one that maximises bound / order. The second, smaller order is for
+        little noise, where the divergence of a sampled Gaussian grows faster from some order on.
         """
         share = delta / len(_DEFAULT_SPREAD)
         grid = sorted({min(MAX_ORDER, max(2, round(1.02**i))) for i in range(584)})
@@ -123,7 +122,7 @@ class RenyiFilter:
         return tuple(sorted({max(2, round(1 + (centre - 1) * part)) for part in _DEFAULT_SPREAD}))
 
     def priced(self, charge: Charge, sampler: EventSampler | None) -> Charge:
-        """Return `charge` with its Rényi divergences; an ArgumentError if it does not say what was run."""
+        """Return `charge` with its Rényi divergences; an ArgumentError if it does not state the run."""
         if sampler is None or charge.n_steps is None or charge.noise_multiplier is None:
             raise ArgumentError(
                 "A budget with composition='renyi_filter' charges Rényi divergences: give n_steps=, "
@@ -143,7 +142,7 @@ class RenyiFilter:
         )
 
     def left(self, charges: Sequence[Charge]) -> list[Fraction]:
-        """Return what is left at each order, exactly; negative where the order is used up."""
+        """Return what is left at each order, exactly; negative if the order is used up."""
         found = []
         for j, bound in enumerate(self.bounds):
             costs = [charge.renyi[j] for charge in charges]
@@ -158,7 +157,7 @@ class RenyiFilter:
         )
 
     def used(self, charges: Sequence[Charge]) -> float:
-        """Fraction of the bound that is used, at the order where it is least."""
+        """Return the fraction of the bound that is used, at the order where it is least."""
         shares = [
             float(1 - left / Fraction(bound))
             for left, bound in zip(self.left(charges), self.bounds, strict=True)
@@ -191,7 +190,7 @@ class RenyiFilter:
 
 
 def _largest(fits: Callable[[int], bool], limit: int) -> int:
-    """Return the largest whole number below `limit` that fits, or 0; `limit` does not."""
+    """Return the largest whole number below `limit`, which does not fit, that fits; 0 if none does."""
     low, high = 0, limit
     while high - low > 1:
         middle = (low + high) // 2
@@ -200,7 +199,7 @@ def _largest(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def _smallest(fits: Callable[[float], bool], start: float) -> float | None:
-    """Return about the smallest number above `start` that fits, with five decimals; None if there is none."""
+    """Return about the least number above `start` that fits, to five decimals; None if there is none."""
     low = high = start
     while not fits(high):
         low, high = high, 2.0 * high

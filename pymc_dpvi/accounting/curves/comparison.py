@@ -1,8 +1,8 @@
 """What each accountant says of the same run.
 
-The accountants differ in what they can prove, not in what was spent. All proven figures are upper bounds of
-the same number, so the smallest of them is the one to quote. A heuristic figure below a proven one shows
-nothing about the run. No data is used.
+The accountants differ in what they can prove. All proven figures are upper bounds of the same number, so the
+smallest of them is the one to quote. A heuristic figure is no bound, even where it is below a proven one. No
+data is used.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def epsilon_by_steps(
 ) -> dict[str, NDArray[np.float64]]:
     """Return epsilon after each of several numbers of steps, by accountant: arrays of shape (len(n_steps),).
 
-    The run's own number of steps is not used. NaN stands where an accountant refuses; those that refuse
-    everywhere are left out. Each value speaks of a run that was planned for so many steps: stopping a longer
-    run there does not make it cheaper.
+    The run's own number of steps is not used. NaN stands where an accountant refuses; one that refuses
+    everywhere is left out. Each value is that of a run planned for so many steps: a longer run that is
+    stopped there costs what was planned.
     """
     found = {name: np.full(len(n_steps), np.nan) for name in accountants}
     for k, count in enumerate(n_steps):

@@ -1,8 +1,8 @@
 """The privacy profile of planned steps: the whole curve of the default accountant (`pld.accountant`).
 
-Its error is relative to delta, so that the curve is tight up to its grid from 1 down to 1e-40: groups of
-records need the far tail, because :math:`e^a` multiplies it there. For full batches it is the exact curve of
-one Gaussian release (`gaussian`). Whatever is said about attacks follows from this curve (`tradeoff`).
+Its error is relative to delta: the curve is tight, up to its grid, from 1 down to 1e-40. Groups of records
+need so small a delta, because they multiply it by :math:`e^a`. For full batches it is the exact curve of one
+Gaussian release (`gaussian`). All statements about attacks follow from this curve (`tradeoff`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def privacy_profile(
     Parameters
     ----------
     noise_multiplier : float
-        Noise standard deviation divided by `l2_clip_norm`.
+        Noise standard deviation divided by the largest norm of all that one record adds.
     n_steps : int
         Number of steps.
     sampling_prob : float, optional
@@ -81,10 +81,10 @@ def composed_profile(
 ) -> PrivacyProfile:
     """Return upper bounds of delta at every epsilon, for several runs on the same records.
 
-    All settings must have been fixed before the first run, or have been limited beforehand to what they are
-    here. (The results of one run may enter the next.) Tight composition of dominating pairs (Zhu, Dong and
-    Wang 2022, Theorem 10) is not valid for settings that were chosen freely after seeing results; for these
-    see :meth:`PrivacyProfile.then`.
+    All settings must have been fixed before the first run, or limited then to what they are here; results of
+    one run may enter the next. Tight composition of dominating pairs (Zhu, Dong and Wang 2022, Theorem 10)
+    does not hold for settings that are chosen freely after seeing results; for these see
+    :meth:`PrivacyProfile.then`.
     """
     if not runs:
         raise ArgumentError("runs must hold at least one run.")

@@ -5,9 +5,9 @@ Let :math:`P` and :math:`Q` be the outputs on two neighbouring data sets. The **
 .. math:: \delta(\varepsilon) = \sup_{P, Q} H_{e^\varepsilon}(P \| Q),
           \qquad H_\gamma(P \| Q) = \sup_S \; P(S) - \gamma\,Q(S),
 
-the smallest :math:`\delta` for which the mechanism is :math:`(\varepsilon, \delta)`-DP, at every
-:math:`\varepsilon` at once. One pair :math:`(\varepsilon, \delta)` is one point of it. Since neighbours
-can be swapped, :math:`\delta(-\varepsilon) = 1 - e^{-\varepsilon}(1 - \delta(\varepsilon))`.
+the smallest :math:`\delta` at each :math:`\varepsilon` for which the mechanism is
+:math:`(\varepsilon, \delta)`-DP. Since neighbours can be swapped,
+:math:`\delta(-\varepsilon) = 1 - e^{-\varepsilon}(1 - \delta(\varepsilon))`.
 
 **Trade-off function** (Dong, Roth and Su 2022, Proposition 2.12): at a false positive rate :math:`a` no
 attack has a larger true positive rate than
@@ -18,10 +18,11 @@ attack has a larger true positive rate than
           \qquad f(a) = 1 - \mathrm{TPR}(a).
 
 The largest :math:`\mathrm{TPR}(a) - a`, the membership **advantage**, is :math:`\delta(0)`, the total
-variation distance. For full batches with Gaussian noise :math:`f(a) = \Phi(\Phi^{-1}(1 - a) - \mu)` with
-:math:`\mu = s\sqrt T / z`.
+variation distance. For full batches :math:`f(a) = \Phi(\Phi^{-1}(1 - a) - \mu)` with
+:math:`\mu = k\sqrt T / z`, where :math:`k` is the sensitivity's factor (`relations`).
 
-**Odds** of the truth grow by :math:`e^L`, and for :math:`\varepsilon_2 > \varepsilon`
+**Odds** of the truth, for an attacker who sees the release, grow by a factor :math:`e^L`. For
+:math:`\varepsilon_2 > \varepsilon`
 
 .. math:: P[L > \varepsilon_2] \le \frac{\delta(\varepsilon)}{1 - e^{\varepsilon - \varepsilon_2}} .
 
@@ -29,9 +30,9 @@ variation distance. For full batches with Gaussian noise :math:`f(a) = \Phi(\Phi
 :math:`\delta_k(\varepsilon) = \min_{a + b = \varepsilon} \delta(a) + e^a\,\delta_{k-1}(b)` over real
 :math:`a, b` (Dong, Roth and Su 2022, Theorem 2.14). Proofs of all this: docs/accounting.md, section 8.
 
-**Directions of rounding.** A profile is kept as finitely many points, each of them an upper bound. All
-functions here take minima over them, or chords between them (:math:`H_\gamma` is convex in
-:math:`\gamma`), so that a coarser grid can only make them larger.
+**Rounding.** A profile is kept as finitely many points, each an upper bound. All functions here take minima
+over them, or chords between them (:math:`H_\gamma` is convex in :math:`\gamma`), so a coarser grid can only
+raise the bounds.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class PrivacyProfile:
     epsilons : array_like, shape (n_points,)
         0, h, 2h, ...; at least two.
     deltas : array_like, shape (n_points,)
-        A valid delta for each of them. Where one is larger than an earlier one, the earlier is used.
+        A valid delta for each of them. Where an earlier one is smaller, that is used.
 
     Raises
     ------
@@ -127,7 +128,7 @@ class PrivacyProfile:
 
     @property
     def step(self) -> float:
-        """Distance of two grid points."""
+        """Distance between neighbouring grid points."""
         return float(self.epsilons[1])
 
     # ------------------------------------------------------------------------ the curve itself
@@ -148,14 +149,14 @@ class PrivacyProfile:
         size = np.abs(asked)
         index = np.minimum((size / self.step).astype(np.int64), self.epsilons.size - 2)
         low, high = self.deltas[index], self.deltas[index + 1]
-        # Chord in e^epsilon. A point left of its interval, by rounding, gets the value on the left.
+        # Chord in e^epsilon. A point that rounding puts left of its interval gets the value at the left end.
         share = np.expm1(np.clip(size - self.epsilons[index], 0.0, self.step)) / math.expm1(self.step)
         found = low + np.minimum(share, 1.0) * (high - low)
         found = np.where(asked < 0, 1.0 - np.exp(-size) * (1.0 - found), found)
         return float(found) if found.ndim == 0 else found
 
     def epsilon(self, delta: float) -> float:
-        """Return an upper bound of epsilon at `delta`; infinity if the grid does not reach so low.
+        """Return an upper bound of epsilon at `delta`; infinity if the profile stays above `delta`.
 
         Parameters
         ----------
@@ -183,7 +184,7 @@ class PrivacyProfile:
 
     @property
     def advantage(self) -> float:
-        """Largest true positive rate minus false positive rate of any attack."""
+        """Largest difference of true and false positive rate that any attack can have."""
         return float(self.deltas[0])
 
     def true_positive_rate(self, false_positive_rate: ArrayLike) -> Any:
@@ -224,7 +225,7 @@ class PrivacyProfile:
         Returns
         -------
         float or ndarray
-            A lower bound: what an attack misses, it misses at least so often.
+            A lower bound: every attack misses at least so often.
         """
         return 1.0 - self.true_positive_rate(false_positive_rate)
 
@@ -236,12 +237,12 @@ class PrivacyProfile:
         Parameters
         ----------
         probability : float
-            Over the randomness of the mechanism; in (0, 1].
+            Taken over the randomness of the mechanism; in (0, 1].
 
         Returns
         -------
         float
-            Infinite if the profile stays above `probability`.
+            Infinite if the profile does not fall below `probability`.
         """
         p = check_number("probability", probability, low=0.0, high=1.0, closed_high=True)
         enough = self.deltas < p
@@ -269,14 +270,14 @@ class PrivacyProfile:
         return float(min(1.0, bounds.min()))
 
     def posterior(self, prior: float, probability: float) -> float:
-        """Return how sure an attacker becomes of the truth, but for releases of at most this probability.
+        """Return the largest probability that an attacker gives to the truth after seeing the release.
 
         Parameters
         ----------
         prior : float
-            What the attacker gave the truth before, in (0, 1).
+            What the attacker gave to the truth before, in (0, 1).
         probability : float
-            As for `odds_factor`.
+            As for `odds_factor`: releases of at most this probability are left aside.
 
         Returns
         -------
@@ -289,22 +290,22 @@ class PrivacyProfile:
     # ------------------------------------------------------------------------ groups and sums
 
     def group(self, records: int) -> PrivacyProfile:
-        """Return the profile for somebody who contributed several records.
+        """Return the profile for a person who contributed several records.
 
         Parameters
         ----------
         records : int
-            Number of records of one person, k.
+            Number of records of the person, k.
 
         Returns
         -------
         PrivacyProfile
-            Valid for any mechanism with this profile; exact for the Gaussian mechanism.
+            Valid for any mechanism with this profile; exact, up to the grid, for the Gaussian mechanism.
         """
         k = check_integer("records", records, high=_MAX_GROUP_POINTS // 4)
         if k == 1:
             return self
-        # A subset of the points is as valid. The result reaches k times as far as they do.
+        # Every stride-th point: each is valid. The result reaches to k times the greatest epsilon.
         stride = -(-(self.epsilons.size - 1) * k // _MAX_GROUP_POINTS)
         end = min(_MAX_EPSILON, k * float(self.epsilons[-1]))
         grid = np.arange(0, math.ceil(end / (stride * self.step)) + 1) * (stride * self.step)
@@ -312,7 +313,7 @@ class PrivacyProfile:
         weights = _exp(np.concatenate([-grid[:0:-1], grid]))
         power = _mirrored(grid, self.delta(grid))
         found = None
-        while k:  # by squaring: 1, 2, 4, ... records in a row
+        while k:  # by squaring: 1, 2, 4, ... records
             if k % 2:
                 found = power if found is None else _chain(power, weights, found)
             k //= 2
@@ -336,7 +337,7 @@ class PrivacyProfile:
         Parameters
         ----------
         epsilon, delta : float
-            Limits, set in advance, on what follows. Within them it may depend on this output.
+            Limits, set in advance, of what follows. What follows may depend on this mechanism's output.
 
         Returns
         -------

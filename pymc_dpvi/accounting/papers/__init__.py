@@ -1,7 +1,7 @@
 """Accountants from papers: Rényi, zero-concentrated, Gaussian, moments, advanced composition, Bayesian.
 
-Each module has one paper's bound. They are there to compare with, and where somebody's policy names one. In:
-the events of a run. Out: ε or δ.
+Each module has one paper's bound, to compare with, or for a policy that names it. In: the events of a run.
+Out: ε or δ.
 
-What it may never do: take a step for which the paper has no proof.
+What it may never do: take a step for which the paper has no proof. (`bayesian` does, and is no bound.)
 """

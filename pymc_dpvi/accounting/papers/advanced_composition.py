@@ -1,24 +1,24 @@
 r"""Advanced composition, as in the poster of DP variational inference and Jälkö et al. (2017).
 
-Every step's Gaussian is :math:`(e_s, d_s)`-DP on its batch; a batch drawn with probability :math:`q`
-makes that :math:`(e_i, q\,d_s)` with :math:`e_i = \ln(1 + q(e^{e_s} - 1))` (Balle, Barthe and Gaboardi
-2018: Poisson batches under add-or-remove-one, batches without replacement under replace-one; for Poisson
-batches under replace-one see docs/accounting.md, section 4). The steps together are (Dwork, Rothblum and
-Vadhan 2010, Theorem III.3; its martingale argument does not need equal steps)
+Every step's Gaussian is :math:`(e_s, d_s)`-DP on its batch. For a record that is in the batch with
+probability :math:`q`, the step is :math:`(e_i, q\,d_s)`-DP with :math:`e_i = \ln(1 + q(e^{e_s} - 1))` (Balle,
+Barthe and Gaboardi 2018: Poisson batches under add-or-remove-one, batches without replacement under
+replace-one; for Poisson batches under replace-one see docs/accounting.md, section 4). All steps together cost
+(Dwork, Rothblum and Vadhan 2010, Theorem III.3; its martingale argument does not need equal steps)
 
 .. math::
    \varepsilon = \sqrt{2 \ln(1/\delta')\,\textstyle\sum_i e_i^2} + \sum_i e_i\,(e^{e_i} - 1),
    \qquad \delta = \delta' + \sum_i q_i d_{s,i}.
 
-The part :math:`\delta'` of delta is a share that the user fixes, or the best of a few; every step takes
-an equal part of the rest: :math:`d_s = (\delta - \delta')/(T q)`.
+The user fixes the share :math:`\delta'/\delta`, or the best of ten is taken. Every step gets an equal part of
+the rest: :math:`d_s = (\delta - \delta')/(T q)`.
 
 **One step.** ``analytic`` takes :math:`e_s` from the exact curve of the Gaussian (Balle and Wang 2018).
-``classical`` is the papers' :math:`e_s = \sqrt{2\ln(1.25/d_s)}/z` (Dwork and Roth 2014, Theorem A.1),
-which is proven for :math:`e_s \le 1` only. The papers use it beyond, where it is refused here.
+``classical`` is the papers' :math:`e_s = \sqrt{2\ln(1.25/d_s)}/z` (Dwork and Roth 2014, Theorem A.1). It is
+proven for :math:`e_s \le 1` only; beyond, where the papers use it too, it is refused here.
 
-Proven, and loose: in Abadi's setting (q=0.01, z=4, T=10,000, delta=1e-5) 16.8, or 26.4 by the classical
-formula; the truth is 0.947. The often quoted 9.34 amplifies to :math:`q e_s`, which is no bound.
+Proven, and loose: in Abadi's setting (q=0.01, z=4, T=10,000, delta=1e-5) epsilon is 16.8, or 26.4 by the
+classical formula; the truth is 0.947. The often quoted 9.34 amplifies to :math:`q e_s`, which is no bound.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class AdvancedCompositionAccountant(CountingAccountant):
     neighboring_relation : dp_accounting.NeighboringRelation
         Add-or-remove-one or replace-one.
     step : {"analytic", "classical"}
-        Where a step's epsilon comes from. With ``"classical"``, `get_epsilon` raises where the formula
-        is not proven; it reproduces papers and does not calibrate.
+        Where a step's epsilon comes from. ``"classical"`` is for reproducing papers: `get_epsilon`
+        raises where the formula is not proven.
     slack_share : float, optional
         The share of delta that composition takes (delta' / delta), in (0, 1). By default the best of
-        a few: each split is a bound of its own, at the same delta.
+        ten; each gives a bound at the same delta.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class AdvancedCompositionAccountant(CountingAccountant):
         )
 
     def _step_epsilon(self, noise: float, delta: float) -> float:
-        """Epsilon of one Gaussian at `delta`, which may exceed 1; `noise` is over the sensitivity."""
+        """Return epsilon of one Gaussian at `delta`, which may exceed 1; `noise` is over the sensitivity."""
         if self._step == "analytic":
             if delta >= 1.0:
                 return 0.0

@@ -1,7 +1,8 @@
-r"""The accountants of Triastcyn and Faltings (2019), which are diagnostics and no bounds.
+r"""The accountants of Triastcyn and Faltings, which are diagnostics and no bounds.
 
-They are here because the papers use them, to be looked at beside a proven accountant. They never
-calibrate and never satisfy a budget unless the user says ``allow_unproven=True``.
+Papers use them, so they can be looked at beside a proven accountant. They neither calibrate nor satisfy a
+budget unless the user says ``allow_unproven=True``, and the Bayesian one only if its distances are public,
+too.
 
 **Generic accountant** ("Improved Accounting for Differentially Private Learning", arXiv 1901.09697). With
 :math:`c_t(\lambda) = q^2\lambda(\lambda+1)/(2z^2)` and Chernoff's bound,
@@ -11,30 +12,28 @@ calibrate and never satisfy a budget unless the user says ``allow_unproven=True`
    \quad\Longrightarrow\quad
    \varepsilon = r + 2\sqrt{r \ln(1/\delta)}, \qquad r = \sum_t \frac{q_t^2}{2z_t^2}.
 
-For :math:`q = 1` this is zCDP, which is proven. For :math:`q < 1` the moment of a *mixture* of Gaussians
-is replaced by that of the Gaussian at the mean of the mixture, which is smaller: at q=0.0005, z=0.5, one
-step and delta=1e-8 it says 0.006, and the truth is 2.19. The golden file of the tests has twenty such
-settings.
+For :math:`q = 1` this is zCDP, which is proven. For :math:`q < 1` the moment of a *mixture* of Gaussians is
+replaced by that of the Gaussian at the mean of the mixture, which is smaller: at q=0.0005, z=0.5, one step
+and delta=1e-8 it says 0.006, and the truth is 2.19. The tests hold twenty such settings.
 
-**Bayesian accountant** ("Bayesian Differential Privacy for Machine Learning", ICML 2020). Instead of the
-worst record it looks at records drawn like the data. Let :math:`d_i` be the distance by which a pair of
-such draws moves the sum, in units of the clip norm. Then
+**Bayesian accountant** ("Bayesian Differential Privacy for Machine Learning", ICML 2020). It looks at records
+drawn like the data instead of the worst record. Let :math:`d_i` be the distance by which a pair of such draws
+moves the sum, in units of the bound on one record. Then
 
 .. math::
    c_i(\lambda) = \ln E_{k\sim\mathrm{Bin}(\lambda+1,q)} \exp\frac{k(k-1)\,d_i^2}{2z^2},
 
-the same in both directions of the pair, and a step's cost is :math:`\frac1H\ln` of an upper confidence
-bound (Student's t, at level :math:`1-\gamma`) of the mean of :math:`e^{H c_i}`. Steps share their
-record, so that Hölder's inequality takes :math:`H = T`; :math:`H = 1` is for those who assume that they
-do not. With :math:`m` bounds estimated in all,
+the same in both directions of the pair. A step's cost is :math:`\frac1H\ln` of an upper confidence bound
+(Student's t, at level :math:`1-\gamma`) of the mean of :math:`e^{H c_i}`. All steps see the same record, for
+which Hölder's inequality takes :math:`H = T`; :math:`H = 1` assumes that they do not. With :math:`m` such
+estimates, each for all :math:`\lambda`,
 
 .. math::
    \varepsilon = \min_\lambda
    \frac{\sum_t c_t(\lambda) - \ln\bigl(\delta - (1 - (1-\gamma)^m)\bigr)}{\lambda}.
 
-It speaks of a typical record of the distribution that the distances were drawn from. It says nothing of
-an outlier, it trusts that the t distribution fits a heavy-tailed mean, and it is not differential
-privacy.
+It speaks of a typical record of the distribution that the distances were drawn from, and says nothing of an
+outlier. It assumes that the t distribution fits a heavy-tailed mean. It is not differential privacy.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _MIN_PAIRS = 3
 
 
 class GenericAccountant(CountingAccountant):
-    """Generic accountant of Triastcyn and Faltings (2019): a heuristic, too small for q < 1.
+    """Generic accountant of Triastcyn and Faltings (2019): a heuristic, which can be too small for q < 1.
 
     Parameters
     ----------
@@ -85,22 +84,22 @@ class BayesianAccountant(CountingAccountant):
     Parameters
     ----------
     gradient_distances : array_like of float, shape (num_pairs,) or (n_steps, num_pairs)
-        How far pairs of records, drawn like the data and independently, move the clipped sum of a step, in
-        units of `l2_clip_norm`: under add-or-remove-one the norm of one record's clipped gradient,
-        under replace-one the distance of two. At least three a row. One row stands for every step and
-        assumes that the distances have the same distribution in all of them; several rows are the steps
-        of the run, one each.
+        How far pairs of records, drawn independently like the data, move the clipped sum of a step, in units
+        of `l2_clip_norm`: under add-or-remove-one the norm of one record's clipped gradient, under
+        replace-one the distance of two. At least three pairs. A single row stands for every step, and
+        assumes that all steps have the same distribution of distances; several rows stand for one step
+        each.
     neighboring_relation : dp_accounting.NeighboringRelation
-        Add-or-remove-one or replace-one: what the distances are of.
+        Add-or-remove-one or replace-one: the relation that the distances belong to.
     failure_prob : float, optional
-        The probability :math:`\gamma` with which one confidence bound may fail. By default such that
-        all of them together take half of delta.
+        The probability :math:`\gamma` with which one confidence bound may fail. By default all of them
+        together take half of delta.
     distances_are_public : bool
         Whether the distances come from public data. If not, the accountant neither calibrates nor satisfies a
         budget, whatever else the user says: the result would tell about the records.
     independent_steps : bool
-        Whether to assume that steps do not share their record (H = 1 in place of H = T). It makes epsilon
-        smaller, and it is not true of a fit on one data set.
+        Whether to assume that steps do not see the same record (H = 1 in place of H = T). This makes
+        epsilon smaller, and is not true of a fit on one data set.
 
     Raises
     ------
@@ -109,10 +108,9 @@ class BayesianAccountant(CountingAccountant):
 
     Notes
     -----
-    Privacy: epsilon is computed from the records' gradients. It depends on the data, nobody has accounted
-    for it, and it is itself private: do not publish it, and do not choose a run by it. The same holds for a
-    comparison that tells its size. :func:`require_proven` refuses it for whatever ends in a release, unless
-    the distances are declared public.
+    Privacy: epsilon is computed from the records' gradients, and no account covers it. So it is private
+    itself: do not publish it, nor a comparison that tells its size, and do not choose a run by it.
+    :func:`require_proven` refuses it for a release, unless the distances are declared public.
     """
 
     name: ClassVar[str] = "bayesian"
@@ -156,7 +154,7 @@ class BayesianAccountant(CountingAccountant):
         return not self._public
 
     def _cost(self, step: GaussianStep, distances: Any, n_steps: int, failure_prob: float) -> Any:
-        """Upper confidence bounds of a step's cost, one for each moment."""
+        """Return upper confidence bounds of a step's cost, one for each moment."""
         with np.errstate(divide="ignore"):
             noise = step.noise_multiplier / distances
         power = 1 if self._independent_steps else n_steps
@@ -167,7 +165,7 @@ class BayesianAccountant(CountingAccountant):
         n = len(distances)
         quantile = stats.t.isf(failure_prob, df=n - 1)
         error = relative.std(axis=1, ddof=1) / math.sqrt(n)
-        # an infinite quantile of a sample without spread
+        # where: the quantile may be infinite while the sample has no spread
         bound = relative.mean(axis=1) + np.where(error > 0.0, quantile, 0.0) * error
         return (top + np.log(bound)) / power
 

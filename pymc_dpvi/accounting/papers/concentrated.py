@@ -1,7 +1,7 @@
 r"""Full-batch Gaussian steps: Gaussian DP, which is exact, and zero-concentrated DP.
 
-:math:`T` releases of sums with noise :math:`z_t` over the sensitivity 1 (2 under replace-one) are,
-together, one Gaussian release at :math:`\mu^2 = \sum_t 1/z_t^2`.
+:math:`T` full-batch steps are together one Gaussian release at :math:`\mu^2 = \sum_t 1/z_t^2`, where
+:math:`z_t` is the noise of a step over the sensitivity.
 
 ``gdp``
     The exact curve of that release (Dong, Roth and Su 2022, Corollary 3.3; Balle and Wang 2018, Theorem 8),
@@ -14,12 +14,11 @@ together, one Gaussian release at :math:`\mu^2 = \sum_t 1/z_t^2`.
     It is :math:`\rho`-zCDP with :math:`\rho = \mu^2/2`, and
     :math:`\varepsilon = \rho + 2\sqrt{\rho \ln(1/\delta)}` (Bun and Steinke 2016, Propositions 1.3 and 1.6).
 
-Both are proven for full batches and take nothing else. Sampling does not fit: a subsampled Gaussian is
-not :math:`\rho`-zCDP with a useful :math:`\rho`, and the central limit theorem for subsampled steps (Bu
-et al. 2020) is an approximation that falls below the truth. The recipe of the DPVD paper (Ermis and
-Cemgil 2017, equations 13-14: calibrate a step to :math:`(\varepsilon', \delta')`, then amplify) is not
-valid, because approximate DP at one :math:`\delta'` does not imply zCDP, and :math:`\delta'` is never
-charged.
+Both are proven for full batches and take nothing else. A subsampled Gaussian is not :math:`\rho`-zCDP with a
+useful :math:`\rho`, and the central limit theorem for subsampled steps (Bu et al. 2020) is an approximation
+that falls below the truth. The recipe of the DPVD paper (Ermis and Cemgil 2017, equations 13-14: calibrate a
+step to :math:`(\varepsilon', \delta')`, then amplify) is not valid: approximate DP at one :math:`\delta'`
+does not imply zCDP, and :math:`\delta'` is never charged.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["GdpAccountant", "ZCdpAccountant"]
 
 
 class _FullBatchAccountant(CountingAccountant):
-    """Full-batch Gaussian steps, which add up to one."""
+    """Full-batch Gaussian steps, which are together one Gaussian release."""
 
     schemes: ClassVar[Schemes] = {"full_batch": BOTH}
 

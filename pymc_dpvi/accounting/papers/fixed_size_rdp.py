@@ -1,7 +1,7 @@
 r"""Rényi divergence of a Gaussian step on a batch of fixed size, from above.
 
-Wang, Balle and Kasiviswanathan (2019), Theorem 27: a batch of :math:`\gamma N` of :math:`N` records
-without replacement, one record replaced, Gaussian noise with :math:`\sigma` times the distance that this
+Wang, Balle and Kasiviswanathan (2019), Theorem 27: :math:`\gamma N` of :math:`N` records are drawn without
+replacement, one record is replaced, and the Gaussian noise is :math:`\sigma` times the distance that this
 moves the sum. For whole orders
 
 .. math::
@@ -11,9 +11,9 @@ moves the sum. For whole orders
    \Delta_j = \mathbb E\,(r - 1)^j ,
 
 with :math:`r = \exp(x/\sigma - 1/2\sigma^2)`, the likelihood ratio at a standard normal :math:`x`. The left
-hand side is convex in :math:`\alpha` (their Corollary 10): in between, linear interpolation is a bound.
-:math:`\Delta_j` is computed as an integral, in which nothing cancels; docs/accounting.md, section 7, bounds
-its error and the rounding.
+hand side is convex in :math:`\alpha` (their Corollary 10): between whole orders, linear interpolation is a
+bound. :math:`\Delta_j` is computed as an integral, in which nothing cancels; docs/accounting.md, section 7,
+bounds its error and the rounding.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FARTHEST_PEAK = 200.0
 
 @functools.lru_cache(maxsize=8)
 def _log_differences(noise_multiplier: float, count: int) -> Array:
-    """Return ln of the differences of the orders 2, 4, ..., 2 count; infinite where they are not needed."""
+    """Return ln of Delta_2, Delta_4, ..., Delta_(2 count); infinite where only the other bound is used."""
     orders = 2.0 * np.arange(1, count + 1)
     found = np.full(count, math.inf)
     needed = orders <= _FARTHEST_PEAK * noise_multiplier
@@ -54,7 +54,7 @@ def _log_differences(noise_multiplier: float, count: int) -> Array:
 
 
 def _log_moment(sampling_prob: float, noise_multiplier: float, order: int) -> float:
-    """Return the bound of (order - 1) times the divergence, for a whole order."""
+    """Return the bound of (order - 1) times the divergence at a whole order."""
     if order == 1:
         return 0.0
     j = np.arange(2, order + 1)
@@ -70,8 +70,8 @@ def _log_moment(sampling_prob: float, noise_multiplier: float, order: int) -> fl
 def fixed_size_divergence(sampling_prob: float, noise_multiplier: float, order: float) -> float:
     """Return an upper bound of the Rényi divergence of one step under replacement of a record.
 
-    `sampling_prob` is the size of the batch over the number of records; `noise_multiplier` is the noise
-    standard deviation over the distance that replacing a record moves the sum.
+    `sampling_prob` is batch size over number of records; `noise_multiplier` is the noise standard deviation
+    over the distance that replacing a record moves the sum.
     """
     if sampling_prob == 1.0:
         return 0.5 * order / noise_multiplier**2

@@ -7,8 +7,8 @@ For a step that releases :math:`\mathcal N(0, z^2)` without the record and
    \alpha(\lambda) = \ln \sum_{k=0}^{\lambda+1} \binom{\lambda+1}{k} (1-q)^{\lambda+1-k} q^k
                      \exp\frac{k(k-1)}{2z^2},
 
-the larger one of the two directions (Mironov, Talwar and Zhang 2019, Theorem 5). Moments add up over
-steps, and (Abadi et al., Theorem 2)
+the larger one of the two directions (Mironov, Talwar and Zhang 2019, Theorem 5). Moments add up over steps,
+and (Abadi et al., Theorem 2)
 
 .. math:: \varepsilon = \min_{\lambda=1,\dots,32} \frac{\sum_t \alpha_t(\lambda) + \ln(1/\delta)}{\lambda}.
 
@@ -17,9 +17,10 @@ Proven. It is Rényi DP at the orders :math:`\lambda + 1` with the oldest conver
 printed as 1.26; the truth is 0.947.
 
 Since the binomial weights sum to one, the sum above minus one is
-:math:`\sum_{k\ge2} \mathrm{Bin}(k)\,(e^{k(k-1)/2z^2} - 1)`, all of whose terms are positive: nothing cancels,
-however small the loss. Logarithms of terms are at most some thousands, so that rounding takes a relative
-1e-11 at most, which is added.
+:math:`\sum_{k\ge2} \mathrm{Bin}(k)\,(e^{k(k-1)/2z^2} - 1)`. All its terms are positive, so nothing cancels,
+however small the loss. Where it is below one, its terms' logarithms are sums of at most some thousands, and
+rounding takes a relative 1e-11 of it at most; above one, the result is off by some units in the last place. A
+relative 1e-11 is added.
 """
 
 from __future__ import annotations
@@ -45,8 +46,7 @@ def log_moments(sampling_prob: float, noise_multiplier: ArrayLike) -> NDArray[np
     """Return upper bounds of a step's log-moments for lambda = 1, ..., 32: (32, *noise_multiplier.shape).
 
     `noise_multiplier` is the noise standard deviation over the distance that the record moves the sum,
-    infinite for a record that does not move it; `sampling_prob` is the probability with which the record
-    takes part.
+    infinite if it does not move it; `sampling_prob` is the probability with which the record takes part.
     """
     squared = 1.0 / np.asarray(noise_multiplier, dtype=np.float64) ** 2
     found = np.empty((MAX_MOMENT, *squared.shape))

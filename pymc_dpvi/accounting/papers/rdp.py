@@ -1,21 +1,21 @@
-r"""Rényi differential privacy (Mironov 2017), guarded against rounding and the factor two.
+r"""Rényi differential privacy (Mironov 2017), with allowances for rounding and for the factor two.
 
-A mechanism is :math:`(\alpha, \varepsilon_\alpha)`-RDP if the Rényi divergence of order
-:math:`\alpha` between its outputs on neighbouring data is at most :math:`\varepsilon_\alpha`. The
-divergences of steps add up at every order. Poisson-sampled Gaussians are those of Mironov, Talwar
-and Zhang (2019), as dp-accounting evaluates them, batches without replacement those of Wang, Balle and
-Kasiviswanathan (2019, Theorem 27; `fixed_size_rdp`), the conversion is that of Canonne, Kamath and Steinke
-(2020, Proposition 12). About 8 % looser than PLD at usual settings, good for any delta.
+A mechanism is :math:`(\alpha, \varepsilon_\alpha)`-RDP if the Rényi divergence of order :math:`\alpha`
+between its outputs on neighbouring data is at most :math:`\varepsilon_\alpha`. The divergences of steps add
+up at every order. Those of Poisson-sampled Gaussians are by Mironov, Talwar and Zhang (2019), as
+dp-accounting evaluates them; those of batches without replacement by Wang, Balle and Kasiviswanathan (2019,
+Theorem 27; `fixed_size_rdp`); the conversion is that of Canonne, Kamath and Steinke (2020, Proposition 12).
+About 8 % looser than PLD at usual settings, good for any delta.
 
-Two things are guarded.
+What is added to dp-accounting's class:
 
-* For Poisson batches, dp-accounting sums :math:`\alpha + 1` terms in log space. Against 60-digit arithmetic
-  over :math:`q` from 1e-6 to 0.99 and :math:`z` from 1 to 1e8, the log-moment of one step fell short by
-  less than :math:`2\cdot10^{-14}(\alpha + 1)` (the series for fractional orders stop at a relative
-  :math:`10^{-13}`). For tiny losses it can come out negative, which dp-accounting takes for
-  "epsilon 0". The allowance :math:`(10^{-12} + 2\cdot10^{-14}\,\alpha)/(\alpha - 1)` is added per step.
-* Replacing a record moves the sum by twice its bound, of which dp-accounting's class takes no notice: the
-  noise is divided by the distance here.
+* *Rounding.* For Poisson batches, dp-accounting sums :math:`\alpha + 1` terms in log space. The log-moment of
+  one step fell short of 60-digit arithmetic by less than :math:`2\cdot10^{-14}(\alpha + 1)`, for :math:`q`
+  from 1e-6 to 0.99 and :math:`z` from 1 to 1e8 (the series for fractional orders stop at a relative
+  :math:`10^{-13}`). For tiny losses it can be negative, which dp-accounting takes for "epsilon 0". The
+  allowance :math:`(10^{-12} + 2\cdot10^{-14}\,\alpha)/(\alpha - 1)` is added per step.
+* *The factor two.* Replacing a record moves the sum by twice its bound, which dp-accounting's class ignores.
+  Here the noise is divided by the sensitivity.
 
 **Orders are evaluated on demand.** With :math:`K(\alpha) = (\alpha-1)\varepsilon_\alpha`, which is convex,
 the conversion gives
@@ -24,10 +24,10 @@ the conversion gives
     {\alpha - 1}, \qquad
     \ln\delta(\alpha) = K(\alpha) + (\alpha-1)\ln(\alpha-1) - \alpha\ln\alpha - (\alpha-1)\,\varepsilon .
 
-The second is convex, and the first a convex function over :math:`\alpha - 1`: both fall to their minimum and
-rise from there, so that halving finds it with a few of the orders. Any order gives a bound: were the search
-wrong, epsilon would be larger, not false. The lowest order is looked at, too, for the bound by the
-Kullback-Leibler divergence that dp-accounting takes where next to nothing is lost.
+The second is convex, and the first is a convex function over :math:`\alpha - 1`: both fall to their minimum
+and rise from there, so halving finds it with few orders. Any order gives a bound: a wrong search would make
+epsilon larger, not false. The lowest order is always evaluated, because dp-accounting has another bound
+there, by the Kullback-Leibler divergence, for tiny losses.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _is_not_about_an_order(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _quiet_orders() -> Iterator[None]:
-    """Drop the message that an order is left out: the minimum over the others is still a bound."""
+    """Drop the message that an order is left out: the minimum over the others is a bound."""
     logger = logging.getLogger("absl")
     logger.addFilter(_is_not_about_an_order)
     try:
@@ -83,7 +83,7 @@ def _quiet_orders() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=2**14)
 def _divergence(step: GaussianStep, noise: float, order: float) -> float:
-    """Return an upper bound of a step's divergence, `noise` being over the distance a record moves it."""
+    """Return an upper bound of a step's divergence; `noise` is over the distance a record moves the sum."""
     if step.scheme == "full_batch":
         return 0.5 * order / noise**2
     if step.scheme == "fixed_size":
@@ -97,7 +97,7 @@ def _divergence(step: GaussianStep, noise: float, order: float) -> float:
 class GuardedRdpAccountant(RdpAccountant):
     """dp-accounting's RDP accountant with an allowance for rounding and the relation's factor.
 
-    Rényi orders are above 1; by default they are those of dp-accounting.
+    Rényi orders are above 1; by default they are dp-accounting's.
     """
 
     name: ClassVar[str] = "rdp"
@@ -134,7 +134,7 @@ class GuardedRdpAccountant(RdpAccountant):
 
     @_rdp.setter
     def _rdp(self, value: np.ndarray) -> None:
-        """Take no notice: dp-accounting's class sets and adds what is counted here."""
+        """Ignore what dp-accounting's class sets: the steps are counted here."""
 
     def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
         if isinstance(event, _COMPOSITIONS):  # comes back here for each part
@@ -143,7 +143,7 @@ class GuardedRdpAccountant(RdpAccountant):
         if reason is not None:
             return self.CompositionErrorDetails(event, reason)
         step = gaussian_step(event)
-        if do_compose and step is not None:  # else it releases nothing
+        if do_compose and step is not None:  # a step of None releases nothing
             self._counts[step] = self._counts.get(step, 0) + count
         return None
 
@@ -169,7 +169,7 @@ class GuardedRdpAccountant(RdpAccountant):
             rdp = self._at(order)
             return float(bound(order, rdp)) if rdp < math.inf else math.inf
 
-        # Series of orders in between may not converge: the whole ones first, then what is beside the best.
+        # The series of fractional orders may not converge: whole orders first, then those beside the best.
         whole = [order for order in orders if order.is_integer()] or orders
         low, high = 0, len(whole) - 1
         while low < high:
@@ -194,8 +194,7 @@ def rdp_curve(
     ----------
     event : dp_accounting.DpEvent
         Any composition of steps that the accountant ``"rdp"`` takes, as :func:`step_event` makes them
-        for it: the noise multiplier is the noise standard deviation over `l2_clip_norm`, and the
-        relation's factor two is put in here.
+        for it: the noise multiplier does not contain the relation's factor, which is applied here.
     orders : sequence of float
         Rényi orders, above 1.
     neighboring_relation : dp_accounting.NeighboringRelation

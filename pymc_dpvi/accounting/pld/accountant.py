@@ -1,18 +1,18 @@
 r"""The default accountant: privacy loss distributions, composed by a tilted FFT.
 
-It puts :mod:`pymc_dpvi.accounting.pld.gaussian_steps` behind dp-accounting's interface. In: events, which are
-only counted. Out: upper bounds of epsilon, of delta and of the whole curve :math:`\delta(\varepsilon)`.
+It gives :mod:`pymc_dpvi.accounting.pld.gaussian_steps` dp-accounting's interface. In: events, which are only
+counted. Out: upper bounds of epsilon, of delta and of the whole curve :math:`\delta(\varepsilon)`.
 
-A privacy loss distribution (PLD) holds the curve :math:`\delta(\varepsilon)` of a step. Its discretisation by
-connecting the dots only raises the curve (Doroshenko et al. 2022; `dominating_pairs`). dp-accounting composes
-by a plain FFT, whose delta fell short of the exact Gaussian curve by up to :math:`7\cdot10^{-17}\,T` (at
-:math:`T = 10^7`, :math:`\delta = 10^{-10}` its epsilon is 4 % too small). Here the FFT is tilted
-(`tilted_composition`), so that its error is bounded and relative to delta: it answers at
-:math:`\delta = 10^{-12}` and :math:`T = 10^7` alike.
+A privacy loss distribution (PLD) holds the curve :math:`\delta(\varepsilon)` of a step. Connecting the dots
+puts it on a grid and only raises the curve (Doroshenko et al. 2022; `dominating_pairs`). dp-accounting
+composes by a plain FFT, whose delta fell short of the exact Gaussian curve by up to :math:`7\cdot10^{-17}\,T`
+(at :math:`T = 10^7`, :math:`\delta = 10^{-10}` its epsilon is 4 % too small). The tilted FFT
+(`tilted_composition`) has a bounded error, relative to delta, and so answers at :math:`\delta = 10^{-12}` and
+:math:`T = 10^7` alike.
 
-The tests hold it against dp-accounting's own class and against the inverted moment generating function, which
-knows neither grid nor FFT. Epsilon is never below the truth, and within 1e-3 of it, except where a few rare
-steps lose nearly everything.
+The tests compare it with dp-accounting's class and with the inverted moment generating function, which needs
+neither grid nor FFT. Epsilon is never below that of the dominating pairs. It is within 1e-3 of it, except
+where a few steps lose nearly everything, with a small probability.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class TiltedPLDAccountant(CountingAccountant):
     schemes: ClassVar[Schemes] = {"full_batch": BOTH, "poisson": BOTH, "fixed_size": REPLACE}
 
     def _composed(self) -> tuple[Parts, float]:
-        """Return all steps as pairs with their counts, and mu of the steps on the full data, rounded up.
+        """Return the sampled steps as pairs with counts, and mu of the full-data steps, rounded up.
 
-        There are no pairs if all steps are on the full data: these add up to one Gaussian release.
+        If both kinds occur, the steps on the full data are one more pair; if all are on the full data, there
+        are no pairs, and mu is that of their one Gaussian release.
         """
         pairs: dict[LossPair, int] = {}
         full: dict[float, int] = {}  # by the noise over the sensitivity
@@ -91,7 +92,7 @@ class TiltedPLDAccountant(CountingAccountant):
         return min(1.0, math.exp(log_gaussian_delta(mu, epsilon)))
 
     def delta_curve(self, epsilons: ArrayLike) -> NDArray[np.float64]:
-        """Return upper bounds of delta at many epsilons, 0 or more, at the price of a few.
+        """Return upper bounds of delta at many epsilons, 0 or more, in about the time that ten take.
 
         The result has the same shape; it is tight, relative to delta, from 1 down to 1e-40.
         """

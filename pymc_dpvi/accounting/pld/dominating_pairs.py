@@ -1,9 +1,9 @@
 r"""One step's privacy loss on a grid, from above, with relative accuracy in the tails.
 
 A step is described by a dominating pair :math:`(P, Q)` (Zhu, Dong and Wang 2022): no two neighbouring data
-sets have outputs that are easier to tell apart. With noise of standard deviation :math:`\sigma` in units of
-the bound on one record and sampling probability :math:`q`, :math:`x` the noisy sum along the record in
-question,
+sets have outputs that are easier to tell apart. Let :math:`\sigma` be the noise standard deviation in units
+of the bound on one record, :math:`q` the sampling probability, and :math:`x` the noisy sum along the record
+in question. Then
 
 ==================  ==========  ================================================
 relation            law         is
@@ -17,11 +17,11 @@ replace one         :math:`P`   :math:`(1-q)\,N(0,\sigma^2) + q\,N(1,\sigma^2)`
 and batches of fixed size have the larger curve of a Poisson pair and its reverse (`FixedSizePair`). The
 privacy loss :math:`L(x) = \ln(dP/dQ)(x)` rises with :math:`x` and has an explicit inverse. **Connect the
 dots** (Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022) replaces it by a law on the grid :math:`\{ih\}`:
-the mass of a cell :math:`a \le L < b` is shared between its two ends such that :math:`P`'s and :math:`Q`'s
-are both kept. So no :math:`\delta(\varepsilon)` falls, whatever the grid.
+the mass of a cell :math:`a \le L < b` is shared between the two ends such that :math:`P` and :math:`Q` both
+keep their mass. So :math:`\delta(\varepsilon)` falls nowhere, whatever the grid.
 
-In: a pair and a grid step. Out: a :class:`LossLaw`, with bounds on what rounding did to it. Proofs:
-docs/accounting.md, sections 1 and 2. Rounding may only ever move mass to a larger loss.
+In: a pair and a grid step. Out: a :class:`LossLaw`, with bounds on its rounding errors. Proofs:
+docs/accounting.md, sections 1 and 2. What it may never do: move mass to a smaller loss.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 class LossLaw:
     """A privacy loss on the grid: an upper bound of one step's. Arrays have the shape (num_losses,).
 
-    `places` are the losses, ascending, in steps of `interval`; `probs` their probabilities; `infinite` that
-    of an infinite loss. `loss_error` is the shift of the loss by the rounding of the edges. `split` is the
-    variance that the grid adds at each loss, in units of ``interval**2`` and weighted with the probability:
-    it says how fine the grid is, and bounds nothing.
+    `places` are the losses, ascending, in units of `interval`; `probs` are their probabilities, and
+    `infinite` that of an infinite loss. `loss_error` bounds the error of the losses by the rounding of the
+    cells' edges. `split` is the variance that the grid adds at each loss, in units of ``interval**2`` and
+    times the probability: it says how fine the grid is, and bounds nothing.
     """
 
     interval: float
@@ -75,7 +75,7 @@ class LossLaw:
 
 
 def _edges(low: float, high: float) -> NDArray[np.int64]:
-    """Return edges of cells, in grid steps, from at or below `low` to at or above `high`; zero is one."""
+    """Return edges of cells in grid steps, zero among them, from at most `low` to at least `high`."""
 
     def outwards(reach: float) -> NDArray[np.int64]:
         pieces, start, width = [], 0, 1
@@ -99,9 +99,10 @@ def _normal_mass(low: Array, high: Array) -> Array:
 def _upper_mass(
     grid: Array, mass_p: Array, mass_q: Array, excess: Array, error: Array
 ) -> tuple[Array, Array]:
-    """Return P - e^loss Q, and a bound on its error, in the terms that are no larger than P and e^loss Q.
+    """Return P - e^loss Q of cells, and a bound on its error.
 
-    `excess` is P - Q, and `error` bounds its error.
+    It is summed from `excess` (P - Q, with an error of at most `error`) and a multiple of Q or P: no term is
+    larger than P or e^loss Q.
     """
     size = np.expm1(np.abs(grid))
     other = np.where(grid >= 0.0, -size * mass_q, size * mass_p)
@@ -114,7 +115,7 @@ class GaussianPair:
     """Dominating pair of one Poisson-sampled Gaussian step.
 
     `sampling_prob` is in (0, 1]; `noise_multiplier` is in units of the bound on one record. Neighbours differ
-    by a replaced record if `replace_one`, else by one more or one less.
+    in one replaced record if `replace_one`, else in one record more or less.
     """
 
     sampling_prob: float
@@ -123,27 +124,27 @@ class GaussianPair:
 
     @property
     def _distance(self) -> float:
-        """How far apart P's and Q's outermost components lie: the sensitivity."""
+        """How far apart the outermost components of P and Q lie: the sensitivity."""
         return sensitivity_factor("replace_one" if self.replace_one else "add_or_remove_one")
 
     @property
     def directions(self) -> tuple[bool, ...]:
-        """Whether the pair is to be reversed: both ways unless it is symmetric."""
+        """The values of `reverse` that matter: both unless the pair is symmetric."""
         return (False,) if self.replace_one or self.sampling_prob == 1.0 else (False, True)
 
     def spread(self) -> float:
-        r"""Return about the standard deviation of the loss, :math:`q\sqrt{e^{1/\sigma^2}-1}`."""
-        # min: the second moment of a badly covered exponential tail is no guide to the bulk
+        r"""Return about the loss's standard deviation, :math:`kq\sqrt{e^{1/\sigma^2}-1}` (sensitivity k)."""
+        # min: for little noise the far tail dominates the second moment, which says nothing of the bulk
         wide = self.sampling_prob * math.sqrt(math.expm1(min(self.noise_multiplier**-2, 4.0)))
         return self._distance * wide
 
     def _edges(self, tail: float) -> tuple[float, float]:
-        """Return x beyond which every component has less than `tail`."""
+        """Return x below and above which every component has less than `tail`."""
         reach = -float(special.ndtri(tail)) * self.noise_multiplier
         return -float(self.replace_one) - reach, 1.0 + reach
 
     def _exponent(self, x: Any) -> tuple[Any, Any]:
-        """Return the log-ratios of N(1) and of N(-1) to N(0)."""
+        """Return the log-ratios of N(1) and of N(-1) to N(0) at x."""
         scale = self.noise_multiplier**-2
         return scale * (x - 0.5), scale * (-x - 0.5)
 
@@ -161,7 +162,7 @@ class GaussianPair:
         return log_mixture(up) - (log_mixture(down) if self.replace_one else 0.0)
 
     def inverse_loss(self, loss: Array) -> Array:
-        """Return the x at which the loss is reached; minus infinity where all losses are greater."""
+        """Return the x at which the loss is reached; minus infinity where every loss is greater."""
         q, scale = self.sampling_prob, self.noise_multiplier**-2
         if self.replace_one:
             # qc (u - 1/u) = (1-q) (e^{L/2} - e^{-L/2}) for u = e^{x/s^2 - L/2}, c = e^{-1/(2 s^2)}
@@ -179,14 +180,15 @@ class GaussianPair:
         return np.where(inside, logs / scale + 0.5, -math.inf)
 
     def range(self, tail: float) -> tuple[float, float]:
-        """Return the losses that leave out less than `tail`, or what is beyond `MAX_LOSS`."""
+        """Return the least and the greatest loss, but for tails below `tail` or beyond `MAX_LOSS`."""
         low, high = self._edges(tail)
         return max(self.loss(low), -MAX_LOSS), min(self.loss(high), MAX_LOSS)
 
     def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
         """Return the privacy loss of (P, Q), or of (Q, P) if `reverse`, on a grid of step `interval`.
 
-        The tail of probability `tail` is cut off, and counted as an infinite loss.
+        What lies outside of `range(tail)` is rounded up: from below to the least loss, from above to
+        infinity.
         """
         low, high = self.range(tail)
         places = _edges(low / interval, high / interval)
@@ -196,7 +198,7 @@ class GaussianPair:
         mass_p, mass_q, excess, error = self._cells(x)
         below, above = self._outside(x[0], x[-1])
         if reverse:
-            # Q_i - e^{-b} P_i, of loss -b to -a, which goes to -a
+            # Q - e^{-b} P of a cell, whose loss is from -b to -a: this part goes to -a
             raw, wrong = _upper_mass(grid[1:], mass_p, mass_q, excess, error)
             flip = np.exp(-grid[1:])
             raw, wrong, mass = -flip * raw, flip * wrong, mass_q
@@ -211,7 +213,7 @@ class GaussianPair:
             probs[1:] += lower
             probs[:-1] += upper
             splits[:-1] = split
-            probs[-1] += above[1]  # the smallest loss: rounded up
+            probs[-1] += above[1]  # to the smallest loss, which is above its own
             probs, splits, places, infinite = probs[::-1], splits[::-1], -places[::-1], below[1]
         else:
             probs[:-1] += lower
@@ -238,7 +240,7 @@ class GaussianPair:
         return (below[0], below[1]), (above[0], above[1])
 
     def _cells(self, x: Array) -> tuple[Array, Array, Array, Array]:
-        """Return P, Q, P - Q of the cells between edges, and a bound on the error of the last."""
+        """Return P, Q and P - Q of the cells between edges, and a bound on the error of the last."""
         q, sigma = self.sampling_prob, self.noise_multiplier
         low, high = x[:-1] / sigma, x[1:] / sigma
         far = np.maximum(np.abs(low), np.abs(high)) + 1.0 / sigma
@@ -277,7 +279,7 @@ class GaussianPair:
         return mass_p, mass_q, excess, error
 
     def _loss_error(self, grid: Array, x: Array) -> float:
-        """Return how far the loss at the edges may be off the grid."""
+        """Return how far rounding may move the loss at the edges off the grid."""
         finite = np.isfinite(x)
         x, grid = np.abs(x[finite]), grid[finite]
         q, scale = self.sampling_prob, self.noise_multiplier**-2
@@ -298,9 +300,10 @@ class GaussianPair:
 class FixedSizePair:
     """Dominating curve of a Gaussian step on a batch of fixed size, under replace-one.
 
-    By Proposition 30 of Zhu, Dong and Wang (2022) it is, for all real epsilon, the larger one of the curves
-    of the Poisson pair (P, Q) and of (Q, P), with q = B/N and the noise relative to the sensitivity 2C. That
-    is the first for epsilon >= 0; the second one, below, is its mirror image (docs/accounting.md, section 2).
+    By Proposition 30 of Zhu, Dong and Wang (2022) it is, at every real epsilon, the larger one of the curves
+    of the Poisson pair (P, Q) and of (Q, P), with q = B/N and the noise relative to the sensitivity 2C. For
+    epsilon >= 0 that is the first. Below it is the second, whose loss is the mirror image
+    (docs/accounting.md, section 2).
     """
 
     sampling_prob: float
@@ -312,7 +315,7 @@ class FixedSizePair:
 
     @property
     def directions(self) -> tuple[bool, ...]:
-        """Only one: the curve is symmetric."""
+        """The only value of `reverse` that matters: the curve is symmetric."""
         return (False,)
 
     def spread(self) -> float:
@@ -320,7 +323,7 @@ class FixedSizePair:
         return self._pair.spread()
 
     def range(self, tail: float) -> tuple[float, float]:
-        """Return the losses that leave out less than `tail`."""
+        """Return the least and the greatest loss, but for less than `tail` at each end."""
         high = self._pair.range(tail)[1]
         return -high, high
 
@@ -331,7 +334,7 @@ class FixedSizePair:
         places, right, splits = one.places[positive], one.probs[positive], one.split[positive]
         shrink = np.exp(-interval * places)
         left = right * shrink
-        # The sum is known to be one, up to the error of the others
+        # All probabilities sum to one; MASS_ERROR is for the errors of the others
         zero = max(1.0 - float(left.sum()) - float(right.sum()) - one.infinite, 0.0) + MASS_ERROR
         split = np.concatenate([(splits * shrink)[::-1], one.split[one.places == 0], splits])
         probs = np.concatenate([left[::-1], [zero], right])

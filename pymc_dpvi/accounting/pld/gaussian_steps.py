@@ -1,11 +1,11 @@
-r"""Epsilon and delta of composed Gaussian steps, from above, for any delta that a float can hold.
+r"""Epsilon and delta of composed Gaussian steps, from above, for any delta from 1e-100.
 
 The steps are dominating pairs (`dominating_pairs`), composed by a tilted FFT (`tilted_composition`). This
 module chooses the grid step, the tilt, and the tail beyond which a loss counts as infinite (:math:`10^{-9}`
-of delta, over all steps). The choices affect how tight the bound is, never whether it holds:
-docs/accounting.md, section 3, says how they are made.
+of delta, over all steps). The choices affect how tight the bound is, never whether it holds
+(docs/accounting.md, section 3).
 
-Steps on the full data need none of this. They compose to :math:`\mu`-GDP with
+Steps on the full data alone need none of this: they compose to :math:`\mu`-GDP with
 :math:`\mu^2 = \sum_t s^2/\sigma_t^2`, whose curve is explicit (`gaussian`).
 """
 
@@ -35,12 +35,12 @@ MIN_DELTA = 1e-100
 """Smallest delta that is reported."""
 
 _SHORT_WINDOW = 2**14
-_FIRST_WINDOW = 2**16  # where the grid that the spread suggests would make it too long
+_FIRST_WINDOW = 2**16  # aimed at where the first grid makes the window too long
 _QUARTERINGS = 5
-_RESOLVED = 12.0  # ln of how far delta may lie below what the tilted law is scaled with
+_RESOLVED = 12.0  # ln of the largest factor from delta to the scale of the tilted law
 _TAIL_SHARE = 1e-9
 _PROFILE_DELTAS = (0.3, 1e-2, 1e-4, 1e-7, 1e-10, 1e-14, 1e-19, 1e-25, 1e-32, 1e-40)
-_START = 0.125  # of the standard deviation of a step, for a first look
+_START = 0.125  # the first grid step, in standard deviations of a step
 
 
 class LossPair(Hashable, Protocol):
@@ -54,7 +54,7 @@ class LossPair(Hashable, Protocol):
         """Return about the standard deviation of the loss."""
 
     def range(self, tail: float) -> tuple[float, float]:
-        """Return the least and the greatest loss but for a probability of `tail`."""
+        """Return the least and the greatest loss, but for a probability of `tail` at each end."""
 
     def law(self, interval: float, *, tail: float, reverse: bool) -> LossLaw:
         """Return the loss on the grid."""
@@ -70,7 +70,7 @@ def _power(number: float) -> int:
 
 @functools.lru_cache(maxsize=12)
 def _law(pair: LossPair, power: int, log2_tail: int, reverse: bool) -> LossLaw:
-    """Return a law; a search asks for the same one again and again."""
+    """Return a law; a search asks for the same one many times."""
     return pair.law(2.0**power, tail=2.0**log2_tail, reverse=reverse and True in pair.directions)
 
 
@@ -81,7 +81,7 @@ class _Direction:
         self._parts, self._reverse = parts, reverse
         self._tail = 8 * math.floor(math.log2(max(tail, MIN_DELTA)) / 8.0)
         width = max(high - low for low, high in (pair.range(2.0**self._tail) for pair, _ in parts))
-        self._finest = _power(width * 2.0**-45)  # a place is a whole number that a float can hold
+        self._finest = _power(width * 2.0**-45)  # places must be whole numbers that a float holds
         start = _power(_START * min(pair.spread() for pair, _ in parts))
         self._on_grid(max(start, self._finest))
 
@@ -96,9 +96,10 @@ class _Direction:
         return last - first
 
     def _settled(self, tilt: float, log_delta: float, epsilon: float) -> float:
-        """Return a smaller tilt if its window is much shorter, and the FFT still resolves delta.
+        """Return a smaller tilt if its window is much shorter and the FFT still resolves delta.
 
-        The moment generating function of a sampled Gaussian takes off at some tilt, and the window with it.
+        Above some tilt the moment generating function of a sampled Gaussian rises steeply, and the window is
+        long.
         """
         best, shortest = tilt, self._length(tilt, log_delta)
         trial = tilt
@@ -114,9 +115,9 @@ class _Direction:
         return best
 
     def refine(self, tilt: float, log_delta: float, epsilon: float, tolerated: float) -> float:
-        """Halve the grid until what it adds to epsilon at `tilt` is tolerated, or it cannot be halved.
+        """Refine the grid until what it adds to epsilon at `tilt` is tolerated, or refining helps no more.
 
-        Where the FFT would be too long it is made much coarser first. Returns the tilt to be used.
+        If the FFT would be too long, the grid is first made much coarser. Returns the tilt to be used.
         """
         before = math.inf
         while True:
@@ -131,13 +132,13 @@ class _Direction:
             if excess <= 1.0 or self._at <= self._finest or excess > 0.8 * before:
                 return used
             before = excess
-            # The error goes with the square of the step once cells are narrow, else with the step
+            # The error is proportional to the step, and to its square once cells are narrow
             self._on_grid(max(self._at - max(1, _power(math.sqrt(excess))), self._finest))
 
     def epsilon(self, tilt: float, delta: float, about: float, tolerated: float) -> tuple[float, float]:
-        """Return epsilon at `delta`, of any sign, and the scale of the curve there, given about what it is.
+        """Return epsilon at `delta`, of any sign, and the scale of the curve there.
 
-        The grid adds no more than is tolerated.
+        `about` is about this epsilon. The grid adds no more than `tolerated`, if it can be made so fine.
         """
         used = self.refine(tilt, math.log(delta), about, tolerated)
         curve = self.composition.curve(used, math.log(delta))
@@ -145,7 +146,7 @@ class _Direction:
         return found, curve.scale(found)
 
     def delta(self, tilt: float, log_delta: float, epsilon: float) -> tuple[float, bool]:
-        """Return delta at `epsilon`, given the log of about what it is, and whether that was so."""
+        """Return delta at `epsilon`, and whether `log_delta`, a guess of its log, was near enough."""
         used = self.refine(tilt, log_delta, epsilon, DELTA_TOLERANCE / tilt)
         curve = self.composition.curve(used, log_delta)
         found = curve.delta(epsilon)
@@ -166,11 +167,11 @@ def composed_epsilon(parts: Parts, delta: float) -> float:
         one = _Direction(parts, reverse, tail)
         tilt, about = one.composition.tilt_for_delta(delta)
         if found > 0.0 and about * (1.0 + 1e-9) < found:
-            continue  # already the Chernoff bound is below what the other direction needs
+            continue  # the Chernoff bound is already below the other direction's epsilon
         tolerated = max(GRID_TOLERANCE * about, DELTA_TOLERANCE / tilt) if about > 0.0 else 0.0
         own, scale = one.epsilon(tilt, delta, about, tolerated)
         again = max(GRID_TOLERANCE * own, DELTA_TOLERANCE * scale)
-        if own > 0.0 and again < 0.5 * tolerated:  # where few steps lose nearly all, the bound is far off
+        if own > 0.0 and again < 0.5 * tolerated:  # a few steps lose nearly all: Chernoff is far off
             own, _ = one.epsilon(tilt, delta, own, again)
         found = max(found, own)
     return found
@@ -181,7 +182,7 @@ def composed_delta(parts: Parts, epsilon: float) -> float:
     n_steps = sum(count for _, count in parts)
     found, sure = MIN_DELTA, True
     for reverse in _directions(parts):
-        # First the order of magnitude, which says how much of the tail is needed
+        # First the order of magnitude, which says where to cut the tail
         one = _Direction(parts, reverse, 1e-30 / n_steps)
         tilt, log_delta = one.composition.tilt_for_epsilon(epsilon)
         log_delta = max(log_delta, math.log(MIN_DELTA))
@@ -195,8 +196,8 @@ def composed_delta(parts: Parts, epsilon: float) -> float:
     found = min(found, 1.0)
     if sure or epsilon == 0.0:
         return found
-    # Where few steps lose nearly all, Chernoff's bound is far off, and with it the tilt, the grid and what is
-    # neglected. Epsilon is evaluated around the delta itself: the least delta whose epsilon is no larger.
+    # Where a few steps lose nearly all, Chernoff's bound is far off, and the bound from it is loose. Then the
+    # result is the least delta whose epsilon, evaluated around that delta itself, is at most `epsilon`.
     ask = functools.partial(composed_epsilon, parts)
     return least_number(ask, epsilon, start=found, low=MIN_DELTA, high=found) or found
 
@@ -204,7 +205,7 @@ def composed_delta(parts: Parts, epsilon: float) -> float:
 def composed_profile(parts: Parts, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return upper bounds of delta at many epsilons, 0 or more and of any shape, in [`MIN_DELTA`, 1].
 
-    Each is the least of some curves, each tight around one delta.
+    In each direction a bound is the least of several curves, each tight around one delta.
     """
     n_steps = sum(count for _, count in parts)
     worst = np.full(epsilons.shape, MIN_DELTA)

@@ -8,14 +8,14 @@ law is convolved instead,
           \kappa(\lambda) = \ln \sum_\ell p_\ell\, e^{\lambda\ell}, \qquad
           p^{*T}_\ell = e^{T\kappa(\lambda) - \lambda\ell}\, \tilde p^{*T}_\ell,
 
-an identity for every :math:`\lambda`. :math:`\lambda` minimises the Chernoff bound
+an identity for every :math:`\lambda`. The :math:`\lambda` that minimises the Chernoff bound
 :math:`\delta \le c(\lambda)\,e^{T\kappa(\lambda)-\lambda\varepsilon}`,
 :math:`c(\lambda) = \lambda^\lambda/(1+\lambda)^{1+\lambda}` (Canonne, Kamath and Steinke 2020, Proposition
-12). There the tilted mean lies at the epsilon in question, and errors are *relative* to delta.
+12), puts the tilted mean near the epsilon in question. There the FFT's error is small *relative* to delta.
 
-In: laws on one grid, with counts. Out: a :class:`DeltaCurve`, an upper bound of delta in floating point also:
-mass outside of the window, the FFT's error, relative errors of single probabilities and the shift of the loss
-are each bounded and added (docs/accounting.md, section 3). Nothing may be left out of these without a bound.
+In: laws on one grid, with counts. Out: a :class:`DeltaCurve`, an upper bound of delta in floating point also.
+Mass above the window, the FFT's error, relative errors of single probabilities and the error of the loss are
+bounded and added (docs/accounting.md, section 3). What it may never do: leave out an error without a bound.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _normalised(exponents: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class DeltaCurve:
-    """Upper bound of delta on a grid of epsilons, tight near the point that it was made for.
+    """Upper bound of delta on a grid of epsilons, tight near the point for which it was made.
 
     `epsilons` ascend and `deltas` do not; both have the shape (num_points,).
     """
@@ -66,19 +66,19 @@ class DeltaCurve:
     deltas: Array
 
     def epsilon(self, delta: float) -> float:
-        """Return the epsilon, of any sign, at which the curve reaches `delta`; infinity if it does not."""
-        at = int(np.searchsorted(-self.deltas, -delta))  # the first that is not above delta
+        """Return the epsilon, of any sign, at which the curve falls to `delta`; infinity if it does not."""
+        at = int(np.searchsorted(-self.deltas, -delta))  # the first point at or below delta
         if at == len(self.deltas):
             return math.inf
         if at == 0:
             return float(self.epsilons[0])
-        # delta is linear in exp(epsilon) between the losses of a discrete law
+        # between the losses of a discrete law, delta is linear in exp(epsilon)
         step = float(self.epsilons[at] - self.epsilons[at - 1])
         share = (self.deltas[at - 1] - delta) / (self.deltas[at - 1] - self.deltas[at])
         return float(self.epsilons[at - 1]) + math.log1p(float(share) * math.expm1(step))
 
     def scale(self, epsilon: float) -> float:
-        """Return delta over its slope: how far epsilon moves for a change of delta by itself."""
+        """Return delta over its slope: about how far epsilon falls when delta grows e-fold."""
         at = int(np.clip(np.searchsorted(self.epsilons, epsilon), 1, len(self.epsilons) - 1))
         step = float(self.epsilons[at] - self.epsilons[at - 1])
         drop = float(self.deltas[at - 1] - self.deltas[at])
@@ -138,7 +138,7 @@ class Composition:
         return math.sqrt(variance)
 
     def added_epsilon(self, tilt: float) -> float:
-        """Return about what the grid has added to epsilon, at the tilt that belongs to it."""
+        """Return about what the grid has added to epsilon, at the epsilon that fits `tilt`."""
         added = 0.0
         for law, count, log_probs, losses, kept in self._parts:
             weights = _normalised(log_probs + tilt * losses)
@@ -170,7 +170,7 @@ class Composition:
     def window(self, tilt: float, log_delta: float) -> tuple[int, int]:
         """Return the first and the last grid index of the window around the tilted mean.
 
-        `log_delta` is the log of about the delta in question.
+        `log_delta` is about the log of the delta in question.
         """
         key = (tilt, log_delta)
         if key not in self._windows:
@@ -193,10 +193,10 @@ class Composition:
         return math.floor(start / self.interval), math.ceil(end / self.interval) + 1
 
     def curve(self, tilt: float, log_delta: float) -> DeltaCurve:
-        """Return the upper bound of delta(epsilon) over the window.
+        """Return the upper bound of delta(epsilon) over the window, tight near the epsilon that fits `tilt`.
 
-        `tilt` is best at the epsilon in question. The neglected mass is relative to exp(`log_delta`), about
-        the delta in question.
+        The mass above the window is at most `WINDOW_SHARE` times exp(`log_delta`), about the delta in
+        question.
         """
         if self.n_steps == 1:
             law = self._parts[0][0]
@@ -206,7 +206,7 @@ class Composition:
             first, last = self.window(tilt, log_delta)
             losses = self.interval * np.arange(first, last + 1, dtype=np.float64)
             probs = self._convolve(tilt, first, last - first + 1)
-            # min: this far below the mean delta is one anyway
+            # min: so far below the mean, delta is one
             density = probs * np.exp(np.minimum(self.cumulant(tilt) - tilt * losses, 600.0))
             deltas = self._tail_sums(density)
             extra = self.infinite + WINDOW_SHARE * math.exp(log_delta)
@@ -217,7 +217,7 @@ class Composition:
         return DeltaCurve(epsilons, np.minimum((deltas + extra) * math.exp(worst) * (1.0 + _SUM_ERROR), 1.0))
 
     def _tail_sums(self, density: Array) -> Array:
-        """Return delta of the finite losses at each of them, from their probabilities."""
+        """Return delta of the finite losses at each grid point, from their probabilities."""
         beyond = np.cumsum(density[::-1])[::-1]  # sum of those at or above
         after = np.append(beyond[1:], 0.0)  # sum of those above
         # sum_{i > j} p_i (1 - e^{(j-i)h}) = (1 - e^{-h}) sum_{k >= j} e^{-(k-j)h} sum_{i > k} p_i
@@ -225,7 +225,7 @@ class Composition:
         return signal.lfilter(*weights, after[::-1])[::-1]  # type: ignore[no-any-return]
 
     def _rounding(self, tilt: float) -> float:
-        """Return the relative error of a probability of one step, tilted."""
+        """Return a bound of the relative error of a tilted probability of one step."""
         size = max(
             float(np.abs(log_probs).max() + tilt * np.abs(losses).max())
             for _, _, log_probs, losses, _ in self._parts
@@ -233,7 +233,7 @@ class Composition:
         return MASS_ERROR + 4.0 * _UNIT * (8.0 + size)
 
     def _convolve(self, tilt: float, first: int, length: int) -> Array:
-        """Return the tilted law of the sum on the window, from above but for relative errors."""
+        """Return the tilted law of the sum on the window, rounded up but for `_rounding`."""
         size = fft.next_fast_len(length, real=True)
         while _greatest_factor(size) > 5:
             size = fft.next_fast_len(size + 1, real=True)
@@ -247,7 +247,7 @@ class Composition:
             weights = np.exp(exponents - top)
             weights /= weights.sum()
             places = law.places[kept]
-            # the mean goes to zero, which keeps the phases, and their T-fold rounding, small
+            # the mean is moved to zero: phases stay small, and so do their T-fold rounding errors
             centre = round(float((weights * losses).sum()) / self.interval)
             origin += count * centre
             wrapped = np.bincount((places - centre) % size, weights=weights, minlength=size)
@@ -269,7 +269,7 @@ class Composition:
 
 
 def _one_step(law: LossLaw) -> Array:
-    """Return delta of the finite losses at each of them, by the same sums over losses of any distance."""
+    """Return delta of the finite losses at each of them, which need not be evenly spaced."""
     rises = np.diff(law.losses)
     share, decay = -np.expm1(-rises), np.exp(-rises)
     deltas = np.zeros(len(law.probs))
