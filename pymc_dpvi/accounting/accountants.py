@@ -115,6 +115,12 @@ class AccountantInfo:
                 f"{neighboring_relation.name}. Pass neighboring_relation="
                 f"NeighboringRelation.{neighboring_relation.name} when making it."
             )
+        if getattr(made, "data_dependent", False) and not self.data_dependent:
+            raise ArgumentError(
+                f"the factory {self.name!r} returned a {type(made).__name__}, which computes epsilon from "
+                "the records: no run may be calibrated to that. Use accountant='pld', or pass the "
+                "accountant itself to look at its epsilon."
+            )
         _check_fresh(made)
         return made
 
@@ -280,7 +286,10 @@ def accountant_info(accountant: Any) -> AccountantInfo:
         factory = functools.partial(_call_factory, accountant)
     else:
         raise ArgumentError(f"{_WANTED}; found a {type(accountant).__name__}.")
-    return AccountantInfo(name=name, guarantee=UNKNOWN, source="user supplied", factory=factory)
+    own = getattr(accountant, "data_dependent", False)
+    return AccountantInfo(
+        name=name, guarantee=UNKNOWN, source="user supplied", factory=factory, data_dependent=own is True
+    )
 
 
 def make_accountant(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, PrivacyAccountant
@@ -32,6 +33,7 @@ from pymc_dpvi.accounting import (
     accountant_info,
     epsilon,
     make_accountant,
+    noise_multiplier,
     rdp_curve,
     require_proven,
 )
@@ -399,6 +401,47 @@ def test_an_epsilon_that_is_made_of_the_data_is_never_released() -> None:
             with pytest.raises(ArgumentError, match="distances_are_public=True"):
                 require_proven(info, allow)
     assert not any(accountant_info(name).data_dependent for name in ACCOUNTANT_NAMES if name != "bayesian")
+
+
+class OwnBayesian(BayesianAccountant):
+    """A user's own, which is none of this package's classes."""
+
+
+@pytest.mark.parametrize(
+    "accountant",
+    [
+        OwnBayesian(DISTANCES),
+        lambda relation: BayesianAccountant(DISTANCES),
+        lambda relation: OwnBayesian(DISTANCES),
+    ],
+)
+def test_nor_is_one_that_a_factory_or_a_class_of_the_users_hides(accountant: Any) -> None:
+    """With `allow_unproven` it calibrated noise by private distances."""
+    settings: dict[str, Any] = {"delta": 1e-5, "n_steps": 10, "sampling_prob": 0.1, "accountant": accountant}
+    with pytest.raises(ArgumentError, match="records"):
+        noise_multiplier(epsilon=1.0, **settings, allow_unproven=True)
+    public = BayesianAccountant(DISTANCES, distances_are_public=True)
+    assert not accountant_info(public).data_dependent
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1, 0.4, 1.0])
+@pytest.mark.parametrize("prob", [1e-6, 1e-4, 0.01, 0.9])
+def test_rdp_covers_its_rounding_errors(noise: float, prob: float) -> None:
+    """Against 60 digits; without its relative part, small noise fell short by a unit in the last place."""
+    orders = (2, 3, 16, 32, 64, 128, 256)
+    event = dp_accounting.PoissonSampledDpEvent(prob, dp_accounting.GaussianDpEvent(noise))
+    with mpmath.workdps(60):
+        q, z = mpmath.mpf(prob), mpmath.mpf(noise)
+        for order, found in zip(orders, rdp_curve(event, orders), strict=True):
+            moment = mpmath.fsum(
+                mpmath.binomial(order, j)
+                * q**j
+                * (1 - q) ** (order - j)
+                * mpmath.exp((j * j - j) / (2 * z**2))
+                for j in range(order + 1)
+            )
+            exact = mpmath.log(moment) / (order - 1)
+            assert exact <= found <= exact * (1 + mpmath.mpf("1e-11")) + mpmath.mpf("1e-10")
 
 
 @pytest.mark.parametrize("name", PROVEN)
