@@ -25,7 +25,7 @@ def new_axes(ax: Any) -> Any:
 
 
 def label(name: str) -> str:
-    """Return a name for Matplotlib, where ``a$b^$c`` would be a bad formula and a legend leaves out ``_x``."""
+    """Return a name that Matplotlib shows as it is: ``a$b^$c`` is no formula, a legend leaves out ``_x``."""
     from matplotlib.mathtext import MathTextParser
 
     if "$" in name:

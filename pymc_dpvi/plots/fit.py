@@ -148,7 +148,7 @@ def _check_diagnostics(source: Any) -> None:
 
 
 def _norms_of_noise(variances: np.ndarray) -> tuple[float, float]:
-    """5 % and 95 % quantiles of the norm of independent normals, by a χ² with the square's mean and variance."""
+    """5 % and 95 % of the norm of independent normals, by a χ² with the mean and variance of its square."""
     unit = np.sum(variances**2) / np.sum(variances)
     low, high = np.sqrt(unit * stats.chi2.ppf([0.05, 0.95], np.sum(variances) / unit))
     return float(low), float(high)

@@ -196,7 +196,7 @@ class DPApproximation(CheckedExpressions):
         Notes
         -----
         Privacy: post-processing of what `fit` released; it costs nothing, however often it is called.
-        Deterministics in `withheld` are left out. Dims of a free variable or a public array keep their labels.
+        Deterministics in `withheld` are left out. Dims of free variables and public arrays keep their labels.
 
         All draws of the free variables are finite, and so are those of a Deterministic if half of its first
         draws are. Where the noise hides what the records say of a latent value, the noise-aware posterior is

@@ -158,8 +158,8 @@ def finite_draws(
     first draws are.
     """
     # The exponential of 800 is infinite, and a latent value may lie there if the noise leaves it wide open.
-    # Drawing again gives the posterior under the condition that its variables are finite. A Deterministic that
-    # is undefined for most draws is no reason to drop them.
+    # Drawing again gives the posterior under the condition that its variables are finite. A Deterministic
+    # that is undefined for most draws is no reason to drop them.
     flat = draw(draws)
     values = evaluate(flat)
     fine = [_finite(v) for v in values]

@@ -1,9 +1,9 @@
 r"""What a release means for one person, in words that need no definition of ε.
 
 All figures follow from the privacy profile of the mechanism (formulas: `accounting.tradeoff`), not from one
-pair (ε, δ). The difference is large: 10,000 Poisson-sampled steps with :math:`q = 0.01` and :math:`z = 1` have
-:math:`\varepsilon = 6.19` at :math:`\delta = 10^{-5}`. From this pair alone a membership advantage of 0.996
-would follow; the mechanism's own is 0.48.
+pair (ε, δ). The difference is large: 10,000 Poisson-sampled steps with :math:`q = 0.01` and :math:`z = 1`
+have :math:`\varepsilon = 6.19` at :math:`\delta = 10^{-5}`. From this pair alone a membership advantage of
+0.996 would follow; the mechanism's own is 0.48.
 
 **Several runs.** Let run :math:`i` have the profile :math:`\delta_i`. Three statements are possible.
 
@@ -17,8 +17,8 @@ would follow; the mechanism's own is 0.48.
 3. Nothing was limited beforehand. Then no statement about the whole is proven. The totals that were spent are
    reported, and the figures are those of 2 with these totals as the limits.
 
-The default is 2. A minimum of :math:`\sum_i \delta_i(\varepsilon_i)` over the ways to split ε is valid under 1
-only, where the composed profile is smaller. Under 2, a later run's curve may depend on the first one's result.
+The default is 2. A minimum of :math:`\sum_i \delta_i(\varepsilon_i)` over the ways to split ε is valid under
+1 only, where the composed profile is smaller. Under 2, a later run's curve may depend on the first result.
 
 **Odds.** Bounds on odds hold in all but a share of releases. That share is not δ: see `accounting.tradeoff`.
 """

@@ -79,8 +79,9 @@ class PrivacyReport:
 
     Notes
     -----
-    Privacy: may be published with the release. Only the number of steps run can depend on the records: if a
-    callback ends the fit by what it sees, which is post-processing.
+    Privacy: may be published with the release. Only the number of steps run can depend on the records: a
+    callback may end the fit by what it sees, which is post-processing, or a person after some time, and run
+    times are not covered by the guarantee.
     """
 
     neighboring_relation: str
