@@ -1,6 +1,6 @@
 r"""Running moments of the noisy gradients, from which the optimum is inferred.
 
-Step t of a fit evaluates the model at a latent draw :math:`z_t`, and of it are released (`step`)
+Step t of a fit evaluates the model at a latent draw :math:`z_t` and yields (`step_graph`)
 
 .. math:: l_t = \tilde s_t / q, \qquad a_t = \nabla \log p(z_t), \qquad s_t ,
 

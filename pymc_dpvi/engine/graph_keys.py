@@ -31,7 +31,7 @@ from pytensor.scalar.loop import ScalarLoop
 
 __all__ = ["graph_key", "source_hash"]
 
-#: Attributes of every operation on scalars; all that they say is in its type and the types of its results.
+#: Attributes of every operation on scalars: its type and the types of its results tell the same.
 _OF_SCALARS = {"name", "output_types_preference", "bool"}
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), np.generic, np.dtype, slice)
 

@@ -106,7 +106,7 @@ def private_sum(
 ) -> TensorVariable:
     """Mark the noisy sum of clipped gradients: float64, the blocks' columns in order, then the tally.
 
-    Parameters as of `PrivateSum`; `count` is all rows by default.
+    Parameters are those of `PrivateSum`; by default all rows count.
     """
     op = PrivateSum(l2_clip_norm, [b.form for b in gradients], tally_weight)
     arrays = [array for b in gradients for array in b.arrays]

@@ -134,7 +134,7 @@ class RunningClip:
     ) -> dict[Variable, Variable]:
         """Return the new values of the state after a step, by shared variable.
 
-        `tally` are the noisy counts as the private sum releases them, in the units of a gradient clipped at
+        `tally` are the noisy counts as the noisy sum releases them, in the units of a gradient clipped at
         the start value; `scale` is one over the sampling probability.
         """
         rule = self.rule

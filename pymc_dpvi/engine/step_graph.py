@@ -52,10 +52,10 @@ __all__ = ["StepGraph"]
 class StepGraph:
     """What one step computes, as graphs of its inputs and of shared variables.
 
-    Parameters as of `PrivateStep`, and so are attributes of the same names. `per_step` are the inputs of a
-    step (batch, its size, noise, base draws, weight in the average), `spacing` is that of all steps; `data`
-    are the record arrays, `batch` their rows; `averages` those of the parameters; `noisy` is the gradients'
-    noisy sum; `grads` are the gradients of the negative evidence lower bound by the parameters.
+    Parameters, and attributes with the same names, are those of `PrivateStep`. `per_step` are the inputs that
+    differ from step to step (batch, its size, noise, base draws, weight in the average), `spacing` is the
+    other one; `data` are the record arrays, `batch` their rows; `averages` are those of the parameters;
+    `noisy` is the gradients' noisy sum; `grads` are the gradients of the negative evidence lower bound.
     """
 
     def __init__(
