@@ -4,8 +4,8 @@ Write an ordinary PyMC model on the full data, and fit it with
 
 ``approx = pm.fit(2000, method=DPADVI(epsilon=1.0, delta=1e-6))``
 
-``approx.sample()`` returns ArviZ data that is safe to publish, and ``approx.privacy`` says what was
-spent and on which assumptions.
+``approx.sample()`` returns ArviZ data that is safe to publish. ``approx.privacy`` says what the fit cost, and
+on which assumptions.
 """
 
 from __future__ import annotations

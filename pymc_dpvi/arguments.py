@@ -1,8 +1,8 @@
-"""Checks of what a user types, before anything is spent.
+"""Checks of a user's arguments, before anything is spent.
 
-Each returns the value in its plain Python type, or raises :class:`ArgumentError` with the name of the
-argument, what was found, and what to type instead. Booleans and strings are refused although Python
-would convert them: ``epsilon=True`` is a mistake, not a budget of one.
+A check returns the value in its plain Python type, or raises an :class:`ArgumentError` with the name of the
+argument, what was found, and what to type instead. Booleans and strings are refused although Python would
+convert them: ``epsilon=True`` is a mistake, not a budget of one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def _kind(value: object) -> str:
-    """Name the type of a value, and not the value."""
+    """Name the type of a value without the value."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in tuple('aeio') or name == 'ndarray' else 'a'} {name}"
 
@@ -42,7 +42,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str], or_else: str = "
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return `value` as a bool, or raise: an array or a string is no answer to yes or no."""
+    """Return `value` as a bool, or raise if it is anything else, such as an array or a string."""
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(f"{name} must be True or False; found {_kind(value)}.")
     return bool(value)
@@ -79,10 +79,7 @@ def check_number(
 
 
 def check_integer(name: str, value: Any, *, low: int = 1, high: int | None = None) -> int:
-    """Return `value` as an int between `low` and `high`, or raise; 10.0 is no integer here.
-
-    None of more than 1000 bits is taken: no float64 holds it.
-    """
+    """Return `value` as an int between `low` and `high`, or raise; 10.0 is no integer here."""
     wanted = f"an integer of at least {low}" if high is None else f"an integer between {low} and {high:,}"
     try:
         if isinstance(value, bool | np.bool_):
@@ -90,7 +87,7 @@ def check_integer(name: str, value: Any, *, low: int = 1, high: int | None = Non
         number = operator.index(value)
     except TypeError:
         raise ArgumentError(f"{name} must be {wanted}; found {_kind(value)}.") from None
-    if number.bit_length() > 1000:  # no float64 holds it, and Python writes some thousand digits at the most
+    if number.bit_length() > 1000:  # float64 would overflow, and Python writes a few thousand digits at most
         raise ArgumentError(f"{name} must be {wanted}; found one of {number.bit_length()} bits.")
     if number < low or (high is not None and number > high):
         raise ArgumentError(f"{name} must be {wanted}; found {number}.")
@@ -103,6 +100,6 @@ def check_seed(name: str, value: Any) -> int:
 
 
 def check_run_id(name: str, value: Any) -> None:
-    """Raise unless `value` is an id as fits have it, or empty: it goes into releases, as nothing else may."""
+    """Raise unless `value` is empty or an id as fits make it: an id is released, and no other text may be."""
     if not isinstance(value, str) or not set(value) <= set("0123456789abcdef") or len(value) not in (0, 16):
         raise ArgumentError(f"{name} must be 16 hexadecimal digits, or empty.")

@@ -1,9 +1,9 @@
-"""What a user is warned of in a fit that is not refused.
+"""Warnings of a fit that is not refused.
 
-In: settings and a model. Out: warnings, which come before anything is charged, since a warning may be an
+In: settings and a model. Out: warnings, before anything is charged, since Python may turn a warning into an
 error; and a line in the log.
 
-What it must never do: let a warning depend on the number of records where that is not public.
+What it must never do: let a warning depend on the number of records if that is not public.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["log_earlier_fit", "warn_before_charge", "warn_of_single_precision"]
 
 _logger = logging.getLogger(__name__)
 
-#: A delta that is warned of whatever the number of records, which would have to be below ten thousand.
+#: A delta that is too large for more than ten thousand records, and is warned of whatever their number.
 _LARGE_DELTA = 1e-4
 
 _SINGLE = (
@@ -53,7 +53,7 @@ def warn_before_charge(settings: PrivacySettings, model: pm.Model, num_records: 
 
 
 def _warn_of_large_delta(settings: PrivacySettings, num_records: int) -> None:
-    """Warn if δ is no smaller than 1/N; where N is not public, than a number that does not tell it."""
+    """Warn if δ is at least 1/N, or at least `_LARGE_DELTA` if N is not public."""
     public = settings.num_records_public
     if settings.delta >= (1.0 / num_records if public else _LARGE_DELTA):
         known = "not below" if public else "large: choose it below"
@@ -64,7 +64,7 @@ def _warn_of_large_delta(settings: PrivacySettings, num_records: int) -> None:
 
 
 def log_earlier_fit(earlier: PrivacyReport | None, cost: PrivacyRun) -> None:
-    """Say what this fit and earlier ones by the same method cost together, where no budget limits them."""
+    """Log what this fit and earlier ones by the same method cost together; no budget limits them."""
     if earlier is not None:
         _logger.warning(
             "This is another fit by the same method: together epsilon = %s, delta = %s. A PrivacyBudget "

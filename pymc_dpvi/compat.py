@@ -1,6 +1,6 @@
 """Differences between PyMC 5 (ArviZ 0.23, InferenceData) and PyMC 6 (ArviZ 1.x, DataTree).
 
-Everything that must ask for a version asks here.
+All code that depends on their versions is here.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = [
 PosteriorData = Any
 
 _TAKEN = {"allow_input_downcast", "givens", "inputs", "on_unused_input", "outputs", "updates"}
-#: No compiler: each operation as NumPy and SciPy compute it. Fused, they would be Python calls on scalars.
+#: No compiler: NumPy and SciPy compute each operation. Fused operations would be Python calls on scalars.
 _PYTHON = Mode("py", RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion"]))
-#: The mode of a step, and that of the rows of its batch if it is another one.
+#: The mode of a step, and that of the rows of its batch if that differs.
 _BACKENDS: dict[str, tuple[Any, str | None]] = {
     "numba": ("NUMBA", None),
     "c": ("CVM", None),
@@ -60,10 +60,10 @@ def posterior_data(
     attrs: Mapping[str, Any],
     transformed: Mapping[str, np.ndarray] | None = None,
 ) -> PosteriorData:
-    """Make the ArviZ object of the installed version: arrays are of shape (chain, draw, ...).
+    """Make the ArviZ object of the installed version from arrays of shape (chain, draw, ...).
 
-    `coords` and `dims` are of the variables' own axes; `attrs` go on the whole and on its posterior group
-    (both survive netCDF); `transformed` goes into the group ``unconstrained_posterior``.
+    `coords` and `dims` are those of the variables' own axes. `attrs` go on the whole and on its posterior
+    group (both survive netCDF), `transformed` into the group ``unconstrained_posterior``.
     """
     groups = {"posterior": dict(posterior)}
     coords, dims = dict(coords), {k: list(v) for k, v in dims.items()}
@@ -84,10 +84,10 @@ def posterior_data(
 
 
 def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Write `backend` as PyTensor's ``mode``, numba if nothing is said, among the arguments of ``function``.
+    """Return the arguments of ``function`` with the ``mode`` of `backend`; numba by default.
 
-    `rows_mode` has what is different for the rows of a batch. An ArgumentError if the backend is unknown or
-    not installed, or if `compile_kwargs` holds a mode too.
+    `rows_mode` has those that differ for the rows of a batch. An ArgumentError if the backend is unknown or
+    not installed, or if `compile_kwargs` has a mode, too.
     """
     if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
         raise ArgumentError("compile_kwargs must be a dict, such as {'mode': 'CVM'}.")
@@ -130,15 +130,15 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
 
 @cache
 def default_numba_mode() -> Mode:
-    """Return the mode of ``backend="numba"``, the same object each time: what it compiles can be shared."""
+    """Return the mode of ``backend="numba"``, always the same object, by which `compile_cache` knows it."""
     return without_raising(get_mode("NUMBA"))
 
 
 def rows_mode(backend: str | None) -> dict[str, Any]:
     """Return the ``mode`` of the rows of a batch, if it is not that of the step.
 
-    JAX computes the records' gradients. It has no kernel that adds them up, clipped and on a lattice; the
-    step around them is PyTensor's.
+    JAX computes the records' gradients only: there is no JAX kernel that clips them and adds them up on a
+    lattice.
     """
     mode = _BACKENDS[backend or "numba"][1]
     return {} if mode is None else {"mode": without_raising(get_mode(mode))}
@@ -146,7 +146,7 @@ def rows_mode(backend: str | None) -> dict[str, Any]:
 
 @contextmanager
 def quiet_pytensor() -> Iterator[None]:
-    """Keep PyTensor silent while a graph with data in it is taken apart or compiled.
+    """Silence PyTensor while a graph with data in it is examined or compiled.
 
     A rewrite that fails logs the values of arrays, and a warning may quote them.
     """

@@ -1,9 +1,8 @@
 """Errors and warnings of pymc_dpvi.
 
-Every error is a :class:`PrivacyError` and also the built-in type that a caller would expect
-(`ValueError`, `TypeError`, ...). A message names the argument or the model variable, says what was
-found, why it cannot be private, and what to type instead. It never contains a data value: an error
-text leaves the process, and nobody has accounted for it.
+Every error is a :class:`PrivacyError`; the subclasses are also a `ValueError` or a `RuntimeError`. A message
+names the argument or the model variable, says what was found, why it cannot be private, and what to type
+instead. It never contains a data value: an error's text may leave the process, and is not accounted for.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = [
     "UnsupportedModelError",
 ]
 
-#: What stands between this package's functions and whoever called them.
+#: Packages whose frames may be between a warning and the caller's line.
 _BETWEEN = {"pymc_dpvi", "pymc", "contextlib"}
 
 
@@ -41,11 +40,11 @@ class CalibrationError(PrivacyError, ValueError):
 
 
 class BudgetExceededError(PrivacyError, ValueError):
-    """A privacy budget has not enough left for what was asked; nothing was charged."""
+    """A privacy budget has too little left for what was asked; nothing was charged."""
 
 
 class LedgerError(PrivacyError, RuntimeError):
-    """The file of a privacy budget is missing, busy, damaged or not one; nothing was charged."""
+    """The file of a privacy budget is missing, busy, damaged, or another file; nothing was charged."""
 
 
 class UnsupportedModelError(PrivacyError, ValueError):
@@ -53,13 +52,13 @@ class UnsupportedModelError(PrivacyError, ValueError):
 
 
 class NotSeparableError(UnsupportedModelError):
-    """The likelihood is not a product over records: one record enters another one's term."""
+    """The likelihood is not a product over records: one record enters another record's factor."""
 
 
 class ModelEvaluationError(PrivacyError, RuntimeError):
     """The model's own graph raised while it was evaluated on the records.
 
-    The original exception is not chained, because PyTensor writes input values into its texts.
+    The original exception is not chained, because PyTensor quotes input values in its messages.
     """
 
 
@@ -72,7 +71,7 @@ class PrivacyWarning(UserWarning):
 
 
 def warn(message: str, category: type[Warning] = PrivacyWarning) -> None:
-    """Warn at the line that called this package, by itself or through PyMC.
+    """Warn at the line that called this package, directly or through PyMC.
 
     Python shows a warning once for each line of code that it points to.
     """

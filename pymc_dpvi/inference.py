@@ -1,20 +1,19 @@
 r"""``pm.fit(n, method=DPADVI(epsilon=..., delta=...))``: check, calibrate, compile, charge, report, loop.
 
-In: a PyMC model on the full data, and what its fit may spend. Out: a `DPApproximation`, which is private. A
-fit goes through these stations, and nothing is spent before the fifth:
+In: a PyMC model on the full data, and what its fit may spend. Out: a `DPApproximation`, which is released. A
+fit takes these steps, and nothing is spent before the fifth:
 
-1. The arguments are checked (`settings`, `keywords`); those of the method, when it is made.
-2. The model is split by records and checked (`graph.records`, `graph.separability`), when the method is made.
+1. The arguments are checked (`settings`, `keywords`); those of the method when it is made.
+2. The model is split by records and checked (`graph.records`, `graph.separability`) when the method is made.
 3. The noise is calibrated to ``(epsilon, delta)`` for the planned number of steps (`accounting`).
 4. The step is compiled (`engine.step`).
-5. After warnings (`cautions`) the planned cost is charged to the budget, if there is one, and goes into the
-   report. Early stopping, callbacks that raise, and interrupts do not reduce it: what would have been run is
-   what is reported.
+5. After warnings (`cautions`), the planned cost is charged to the budget, if there is one, and goes into the
+   report. Early stopping, callbacks that raise, and interrupts do not reduce it.
 6. The steps run (`engine.loop`), with batches and noise from the mechanism's own key streams.
-7. The iterates of the last half are averaged: public post-processing that takes out most of the noise.
+7. The iterates of the last half are averaged: post-processing that takes out most of the noise.
 
-A further `fit` or `refine` is charged as a release of its own and the costs add up, because the
-decision to go on may depend on what was seen.
+A further `fit` or `refine` is charged as a release of its own, and the costs add up, because the decision to
+go on may depend on earlier results.
 
 What it must never do: run a step that is not in the report.
 """
@@ -83,8 +82,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         Noise standard deviation divided by `l2_clip_norm`, instead of `epsilon`. (With an adaptive clip norm,
         by the norm of all that a record adds: gradient and counts.)
     sampling_prob : float, optional
-        Probability q with which a record takes part in a step. By default the smallest at which noise/q has
-        stopped falling for this ε, δ and number of steps (`accounting.default_sampling_prob`); see `plan`.
+        Probability q with which a record takes part in a step. By default the smallest q above which noise/q
+        hardly falls, for this ε, δ and number of steps (`accounting.default_sampling_prob`); see `plan`.
     batch_size : int, optional
         Expected batch size, instead of `sampling_prob`. The number of records is then public.
     l2_clip_norm : float, "adaptive" or AdaptiveClip
@@ -98,7 +97,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         What is clipped: gradients with respect to the latent values (Jälkö et al. 2023), or with
         respect to all variational parameters (Jälkö et al. 2017, where KL/N makes N public).
     accountant : str, dp_accounting.PrivacyAccountant or callable
-        How ε is computed: one of `accounting.ACCOUNTANT_NAMES`, or one of your own.
+        How ε is computed: one of `accounting.ACCOUNTANT_NAMES`, or your own accountant.
     allow_unproven : bool
         Admit an accountant that proves no upper bound: the heuristic and Bayesian ones, and your own. The
         report then says so in its first line.
@@ -106,12 +105,12 @@ class DPADVI(Inference):  # type: ignore[misc]
         What all fits on these data may spend together. Each `fit` and `refine` is charged to it before
         noise is drawn, or refused. Without one, nothing limits the sum of several fits.
     record_dim : str, optional
-        The dim that runs over records; only needed where lengths are ambiguous.
+        The dim that runs over records; only needed if lengths are ambiguous.
     public_data : iterable of str
-        Names of ``pm.Data`` that everybody may know: group-level tables, for example. Any ``pm.Data``
-        that is not indexed by records must be named here.
+        Names of ``pm.Data`` that everybody may know, such as group-level tables. Any ``pm.Data`` that is not
+        indexed by records must be named here.
     random_seed : int, optional
-        For the Monte Carlo draws of z only. Noise and batches never depend on it.
+        For the base draws, and for `sample` by default. Noise and batches never depend on it.
     insecure_noise_seed : int, optional
         Makes noise and batches reproducible, for tests and papers. Such a result must not be released.
     start : dict, optional
@@ -130,15 +129,14 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     Notes
     -----
-    PyMC's ``pm.fit(start=..., random_seed=..., inf_kwargs=...)`` hands these to the methods that it makes
-    itself and drops them where it is given an instance, without a word. Here they are refused; give them to
-    the method. ``pm.fit(method="dpadvi")`` and ``pm.fit(method=DPADVI)``, the class, end in PyMC's own error
-    ("... or Inference instance"): it knows four names, asks ``isinstance(method, Inference)``, and calls
-    nothing of ours before. Say ``method=DPADVI(epsilon=..., delta=...)``.
+    ``start``, ``random_seed`` and ``inf_kwargs`` of ``pm.fit`` are refused: with a method instance PyMC
+    ignores them. Give them to the method. ``pm.fit`` takes an instance only, ``DPADVI(epsilon=...,
+    delta=...)``; with ``method="dpadvi"`` or ``method=DPADVI`` it raises PyMC's own error ("... or Inference
+    instance").
 
-    Privacy: making the method releases nothing. `fit` and `refine` release the variational parameters
-    and cost what ``approx.privacy`` says. The unit of privacy is one row along the leading axis of the
-    observed variables.
+    Privacy: making the method releases nothing. `fit` and `refine` release the noisy sums and all that is
+    computed from them, at the cost that ``approx.privacy`` states. The unit of privacy is one row along the
+    leading axis of the observed variables.
 
     References
     ----------
@@ -235,9 +233,9 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     @property
     def l2_clip_norm(self) -> float:
-        """The bound on a record's gradient as it stands: if it is adaptive, where noisy counts have moved it.
+        """The bound on a record's gradient; if it is adaptive, as the noisy counts have moved it so far.
 
-        Like all that a fit releases it is private, and costs nothing more.
+        It is released with the noisy counts, and costs nothing more.
         """
         if self._step is not None and self._step.running_clip is not None:
             return self._step.running_clip.l2_clip_norm
@@ -270,28 +268,28 @@ class DPADVI(Inference):  # type: ignore[misc]
         score : bool, optional
             Refused if True: the loss on the data is not private.
         callbacks : sequence of callable, optional
-            Called as ``callback(approx, None, i)`` after each step; ``StopIteration`` ends the fit. The
-            iterates that they are shown are private; code that goes on to the model in the process reads
-            the data, as the caller's own code can. The planned cost is reported in any case. If all of
-            them have a whole number ``every``, as pm.callbacks.CheckParametersConvergence has, they are
-            called after the first step, after those that are multiples of it (of the largest common
-            divisor), and after the last: many steps then run in one compiled call.
+            Called as ``callback(approx, None, i)`` after each step; ``StopIteration`` ends the fit, at the
+            planned cost. The iterates that a callback sees are released; through ``approx.model`` it can read
+            the data, as the caller's own code can. If all callbacks have a whole number ``every``, as
+            pm.callbacks.CheckParametersConvergence has, they are called after the first step, after each
+            multiple of the greatest common divisor of these numbers, and after the last step: many steps then
+            run in one compiled call.
         progressbar : bool
             Show steps, speed and ε.
         progressbar_theme : rich.theme.Theme, optional
         backend : {"numba", "c", "jax", "python"}, optional
-            Where the step is compiled. By default numba; if it cannot compile the model, C, and then Python
-            mode, with a line in the log and the reason in the report. Up to `backends.FEW_STEPS` steps the
-            default is Python mode, which starts at once, unless the model is large. With ``"jax"``, the
-            gradients of the records of a batch are computed by JAX, on the device that it takes by default
-            (``jax.default_device``), a piece of the batch at a time; clipping, sums and noise are the same
-            code as ever.
+            What compiles the step. By default numba; if it cannot compile the model, C, and then Python mode,
+            with a line in the log and the reason in the report. Up to `backends.FEW_STEPS` steps the default
+            is Python mode, which starts at once, unless the model is large or has an operation that loops
+            (`engine.backends`). With ``"jax"``, JAX computes the gradients of the records, one microbatch at
+            a time, on its default device (``jax.default_device``); clipping, sums and noise are the same code
+            as with ``"c"``.
         include_transformed : bool
             Let `sample` add the unconstrained values.
         obj_n_mc : int
-            Latent draws a step; their gradients of a record are clipped together, at no further cost.
+            Latent draws a step. A record's gradients at all of them are clipped together, at no further cost.
         obj_optimizer : callable, optional
-            As PyMC's ``pm.adam(learning_rate=...)``; it gets the noisy gradient. By default Adam with a
+            Such as PyMC's ``pm.adam(learning_rate=...)``; it gets the noisy gradient. By default Adam with a
             learning rate that falls over the `n` steps (`optimizers.falling_adam`).
         total_grad_norm_constraint : float, optional
             Bound on the norm of the noisy gradient.
@@ -309,7 +307,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         ArgumentError, CalibrationError
             Before anything is spent.
         BudgetExceededError, LedgerError
-            If the budget has not enough left, or its file cannot be used; nothing is spent.
+            If the budget has too little left, or its file cannot be used; nothing is spent.
         ModelEvaluationError
             If the model's graph raises on the records.
         FloatingPointError
@@ -352,7 +350,7 @@ class DPADVI(Inference):  # type: ignore[misc]
     @sealed
     @one_at_a_time
     def refine(self, n: int, progressbar: bool = True, progressbar_theme: Any = None) -> None:
-        """Go on for `n` more steps with the same step function.
+        """Continue the last fit for `n` more steps.
 
         Parameters
         ----------
@@ -366,12 +364,12 @@ class DPADVI(Inference):  # type: ignore[misc]
         TypeError
             Before `fit`, as in PyMC.
         BudgetExceededError, LedgerError
-            If the budget has not enough left, or its file cannot be used; nothing is spent.
+            If the budget has too little left, or its file cannot be used; nothing is spent.
 
         Notes
         -----
-        Privacy: `n` steps at the noise of the last fit, added to what was spent (basic composition: the
-        decision to go on may depend on the results so far).
+        Privacy: costs `n` steps at the noise of the last fit, added to what was spent (basic composition, as
+        the decision to go on may depend on the results so far).
         """
         if self._step is None:
             raise TypeError("Need to call `.fit` first")
@@ -386,7 +384,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._run(cost, progressbar, progressbar_theme)
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: the profiled steps would look at the records.
+        """Refused: the profiled steps would read the records.
 
         Raises
         ------
@@ -422,14 +420,14 @@ class DPADVI(Inference):  # type: ignore[misc]
         return first_that_works(few_steps(candidates, asked.n, self._approx.latents.size, graphs), compiled)
 
     def _cost(self, mechanism: Mechanism, n_steps: int) -> PrivacyRun:
-        """Return what a run costs, with an id of its own; seeded runs have none, and no ledger either."""
+        """Return what a run costs, with an id of its own; a seeded run has no id, as no ledger takes it."""
         run_id = secrets.token_hex(8) if self._insecure_noise_seed is None else ""
         return replace(self._settings.cost(mechanism, n_steps), run_id=run_id)
 
     def _charge_budget(
         self, run: PrivacyRun, mechanism: Mechanism, call: str, *, dry_run: bool = False
     ) -> None:
-        """Charge the planned cost to the budget, or raise with everything as it was."""
+        """Charge the planned cost to the budget, if there is one, or raise and charge nothing."""
         if self._budget is not None:
             self._budget.charge(
                 epsilon=run.epsilon,
@@ -458,12 +456,12 @@ class DPADVI(Inference):  # type: ignore[misc]
         )
 
     def _warn(self) -> None:
-        """Warn of what is planned, before it is charged."""
+        """Give the warnings of a fit, before it is charged."""
         seeded = self._insecure_noise_seed is not None
         warn_before_charge(self._settings, self._record.model, self._record.num_records, seeded=seeded)
 
     def _restore_iterate(self) -> None:
-        """Put the last iterate back in place of the average, so that a run goes on from it."""
+        """Put the last iterate back in place of the average, so that the next run starts from it."""
         if self._iterate is not None:
             for param, value in zip(self._approx.params, self._iterate, strict=True):
                 param.set_value(value)
@@ -529,8 +527,8 @@ class DPADVI(Inference):  # type: ignore[misc]
 class DPFullRankADVI(DPADVI):
     """Differentially private ADVI with a full-rank normal approximation.
 
-    It costs the same privacy as :class:`DPADVI`: with aligned gradients, the gradients of all entries of
-    the Cholesky factor follow from the same noisy sum.
+    It costs the same as :class:`DPADVI`: with aligned gradients, the gradients of all entries of the Cholesky
+    factor follow from the same noisy sum.
 
     Parameters
     ----------
@@ -558,7 +556,7 @@ def fit_dpadvi(
     n : int
         Number of steps.
     draws : int
-        Number of draws from the private posterior.
+        Number of draws from the released posterior.
     method : type
         :class:`DPADVI` or :class:`DPFullRankADVI`.
     fit_kwargs : dict, optional

@@ -1,7 +1,7 @@
-"""What may be typed: the arguments of `fit`, checked, and the names that others have for ours.
+"""Checks of the arguments of `fit`, and of the names of all arguments, with other packages' names for them.
 
 In: what a user gave. Out: :class:`FitArguments`, or an `ArgumentError` that says what to type instead, before
-anything is spent. What it must never do: look at a record.
+anything is spent. What it must never do: read a record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["MEANT", "NEEDED", "FitArguments", "check_fit_arguments", "named", "r
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Latent draws in a step: each has a gradient of its own in the compiled graph.
+#: Most latent draws in a step: each has a gradient of its own in the compiled graph.
 _MOST_DRAWS = 1000
 
 #: What `fit` does not take, and why.
@@ -48,7 +48,7 @@ _NOT_IN_FIT = {
     **dict.fromkeys(("epsilon", "delta"), "give it to DPADVI itself: DPADVI(epsilon=1.0, delta=1e-6)"),
 }
 
-#: What DPADVI cannot do without.
+#: Arguments of DPADVI without a default.
 NEEDED = {
     "delta": "the additive term of the guarantee, far below one over the number of records, "
     "as in DPADVI(epsilon=1.0, delta=1e-6)"
@@ -125,7 +125,7 @@ def check_fit_arguments(
 
 
 def _every(callback: Any) -> int:
-    """Return after how many steps a callback wants to be called again."""
+    """Return after how many steps a callback is called again."""
     every = getattr(callback, "every", 1)
     return every if isinstance(every, int) and every >= 1 else 1
 
@@ -133,7 +133,7 @@ def _every(callback: Any) -> int:
 def refuse_unknown(
     kwargs: Mapping[str, Any], refused: Mapping[str, str], where: str, known: Sequence[str] = ()
 ) -> None:
-    """Raise for keyword arguments that are not taken, with the reason or the known name that was meant."""
+    """Raise for keyword arguments that are not taken, with the reason, or the known name that is close."""
     for name in kwargs:
         close = get_close_matches(name, known, 1)
         reason = refused.get(name, f"did you mean {close[0]}=?" if close else None)
@@ -142,10 +142,10 @@ def refuse_unknown(
 
 
 def _refuse_dropped(model: pm.Model) -> None:
-    """Raise for arguments of ``pm.fit`` that it drops without a word where it is given a method instance.
+    """Raise for arguments of ``pm.fit`` that it ignores when it gets a method instance.
 
-    They do not reach ``Inference.fit``, so they are looked up in the frame of ``pm.fit``, if that is what
-    called this package. It may change; then nothing is found, and nothing is raised.
+    They do not reach ``Inference.fit``. So they are looked up in the frame of ``pm.fit``, if that has called
+    this package. If PyMC changes, nothing is found, and nothing is raised.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("pymc_dpvi."):
@@ -167,9 +167,9 @@ def _refuse_dropped(model: pm.Model) -> None:
 def named(
     where: str, needed: Mapping[str, str], refused: Mapping[str, str]
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a method that takes arguments by name alone say which name was meant, in place of a TypeError.
+    """Decorate a method with keyword arguments to raise an ArgumentError with advice, not a TypeError.
 
-    `needed` says what to type for arguments without a default, `refused` for names that others have.
+    `needed` says what to type for arguments without a default, `refused` for other packages' names.
     """
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:

@@ -1,22 +1,21 @@
-"""Operations that a backend turns into machine code that can raise, rewritten to ones that cannot.
+"""Operations that could raise in a compiled step, rewritten to ones that cannot.
 
-One record must not be able to make a step raise: that it did would tell everybody that the record is there.
+No record may make a step raise: the error would tell that the record is there.
 
-**Powers.** In a graph, ``float ** integer`` is a number for all inputs. numba computes it by repeated
-squaring and divides at the end (`numba.cpython.numbers.int_power_impl`): ``0.0 ** -1`` raises
-ZeroDivisionError, and so does ``0.5 ** -2000``, whose denominator underflows. So the exponent becomes a
-float, of which every backend makes C's ``pow``; it returns infinity there. Constant exponents of zero and
-more stay integers: squaring does not divide. Where numba may reorder (``fastmath``), LLVM makes of ``pow``
-with a float that was a short integer (int8 to int32) a call of ``__powidf2``, which no library has: the
-process ends. So a power whose exponent is no constant is computed by `FloatPower`, without that freedom. The
-rewrite is the last before elementwise operations are fused, so it sees all powers: the model's, those of the
-gradient and those of PyTensor's rewrites.
+**Powers.** PyTensor defines ``float ** integer`` for all inputs. numba computes it by repeated squaring and
+divides at the end (`numba.cpython.numbers.int_power_impl`): ``0.0 ** -1`` raises ZeroDivisionError, and so
+does ``0.5 ** -2000``, whose denominator underflows. So the exponent is made a float. Every backend then calls
+C's ``pow``, which returns infinity there. Constant exponents of zero and more stay integers: squaring needs
+no division. With numba's ``fastmath``, LLVM turns ``pow`` with a float that was a short integer (int8 to
+int32) into a call of ``__powidf2``, which no library has, and the process ends. So `FloatPower` computes a
+power whose exponent is no constant, without ``fastmath``. The rewrite is the last before elementwise
+operations are fused. So it finds all powers: the model's, the gradient's and those of PyTensor's rewrites.
 
-**Python.** Where Python itself computes (``backend="python"``, or C without a compiler), an operation that
-NumPy has no function for is one of Python's numbers: an integer beyond 64 bits, or beyond the narrower type
-of a cast, raises OverflowError. There nothing is fused, what comes fused (PyTensor makes one operation of
-``x**3``) is taken apart, sums and products are taken two by two, and casts and fills are NumPy's. That is
-quick, too: what NumPy has no function for, such as a product of three arrays, Python computes entry by entry.
+**Python.** In Python mode, and in C mode without a compiler, an operation without a NumPy function is
+computed on Python's numbers, entry by entry: an integer beyond 64 bits, or beyond the type of a cast, raises
+OverflowError. So nothing is fused there; what comes fused (PyTensor makes one operation of ``x**3``) is taken
+apart; sums and products of more than two arrays are taken two by two; casts and fills are NumPy's. That is
+faster, too.
 """
 
 from __future__ import annotations
@@ -58,22 +57,22 @@ def without_raising(mode: Mode) -> Mode:
 
 @cache
 def fast_compile() -> Mode:
-    """Return PyTensor's "FAST_COMPILE", in NumPy's operations: for few calls.
+    """Return PyTensor's "FAST_COMPILE" with NumPy's operations, for functions that are called a few times.
 
-    Its functions take 32 operands. PyMC adds up the log-densities of all free variables in one operation,
-    and a sum that a model writes out becomes one too. PyTensor's own mode raises for more.
+    PyTensor's own mode raises for an operation of more than 32 operands. PyMC adds up the log-densities of
+    all free variables in one operation, and a sum that a model writes out becomes one.
     """
     return get_mode("FAST_COMPILE").register(*_by_numpy(two_by_two, cast_by_numpy, fill_by_numpy))
 
 
 @cache
 def python_as_it_stands() -> Mode:
-    """Return a mode in which Python computes a graph without rewrites, but for sums as in `fast_compile`."""
+    """Return a mode in which Python computes a graph without rewrites, but for `two_by_two`."""
     return Mode(linker="py", optimizer=None).register(*_by_numpy(two_by_two))
 
 
 def _by_numpy(*rewrites: Any) -> list[tuple[Any, float]]:
-    """Return rewrites with the places where they are made, one after the other."""
+    """Return rewrites with their positions, one after the other."""
     return [
         (in2out(rewrite, name=rewrite.__name__), _POSITION + number / 10)
         for number, rewrite in enumerate(rewrites, start=1)
@@ -81,7 +80,7 @@ def _by_numpy(*rewrites: Any) -> list[tuple[Any, float]]:
 
 
 def is_python(mode: Mode) -> bool:
-    """Whether NumPy and Python compute what the mode compiles."""
+    """Whether a function of this mode is computed by NumPy and Python."""
     linker = mode.linker
     if isinstance(linker, JITLinker):  # numba's and JAX's, which PyTensor derives from Python's
         return False
@@ -167,7 +166,7 @@ _fill = NumPyFill()
 
 @node_rewriter([Elemwise])
 def fill_by_numpy(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Leave to NumPy the filling of an array with others' entries."""
+    """Leave fills to NumPy."""
     return [_fill(*node.inputs)] if isinstance(node.op.scalar_op, Second) else None
 
 
@@ -182,7 +181,7 @@ def two_by_two(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 
 @node_rewriter([Elemwise])
 def float_exponents(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Make the integer exponent of a float power a float, and forbid LLVM to take it back."""
+    """Make the integer exponent of a float power a float, so that LLVM cannot undo it."""
     if type(node.op.scalar_op) is not Pow:
         return None
     base, exponent = node.inputs

@@ -1,4 +1,4 @@
-"""One fit at a time by one method: two would each report what it spent, and not what the other did."""
+"""One fit at a time by one method: of two at once, neither would report what the other spends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Turn:
-    """Who may fit: the process that made it, and one thread of that."""
+    """The right to fit, of one thread at a time, in the process that made it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +42,7 @@ class Turn:
 
 
 def one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
-    """Run a method of an object with a `_turn` only while no other one runs, and not in a fork."""
+    """Decorate a method of an object with a `_turn` to run alone, and not in a forked process."""
 
     @wraps(method)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:

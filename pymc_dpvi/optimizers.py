@@ -1,24 +1,23 @@
 r"""The optimiser of a private fit: Adam whose step size falls linearly to a twentieth.
 
-Adam (Kingma and Ba 2015, algorithm 1) moves every parameter by about the learning rate times the ratio of
-signal to noise of its gradient. Under privacy noise that ratio is small and stays so: with a constant rate
-the iterates wander around the optimum for ever. So the rate starts large, which covers the way to the optimum
-while the noise averages out, and falls linearly over the planned steps,
+Adam (Kingma and Ba 2015, algorithm 1) moves every parameter by about the learning rate times the
+signal-to-noise ratio of its gradient. Under privacy noise that ratio stays small, and with a constant rate
+the iterates wander around the optimum forever. So the rate starts large, to reach the optimum while the noise
+averages out, and falls linearly over the planned steps,
 
 .. math:: \alpha_t = \alpha\,\max\Big(1 - (1 - f)\,\frac{t - 1}{n},\ f\Big), \qquad t = 1, \dots, n,
 
-after which a further run (`refine`) goes on at the last rate, :math:`f\alpha`.
+after which `refine` goes on at the last rate, :math:`f\alpha`.
 
-**In which units.** Adam's steps have the length of the rate whatever the gradient. On gradients that are
-noise alone the means walk to a distance of :math:`\alpha\sqrt{n/3}`, about 1.2 for every n. Where the prior
-is narrower than that, as :math:`N(0, 0.3^2)`, the fit would end where no parameter can be. So the steps of a
-mean are in units of its prior's width (`prior_density`), where that is below one: the fit of a rescaled model
-is the rescaled fit.
+**Units.** The length of Adam's steps is the rate, whatever the size of the gradient. On gradients of noise
+alone the means walk to a distance of :math:`\alpha\sqrt{n/3}`, 1.2 at the :math:`\alpha` below. That is far
+outside of a narrow prior such as :math:`N(0, 0.3^2)`. So the steps of a mean are in units of its prior's
+width (`prior_density`), if that is below one: the fit of a rescaled model is then the rescaled fit.
 
-**How large.** A budget leaves a signal-to-noise ratio of a whole run that does not depend on its number of
-steps (`planning`), so that of one step goes with :math:`1/\sqrt n`, and the way that is covered with
-:math:`n\,\alpha/\sqrt n`. Hence :math:`\alpha = 2/\sqrt n`, and at most 0.1: 0.02 for 10,000 steps.
-The number of steps is public, so this costs nothing.
+**Size.** The signal-to-noise ratio of a whole run does not depend on its number of steps (`planning`). So the
+ratio of one step goes with :math:`1/\sqrt n`, and the distance covered with :math:`n\,\alpha/\sqrt n`. Hence
+:math:`\alpha = 2/\sqrt n`, and at most 0.1: 0.02 for 10,000 steps. The number of steps is public, so this
+costs nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def falling_adam(
     learning_rate : float, optional
         Rate of the first step; by default two over the root of `n_steps`, and at most 0.1.
     widths : ndarray, shape (D,), optional
-        What the rate is multiplied by for the means, a parameter named ``mu``; by default one.
+        Factors of the rate for the means, a parameter named ``mu``; 1 by default.
     final : float
         Rate at the end, as a share of the first one, in (0, 1].
     beta1, beta2, epsilon : float
@@ -94,7 +93,7 @@ def falling_adam(
     def optimizer(grads: list[Variable], params: list[SharedVariable]) -> dict[Variable, Variable]:
         floatx = pytensor.config.floatX
         steps = pytensor.shared(np.asarray(0.0, dtype=floatx), name="adam_steps")
-        # Variables, so that another number of steps needs no other compiled step.
+        # Variables, so that another number of steps needs no new compilation.
         planned = pytensor.shared(np.asarray(n_steps, dtype=floatx), name="adam_planned")
         first = pytensor.shared(np.asarray(learning_rate, dtype=floatx), name="adam_rate")
         step = steps + 1

@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 
 __all__ = ["SCALE_PREDICTORS", "Page", "Section", "Table", "percent", "shown"]
 
-#: For whoever is told that a fit went wrong, or that noise was all that it saw.
+#: Advice for a fit that went wrong, or that saw little but noise.
 SCALE_PREDICTORS = (
     "If a predictor runs into the hundreds or thousands (a salary, a year), divide it by a public number, so "
     "that most values lie between -3 and 3: its slope is tiny otherwise, and no step size suits all."
@@ -22,22 +22,22 @@ def shown(value: float, *, up: bool = False, digits: int = 4) -> str:
     if not math.isfinite(value):
         return "infinite"
     rounding = ROUND_CEILING if up else ROUND_HALF_EVEN
-    # repr first: 1e-5 is meant, not the binary number just above it
+    # From repr, as 1e-5 is meant, and not the binary number just above it.
     rounded = Context(prec=digits, rounding=rounding).create_decimal(Decimal(repr(float(value))))
     return f"{float(rounded):.{digits}g}"
 
 
 def percent(value: float) -> str:
     """Return a probability in per cent, with three significant digits, rounded up."""
-    # in decimals, so that 0.07 is 7 % and not 7.01 %
+    # In decimals, so that 0.07 is 7 % and not 7.01 %.
     return f"{shown(float(Decimal(repr(float(value))) * 100), up=True, digits=3)} %"
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts: as many cells in a row as there are columns, those in `right` aligned to the right.
+    """A table of texts: a row has a cell for each column; columns in `right` are aligned to the right.
 
-    Without `columns` it has no head; `caption` stands in HTML only.
+    Without `columns` it has no head; `caption` is shown in HTML only.
     """
 
     columns: Sequence[str]

@@ -1,23 +1,23 @@
-r"""What a privacy budget leaves of the signal, before any data are touched.
+r"""The signal-to-noise ratio of a fit, computed before any data are used.
 
 A run of T steps releases :math:`\tilde s_t/q`, estimates of the sum of the N records' clipped gradients
 with the noise :math:`N(0, (\sigma C/q)^2 I)`. The mean of all T of them has the noise
 
 .. math:: \frac{\sigma C}{q\sqrt T} \approx \frac{C}{\mu}
 
-in each of D entries; by the central limit theorem of Gaussian differential privacy (`accounting.gdp_limit`)
+in each of D entries. By the central limit theorem of Gaussian differential privacy (`accounting.gdp_limit`)
 it goes to :math:`C/\mu` as q grows, whatever T, where :math:`\mu` is the parameter of the Gaussian trade-off
-curve through (ε, δ). The most that N records can say is :math:`N C`, when all gradients are at the bound and
-point the same way. So
+curve through (ε, δ). The largest sum of N clipped gradients has the norm :math:`N C`: all are at the bound
+and point the same way. So
 
 .. math:: \mathrm{SNR} = \frac{N q\sqrt T}{\sigma\sqrt D} \le \frac{N\mu}{\sqrt D}
 
 is the *signal-to-noise ratio* of a run: the norm of the largest signal over that of the noise. It needs
 neither C nor data. Real signals are smaller: near the optimum the gradients cancel.
 
-Below an SNR of `MIN_SNR` :func:`plan` warns. How large the error of a posterior mean will be nobody can tell
-from N, D and ε: on the regressions of ``benchmarks/calibration.py`` the best multiple of √N/SNR is within a
-factor of two of it in 0.42 of the fits.
+Below an SNR of `MIN_SNR` :func:`plan` warns. N, D and ε do not tell how large the error of a posterior mean
+will be: on the regressions of ``benchmarks/calibration.py`` the best multiple of √N/SNR is within a factor of
+two of it in 0.42 of the fits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MIN_SNR = 50.0
 It is the norm of gradients that all point the same way; real ones cancel. Of the fits of
 ``benchmarks/calibration.py`` that lost more than half of what the predictors tell, 0.78 are below it.
 """
-_LOST_BELOW = 0.65  # of the fits below it: the share that lost more than half
+_LOST_BELOW = 0.65  # share of the fits below it that lost more than half
 
 _STEPS = (300, 1000, 3000, 10_000, 30_000)
 _RATES = (0.1, 0.3, 1.0, 3.0)  # of the default one
@@ -57,9 +57,9 @@ _LARGEST_EPSILON = 100.0
 
 @dataclass(frozen=True)
 class PlannedFit:
-    """One choice of steps and sampling rate, and what it leaves.
+    """One choice of steps and sampling rate, with its signal-to-noise ratio.
 
-    It is no run that could be accounted for: where accountants do not reach, its noise is an approximation.
+    It is for comparison, not for accounting: outside the accountants' range its noise is approximated.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class PlannedFit:
     snr : float
         Norm of the largest signal over the norm of the noise, over the whole run.
     records_read : float
-        Expected number of records that are read in the whole fit: what it costs in time.
+        Expected number of records that are read in the whole fit, a measure of its time.
     exact : bool
         Whether the noise multiplier is the accountant's.
     """
@@ -85,7 +85,7 @@ class PlannedFit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What (ε, δ) leaves of the signal of N records, by number of steps and sampling rate.
+    """The signal-to-noise ratio of N records under (ε, δ), by number of steps and sampling rate.
 
     Attributes
     ----------
@@ -93,11 +93,11 @@ class Plan:
     epsilon, delta : float
     neighboring_relation : str
     chosen : PlannedFit
-        What `DPADVI` would do.
+        The fit that was asked for.
     fits : tuple of PlannedFit
-        Others to compare, the chosen one among them; by number of steps, then rate.
+        It and others to compare; by number of steps, then rate.
     noise_factor : float
-        By how much counts of records (an adaptive clip norm) raise the noise of the gradients.
+        Factor by which the counts of an adaptive clip norm raise the noise of the gradients.
     smallest_num_records : int
         Number of records from which `chosen` reaches `MIN_SNR`.
     smallest_epsilon : float or None
@@ -122,7 +122,7 @@ class Plan:
 
     @property
     def warning(self) -> str | None:
-        """What to do where the noise drowns the signal, or None."""
+        """What to do if the noise drowns the signal; None if it does not."""
         if not self.drowned:
             return None
         ways = [f"{self.smallest_num_records:,} records"]
@@ -254,22 +254,22 @@ def plan(
     accountant: Any = "pld",
     steps: Sequence[int] = _STEPS,
 ) -> Plan:
-    """Show what a private fit can do with (ε, δ), before any data are touched.
+    """Show what a private fit can do with (ε, δ), before any data are used.
 
     Parameters
     ----------
     num_records : int
-        N, as far as it is known. It is only used here.
+        N, exactly or roughly. It is used here only.
     epsilon, delta : float
         The target. Outside the range of the accountants (epsilon below 0.01) the noise is approximated.
     n_steps : int
         Steps of the fit; the default is that of `fit`.
     sampling_prob : float, optional
-        Sampling probability; by default the smallest at which noise/q has stopped falling.
+        Sampling probability q; by default as in `DPADVI`.
     num_params : int
         D, the number of unconstrained latent values of the model.
     l2_clip_norm : float, "adaptive" or AdaptiveClip
-        As in `DPADVI`. Its value plays no part, but the noise of an adaptive one is somewhat larger.
+        As in `DPADVI`. Its value does not matter, but the noise of an adaptive one is somewhat larger.
     neighboring_relation : {"add_or_remove_one", "replace_one"}
     accountant : str, dp_accounting.PrivacyAccountant or callable
         As in `DPADVI`.
@@ -294,8 +294,7 @@ def plan(
 
     Notes
     -----
-    Privacy: uses no data. A number of records that is not public must not be given here by somebody who then
-    publishes the plan.
+    Privacy: uses no data. The plan shows `num_records`: do not publish it if that number is not public.
 
     Examples
     --------
@@ -397,7 +396,7 @@ def _noise(
 def _smallest_epsilon(about: Callable[[float], float], exact: Callable[[float], float]) -> float | None:
     """Return about the smallest epsilon at which the signal is large enough, from above; None beyond 100.
 
-    The central limit theorem proposes, the accountant decides.
+    The search starts from the central limit theorem's answer and ends with the accountant's.
     """
     low, high = math.log(1e-6), math.log(_LARGEST_EPSILON)
     while high - low > 0.01:

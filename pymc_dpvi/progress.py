@@ -1,7 +1,7 @@
-"""The progress bar: steps, speed and ε. Never a loss, which nobody has paid for.
+"""The progress bar: steps, speed and ε, and never a loss, which is not accounted for.
 
-The speed depends on the number of records. Where that is not public, the bar shows it while the fit runs,
-when whoever looks on has a watch too, and not at the end: what stays, in a notebook or a log, does not tell.
+The speed depends on the number of records. If that is not public, the bar shows the speed while the fit runs,
+when an onlooker could measure it anyway, and removes it at the end, so that no notebook or log keeps it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StepProgress:
         self._done = 0
 
     def __enter__(self) -> StepProgress:
-        """Show the bar, if it can be: a fit that is paid for goes on without."""
+        """Show the bar, if possible: a fit that has been charged goes on without it."""
         self._or_without(self._bar.start)
         self._begin = time.perf_counter()
         return self
@@ -66,14 +66,14 @@ class StepProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Show how far it came, and no more of it."""
+        """Stop the bar where it is, without speed unless `keep_speed`."""
         if not self._keep_speed:
             self._bar.columns = tuple(c for c in self._bar.columns if not isinstance(c, TimeRemainingColumn))
             self._or_without(lambda: self._bar.update(self._task, speed=""))
         self._or_without(self._bar.stop)
 
     def _or_without(self, show: Callable[[], object]) -> None:
-        """Do without a bar that cannot be shown (output that is closed, say)."""
+        """Go on without the bar if it cannot be shown, for example on closed output."""
         try:
             show()
         except Exception:

@@ -1,10 +1,10 @@
-"""Exceptions leave the process too: in a crash report, a notebook, a debugger's log.
+"""Exceptions without records, as they leave the process in crash reports, notebooks and logs.
 
-Two things of an exception can hold records without being written by this package: the text of somebody
-else's exception (PyTensor quotes the inputs of the operation that failed), and the local variables of
-the frames on its traceback, which crash reporters and ``%debug`` show. :func:`shielded` replaces the
-first by an error of ours that quotes nothing; :func:`sealed` empties the second. The lines of the
-traceback stay. The caller's own frames, callbacks among them, are left as they are.
+An exception can hold records in two places: in its text, if another package wrote it (PyTensor quotes the
+inputs of the operation that failed), and in the local variables of the frames on its traceback, which crash
+reporters and ``%debug`` show. :func:`shielded` replaces the exception by one of ours, which quotes nothing.
+:func:`sealed` clears the local variables of library frames; the lines of the traceback stay. The caller's own
+frames, callbacks among them, are left as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["clear_locals", "sealed", "shielded"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Packages whose frames are emptied; all others are the caller's.
+#: Packages whose frames are cleared; all others are the caller's.
 _LIBRARIES = frozenset(
     {
         "arviz",
@@ -42,7 +42,7 @@ _LIBRARIES = frozenset(
 
 
 def clear_locals(error: BaseException) -> None:
-    """Empty the local variables of library frames on the tracebacks of an error and of its causes.
+    """Clear the local variables of library frames on the tracebacks of an error and of its causes.
 
     Frames that are still running stay as they are.
     """
@@ -61,7 +61,7 @@ def clear_locals(error: BaseException) -> None:
 
 
 def sealed(entry: Callable[P, T]) -> Callable[P, T]:
-    """Make a function of the package's surface empty the frames of whatever it raises."""
+    """Decorate a public function to clear the frames of whatever it raises."""
 
     @wraps(entry)
     def sealed_entry(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -78,8 +78,8 @@ def sealed(entry: Callable[P, T]) -> Callable[P, T]:
 def shielded(action: Callable[[], T], error: type[PrivacyError], message: str) -> T:
     """Run `action`; replace an exception of another package by `error`, which quotes nothing of it.
 
-    `message` has ``{}`` where the name of the exception's type goes. PrivacyError passes, and so does
-    MemoryError: it quotes sizes only.
+    `message` has ``{}`` for the name of the exception's type. PrivacyError passes, and so does MemoryError,
+    which quotes sizes only.
     """
     failure = ""
     try:

@@ -1,4 +1,4 @@
-r"""What a user asks of a private fit, and the mechanism and the cost that follow from it.
+r"""The settings of a private fit, and the mechanism and the cost that follow from them.
 
 In: the arguments of `DPADVI`. Out: :class:`PrivacySettings`, fixed when the method is made, or an
 `ArgumentError` with what to type instead, before anything is spent. (`keywords` checks those of `fit`.) For a
@@ -6,10 +6,10 @@ number of steps n the settings give
 
 * a :class:`Mechanism` whose ε at the given δ is at or below the target (:meth:`PrivacySettings.mechanism`),
   or the one with the given noise multiplier;
-* its cost (:meth:`PrivacySettings.cost`), which is what is charged and reported.
+* its cost (:meth:`PrivacySettings.cost`), which is charged and reported.
 
-What it must never do: look at a record. The number of records enters only where the user asked for a batch
-size, or for batches of fixed size; it is then public, and the report says so.
+What it must never do: read a record. The number of records is used only for a `batch_size`, or for batches of
+fixed size; it is then public, and the report says so.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class PrivacySettings:
 
     @property
     def _chooses_sampling(self) -> bool:
-        """Whether the sampling probability is left to us."""
+        """Whether the package chooses the sampling probability."""
         return self.sampler != "full_batch" and self.sampling_prob is None and self.batch_size is None
 
     def check_budget(self, budget: Any, insecure_noise_seed: int | None) -> PrivacyBudget | None:
-        """Return the budget if such a fit can be charged to it at all."""
+        """Return the budget, or raise an ArgumentError if no such fit can be charged to it."""
         if budget is None:
             return None
         if not isinstance(budget, PrivacyBudget):
@@ -102,7 +102,7 @@ class PrivacySettings:
         return budget
 
     def check_sampler(self, num_records: int) -> None:
-        """Raise an ArgumentError now if the sampling that was asked for cannot be made."""
+        """Raise an ArgumentError now if the sampling that was asked for is impossible."""
         if (self.sampler == "poisson" and self.sampling_prob is not None) or self.batch_size is not None:
             self._make_sampler(1, num_records)
 
@@ -176,7 +176,7 @@ class PrivacySettings:
 
     @property
     def num_records_public(self) -> bool:
-        """Whether the number of records is public: these settings presuppose it."""
+        """Whether these settings presuppose that the number of records is public."""
         return (
             self.batch_size is not None
             or self.gradient == "vanilla"

@@ -1,11 +1,10 @@
 r"""(D) Can it be told from one step whether a record is there? No better than the accountant says.
 
-For one step with every record (q = 1) and a record that moves the release along :math:`d`, with
-:math:`\lVert d\rVert` as large as the claimed sensitivity if such a record is found, the best test is the
-projection :math:`\langle \tilde s, d\rangle`. Many steps with and without the record give its rates of false
-and true positives, and by Clopper and Pearson (1934) bounds on them. A mechanism that is
-:math:`(\varepsilon, \delta)` private for every claimed pair satisfies, for each test (Kairouz, Oh and
-Viswanath 2015, Theorem 2.1),
+For one step with every record (q = 1) and a record that moves the release by :math:`d`, the best test is the
+projection :math:`\langle \tilde s, d\rangle`; :math:`\lVert d\rVert` is as large as the claimed sensitivity,
+if such a record is found. Many steps with and without the record give the test's rates of false and true
+positives, and bounds on them (Clopper and Pearson 1934). A mechanism that is :math:`(\varepsilon, \delta)`-DP
+for every claimed pair satisfies, for each test (Kairouz, Oh and Viswanath 2015, Theorem 2.1),
 
 .. math:: \mathrm{TPR} \le e^{\varepsilon}\,\mathrm{FPR} + \delta, \qquad
           1 - \mathrm{FPR} \le e^{\varepsilon}\,(1 - \mathrm{TPR}) + \delta,
@@ -14,9 +13,9 @@ and the same with the two data sets exchanged. The check fails if the bounds con
 largest :math:`\varepsilon` that they do contradict is an *empirical lower bound*: weak evidence, of one
 attack on one step (Jagielski, Ullman and Oprea 2020).
 
-Each block of parameters is attacked by the record that moves it most. Attacks are with thresholds that were
-fixed beforehand, so that all bounds hold together by Bonferroni's inequality. The same test with the
-sampler's batches (`sampled`) is about what sampling is claimed to save.
+Each block of parameters is attacked with the record that moves it most. The thresholds are fixed beforehand,
+so that all bounds hold together by Bonferroni's inequality. With the sampler's batches (`sampled`), the test
+is about amplification by sampling.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ DELTAS = (0.3, 0.1, 0.03, 0.01, 1e-3)
 """Where a claimed curve is compared with what an attack sees."""
 
 _CUTS = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])  # from the middle, in standard deviations
-_TRIED = 16  # records that are tried, if one replaces another
+_TRIED = 16  # most records that are tried, if one replaces another
 _BASE = 3  # records that are in both data sets
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How often the score of a step was above each threshold, without and with the record, of n steps each.
+    """How often, of n steps each, the score was above each threshold without and with the record.
 
     `distance` is how far the record moves the release, in units of the claimed sensitivity.
     """
@@ -61,14 +60,14 @@ class Rates:
 
 @dataclass(frozen=True)
 class Attack:
-    """All that was seen: one pair of worlds for each block."""
+    """What was seen: for each block, rates without and with a record."""
 
     rates: tuple[Rates, ...]
 
     def bounds(self, error: float) -> list[tuple[Vector, Vector, Vector, Vector]]:
-        """Bound each world's rates, below and above: (without low, high, with low, high), (thresholds,) each.
+        """Bound the rates for each block: (without low, high, with low, high), (thresholds,) each.
 
-        All bounds hold together but with probability `error`.
+        The probability that one of all these bounds is wrong is at most `error`.
         """
         share = error / (4 * _CUTS.size * len(self.rates))
         return [
@@ -89,13 +88,13 @@ def run_attack(
 ) -> Attack:
     """Run n steps with and without one record, for each of the first `most_blocks` blocks; rng is public.
 
-    If `sampled`, batches are drawn by the mechanism's sampler; else every record is in every step.
+    If `sampled`, the mechanism's sampler draws the batches; otherwise every record is in every step.
     """
     (draw,) = probe.draws(rng, 1)
     single = probe.contributions(draw)
     single = np.where(np.isfinite(single), single, 0.0)
     base = rng.integers(probe.num_ordinary, size=_BASE)
-    if sampled:  # nobody else who comes and goes: one record that adds as little as possible
+    if sampled:  # other sampled records would add noise: take one, which adds as little as possible
         base = np.array([np.argmin(np.linalg.norm(single, axis=1))])
     replace = mechanism.neighboring_relation == "replace_one"
     if not sampled:
@@ -110,7 +109,7 @@ def run_attack(
         if size == 0.0:
             continue
         unit = direction / size
-        if fixed is not None:  # the others are all like the one that is replaced: the worst there is
+        if fixed is not None:  # the worst case: all others equal the record that is replaced
             base = np.full(fixed.num_records - 1, absent[0])
             foot = fixed.batch_size * single[absent[0]]
         else:
@@ -128,7 +127,7 @@ def run_attack(
 def _strongest(single: Vector, columns: NDArray[np.int64], replace: bool) -> tuple[int, int]:
     """Find a record of about full norm that moves these entries most, and the one that it replaces.
 
-    If something is replaced, the few strongest records are tried, for the pair that is furthest apart.
+    If one is replaced, the `_TRIED` strongest records are tried, for the pair that is furthest apart.
     """
     sizes = np.linalg.norm(single, axis=1)
     full = sizes >= 0.999 * sizes.max()
@@ -170,7 +169,7 @@ def claims(
     *,
     sampled: bool = False,
 ) -> dict[float, float]:
-    """Return what the accountant says of one step, ε by δ, where it answers; `sampled` as in `run_attack`."""
+    """Return the accountant's ε of one step by δ, where it has one; `sampled` as in `run_attack`."""
     if not sampled:
         mechanism = without_sampling(mechanism)
     found = {}
@@ -191,7 +190,7 @@ def check_attack(attack: Attack, claimed: Mapping[float, float]) -> CheckResult:
     for rate, (low0, high0, low1, high1) in zip(attack.rates, attack.bounds(st.FALSE_ALARM), strict=True):
         for delta, epsilon in claimed.items():
             factor = np.exp(min(epsilon, 700.0))
-            # A test, its complement, and both with the worlds exchanged.
+            # A test, its complement, and both with the data sets exchanged.
             for more, less in ((low1, high0), (low0, high1), (1 - high0, 1 - low1), (1 - high1, 1 - low0)):
                 over = float(np.max(more - factor * less - delta))
                 if over > margin:

@@ -1,17 +1,17 @@
 r"""(C) Whether batches are drawn as they are accounted.
 
-What is accounted is the sampler's `DpEvent`; the law that is tested follows from the event, never from the
-sampler's name. The batches are those that the package's loop hands to its steps.
+The sampler's `DpEvent` is accounted; the law that is tested follows from the event, never from the sampler's
+name. The batches are those that the package's loop hands to its steps.
 
-* Poisson, probability q: sizes are Binomial(N, q); so many batches of each record are Binomial(T, q); of a
-  fixed half of the records, Binomial(N/2, q) are in a batch; of those in one batch, Binomial(size, q) are in
-  a later one; two given records are in a batch together with probability q².
-* Without replacement, B of N: sizes are B; of a fixed half, and of those in an earlier batch, the number is
-  hypergeometric.
-* No sampling: every batch is everybody.
+* Poisson, probability q: a batch has Binomial(N, q) records; a record is in Binomial(T, q) batches; of a
+  fixed half of the records, Binomial(N/2, q) are in a batch; of the records of one batch, Binomial(size, q)
+  are in a later one; two given records are in a batch together with probability q².
+* Without replacement, B of N: a batch has B records; the number of them in a fixed half, or in an earlier
+  batch, is hypergeometric.
+* No sampling: every batch has all records.
 
-Counts in different batches are independent, given the earlier ones, so that their normal scores are
-independent standard normal numbers, and sums of squares of them χ².
+Given the earlier batches, a batch's counts are independent of them. So normal scores of these counts are
+independent standard normal numbers, and sums of their squares are χ².
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def check_batches(
 
 
 def _setting(mechanism: Mechanism, event: Any) -> tuple[int, str]:
-    """Choose a number of synthetic records; say in words what is accounted."""
+    """Choose a number of synthetic records; return it and the law that is accounted, in words."""
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         q = event.sampling_probability
         law, fitting = f"each record by its own coin, with probability {q:.4g}", int(np.ceil(_EXPECTED / q))
@@ -82,7 +82,7 @@ def _setting(mechanism: Mechanism, event: Any) -> tuple[int, str]:
     else:
         law, fitting = "everybody, in every step", _EXPECTED
     if isinstance(mechanism.sampler, FixedSizeSampler):
-        fitting = mechanism.sampler.num_records  # public, and no other number is taken
+        fitting = mechanism.sampler.num_records  # public, and the only one that it takes
     return fitting, law
 
 
@@ -164,7 +164,7 @@ def _halves(num_records: int, rng: np.random.Generator) -> dict[str, NDArray[np.
 
 
 def _overlaps(batches: Batches, num_records: int) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Count, for each lag, members of a batch that are in the one before it, and the latter's size."""
+    """For each lag, count the records of a batch that are in the one before it, and the latter's size."""
     found = {}
     mark = np.zeros(num_records, dtype=bool)
     for lag in _LAGS:

@@ -1,10 +1,9 @@
 r"""Whether what a record adds to the sum is its own clipped gradient, and nothing else.
 
-The oracle is slow and simple: the log-density of one record, differentiated and evaluated in Python, one
-record at a time, with no vectorisation, no factored blocks and no rewriting for stability. In the prior,
-which must not be in the sum, it has no part. If records are counted, the same is asked of their counts.
-Measured for aligned gradients, at one draw from the approximation; the parts of vanilla gradients hold the
-prior by their definition.
+The oracle is slow and simple: the log-density of one record, without the prior, which must not be in the sum.
+It is differentiated and evaluated in Python, one record at a time, with no vectorisation, no factored blocks
+and no rewriting for stability. If records are counted, their counts are compared, too. This is measured for
+aligned gradients with one latent draw a step; vanilla gradients contain a share of the prior.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ __all__ = ["check_gradients"]
 def check_gradients(
     probe: Probe, record: RecordModel, approx: DPApproximation, rng: np.random.Generator
 ) -> CheckResult:
-    """Compare what ordinary records add, with one latent draw, with gradients taken one at a time.
+    """Compare what ordinary records add, at one latent draw, with gradients computed one at a time.
 
-    The statistic is the largest distance, in units of C; rng is public and says where the latent values are.
+    The statistic is the largest distance, in units of C; rng is public and draws the latent values.
     """
     clip, latents, group = probe.l2_clip_norm, approx.latents, approx.groups[0]
     draw_at = pt.matrix("base_draws", dtype=pytensor.config.floatX, shape=probe.draw_shape)
@@ -59,7 +58,7 @@ def check_gradients(
             expected = np.append(expected, probe.tally_weight * bound * np.array([within, 1.0 - within]))
         worst = max(worst, float(np.linalg.norm(added - expected)) / clip)
         seen += 1
-    # Vanilla gradients are clipped at a little less, and single precision is less precise.
+    # The kernel clips at a little less (rounding to the lattice), and float32 has fewer digits.
     allowed = 1e-4 if pytensor.config.floatX == "float64" else 1e-3
     return CheckResult(
         "gradient",

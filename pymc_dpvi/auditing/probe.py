@@ -1,13 +1,13 @@
 r"""A compiled private step on synthetic records, whose release can be read.
 
 The release of a step is the vector :math:`\tilde s = \sum_{i \in B} \operatorname{clip}_C(g_i) + \eta`, the
-output of `engine.private_sum`. Everything that an optimiser gets must be a function of it, of the
-parameters, the public draws and the prior. A :class:`Probe` hands the step an optimiser that changes nothing
-and looks at the graph of its gradients: it cuts the graph at the noisy sums, keeps their values, and lists
-what can still be reached behind the cut (:attr:`Probe.leaks`; there must be nothing).
+output of `engine.private_sum`. All that an optimiser gets must be a function of it, of the parameters, the
+base draws and the prior. A :class:`Probe` gives the step an optimiser that changes no parameter and looks at
+the graph of its gradients. It cuts the graph at the noisy sum, keeps its value, and lists what else the
+gradients depend on that is not public (:attr:`Probe.leaks`; there must be nothing).
 
-A graph without a noisy sum is a finding, too. The gradients themselves are then taken for the release, so
-that the other checks still have something to measure.
+A graph without a noisy sum is listed there, too. The gradients are then taken for the release, so that the
+other checks have something to measure.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class _Release:
         self._grads, self._params = list(grads), list(params)
         released = [pt.concatenate([v.flatten() for v in noisy or grads]).astype("float64")]
         if noisy and len(noisy) == 1:
-            released = noisy  # as it is, counts and all
+            released = noisy  # with its counts
         self._values = [pytensor.shared(np.zeros(v.type.shape)) for v in released]
         return dict(zip(self._values, released, strict=True))
 
     def leaks(self, step: PrivateStep) -> list[str]:
-        """Name what the gradients and the clip norm depend on besides the noisy sum and what is public."""
+        """Name what the gradients and the clip norm depend on, other than the noisy sum and public things."""
         record = self._record
         updates = [*self._grads, *step.clip_updates.values()]
         noisy = _noisy_sums(updates)
@@ -91,7 +91,7 @@ class _Release:
             if isinstance(var, Constant) and var not in record.arrays:
                 continue
             if not isinstance(var, SharedVariable | Constant) and var.type.shape == self._draw_shape:
-                continue  # the public draws
+                continue  # the base draws
             found.append(_what(var, record))
         return found
 
@@ -101,7 +101,7 @@ class _Release:
 
 
 def _is_spacing(var: Variable) -> bool:
-    """Whether it is the spacing of the lattice, an input of the step that knows no record."""
+    """Whether it is the spacing of the lattice, a public input of the step."""
     return var.name == "spacing" and var.type.ndim == 0 and not isinstance(var, SharedVariable | Constant)
 
 
@@ -126,10 +126,10 @@ class Probe:
 
     Attributes: `leaks`, what the gradients depend on besides the noisy sum and public things; `pool`, the
     synthetic records, the first `num_ordinary` ordinary and the others hostile; `blocks`, the entries of the
-    release by free variable or variational parameter; `num_noise`, its length; `draw_shape`, of a step's
-    public draws; `rounding`, relative, of the coarsest floating-point numbers in use; `quiet`, no noise;
-    `l2_clip_norm` is C; `tally_weight` is κ, 0 if no records are counted; `clip_scale`, the multiple of C at
-    which an adaptive clip norm stands (records are clipped at C in the units of the release all the same).
+    release by free variable or variational parameter; `num_noise`, the release's length; `draw_shape`, that
+    of a step's base draws; `rounding`, the unit of the coarsest floating-point type in use; `quiet`, noise of
+    zeros; `l2_clip_norm`, C; `tally_weight`, κ, 0 if no records are counted; `clip_scale`, an adaptive clip
+    norm in multiples of C (in the units of the release, records are clipped at C all the same).
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Probe:
         self._loaded = len(rows)
         at = np.asarray(
             rows if len(rows) else [0], dtype=np.int64
-        )  # a table has a row; nobody is in the batch
+        )  # a table needs a row, which no batch will have
         for table, records in zip(self._tables, self.pool, strict=True):
             table.set_value(records[at], borrow=True)
 
@@ -204,9 +204,9 @@ class Probe:
         draw: NDArray[Any],
         batch: NDArray[np.int64] | None = None,
     ) -> Vector:
-        """Make one step with this noise (num_noise,) and public draw; return what it releases, (num_noise,).
+        """Make one step with this noise (num_noise,) and base draw; return what it releases, (num_noise,).
 
-        `batch` holds places in the loaded data set; all of it by default.
+        `batch` has indices into the loaded data set; by default all.
         """
         if batch is None:
             batch = np.arange(self._loaded, dtype=np.int64)
@@ -216,7 +216,7 @@ class Probe:
         return self._release.value()
 
     def draws(self, rng: np.random.Generator, n: int) -> NDArray[Any]:
-        """Draw the public numbers of `n` steps, shape ``(n, *draw_shape)``."""
+        """Make the base draws of `n` steps, shape ``(n, *draw_shape)``."""
         return rng.standard_normal((n, *self.draw_shape)).astype(self.step.dtype)
 
     def noise(self, mechanism: Mechanism, streams: Streams, n: int) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What an audit found, for people and machines."""
+"""The report of an audit, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class CheckResult:
     Attributes
     ----------
     name : str
-        Of the check: ``"one way out"``, ``"sensitivity"``, ``"gradient"``, ``"lattice"``, ``"noise"``,
-        ``"sampling"``, ``"randomness"`` or ``"attack"``.
+        ``"one way out"``, ``"sensitivity"``, ``"gradient"``, ``"lattice"``, ``"noise"``, ``"sampling"``,
+        ``"randomness"`` or ``"attack"``.
     promise : str
         What is promised, in a sentence.
     passed : bool
@@ -74,9 +74,9 @@ class AuditReport:
     epsilon_lower_bound : float
         Empirical lower bound on ε of one step that takes every record, at `delta`: weak evidence.
     confidence : float
-        With which it holds.
+        Confidence of that bound.
     epsilon_claimed : float
-        What the accountant says of that same step.
+        The accountant's ε of the same step; NaN if it has none.
     delta : float
     settings : tuple of (str, str)
         What was audited.
@@ -118,7 +118,7 @@ class AuditReport:
 
     @property
     def verdict(self) -> str:
-        """All in one sentence."""
+        """The result in a sentence."""
         if self.passed:
             return f"All {len(self.results)} promises were kept."
         return f"BROKEN: {', '.join(self.failures)}. Do not release what this method fits."

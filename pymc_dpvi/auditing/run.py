@@ -1,4 +1,4 @@
-"""``pymc_dpvi.audit(model, method)``: the mechanism's own test suite, on the user's model."""
+"""``pymc_dpvi.audit(model, method)``: the mechanism's test suite on the user's model."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ def audit(
     random_seed: int | None = None,
     **kwargs: Any,
 ) -> AuditReport:
-    """Check on a model of one's own that the private step does what is promised of it.
+    """Check that the private step of your model keeps the promises that its guarantee rests on.
 
-    The step is compiled as `fit` would compile it, with synthetic records of the model's types and shapes
-    in place of the data, and its release is measured: how far a record moves it (ordinary and hostile
-    ones), the noise of a run on empty batches, the batches, the streams of random numbers, and whether
-    many steps with and without a record can be told apart better than the accountant says. The package's
-    tests run the same checks, and show that each of them finds the mistakes that it is there for.
+    The step is compiled, with synthetic records of the model's types and shapes in place of the data. Its
+    release is measured: how far ordinary and hostile records move it, the noise of a run on empty batches,
+    the batches, the streams of random numbers, and whether steps with and without a record can be told apart
+    better than the accountant says. The package's tests run the same checks, and show that each of them finds
+    the mistakes that it is meant to find.
 
     Parameters
     ----------
     model : pymc.Model, optional
         Taken from `method`, or from the context.
     method : DPADVI or DPFullRankADVI, or either class
-        What `pm.fit` would get. A class is made into a method with `kwargs`.
+        What `pm.fit` would get. Of a class, a method is made with `kwargs`.
     n : int
         Number of steps that the noise is calibrated for, as in `fit`.
     runs : int
-        Steps that each measurement makes. More of them find smaller mistakes: 4000 find noise that is
-        10 % too small in one of the numbers released.
+        Steps that each measurement makes. More steps find smaller mistakes: 4000 find noise that is 10 % too
+        small in one of the numbers released.
     obj_n_mc : int
         As in `fit`.
     backend : {"numba", "c", "jax", "python"}, optional
@@ -67,7 +67,7 @@ def audit(
     compile_kwargs : dict, optional
         As in `fit`.
     random_seed : int, optional
-        For synthetic records and public draws. Noise and batches come from the operating system.
+        For synthetic records and base draws. Noise and batches come from the operating system.
     **kwargs
         For the method, if a class is given: ``epsilon``, ``delta``, ...
 
@@ -79,18 +79,17 @@ def audit(
     Raises
     ------
     ArgumentError
-        For a bad argument, or a model that is not the method's.
+        If an argument is bad, or `model` is not the method's.
     UnsupportedModelError, NotSeparableError
         As when the method is made.
 
     Notes
     -----
-    Privacy: costs nothing, because no record is read: the model's arrays are replaced by synthetic ones
-    before anything is compiled, and only their types and row shapes (which are part of the model) are used.
-    The variational parameters stand where the method has them: at the start, or after a fit at what it
-    released. The budget is not touched.
+    Privacy: costs nothing, because no record is read. Synthetic arrays replace the model's before anything is
+    compiled; only types and row shapes, which are part of the model, are used. The variational parameters are
+    those of the method: the start, or what a fit released. The budget is not charged.
 
-    Each check fails although nothing is wrong with probability at most 1e-9 (exact tests, Bonferroni).
+    The probability that a check fails although nothing is wrong is at most 1e-9 (exact tests, Bonferroni).
     A passed audit is no proof; the empirical lower bound on ε is weak evidence, and the report says so.
 
     Examples
@@ -162,7 +161,7 @@ def audit(
 
 
 def _method(model: Any, method: Any, kwargs: Mapping[str, Any]) -> DPADVI:
-    """Return the method to audit, of the model that was given."""
+    """Return the method to audit, made if a class was given."""
     if model is not None and not isinstance(model, pm.Model):
         raise ArgumentError(
             f"model must be a pymc.Model; found a {type(model).__name__}. Type audit(model, method), or "

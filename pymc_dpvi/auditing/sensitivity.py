@@ -1,14 +1,14 @@
-r"""(A) How far one record can move the release, with batch, draws and noise fixed.
+r"""(A) How far one record can move the release, with batch, base draws and noise fixed.
 
-The promise of clipping is that the release is a sum over records of vectors of norm at most C. Both halves
-are measured, on ordinary and hostile synthetic records:
+Two promises are measured, on ordinary and hostile synthetic records:
 
-* each record alone contributes a finite vector :math:`c_i` with :math:`\lVert c_i\rVert \le C`;
-* the release of a data set is :math:`\sum_i c_i + \eta`: what one record adds does not depend on who else is
-  there, nor on where in the batch it stands, and the noise is added as it was drawn.
+* each record alone adds a finite vector :math:`c_i` with :math:`\lVert c_i\rVert \le C`;
+* the release of a data set is :math:`\sum_i c_i + \eta`: what one record adds depends neither on the other
+  records nor on its place in the batch, and the noise is added as it was drawn.
 
-From these follow the sensitivities C (a record more) and 2C (another record). They are also measured
-directly, on pairs of neighbouring data sets, and compared with what the mechanism claims.
+From these follow the sensitivities C (one record more) and 2C (one record replaced). They are also measured
+directly, on pairs of neighbouring data sets, and compared with what the mechanism claims. With an adaptive
+clip norm, C stands for the norm of all that a record may add, gradient and counts.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 __all__ = ["check_lattice", "check_one_way_out", "check_sensitivity"]
 
 _DRAWS = 2  # latent draws at which everything is measured
-_CLIP_SCALES = (1.0, 0.01)  # where an adaptive clip norm stands then, in start values
-_DATA_SETS = 5  # data sets that get a record more, or another record
-_NEIGHBOURS = 6  # records that come to each of them, besides those that pull most
+_CLIP_SCALES = (1.0, 0.01)  # an adaptive clip norm at each of these draws, in start values
+_DATA_SETS = 5  # data sets that get one record more, or one replaced
+_NEIGHBOURS = 6  # records that are added to each of them, besides those that pull most
 
 
 def check_one_way_out(probe: Probe) -> CheckResult:
@@ -56,7 +56,7 @@ def check_sensitivity(
     replace = mechanism.neighboring_relation == "replace_one"
     # Rounding of the release itself: float64, or the lattice of the noise (2^-40 standard deviations).
     slack = 1e-9 * (1.0 + mechanism.noise_multiplier) * np.sqrt(probe.num_noise) * clip
-    # Under replace-one the claim is for another record, under add-or-remove-one for a record more.
+    # Under replace-one the claim is for a replaced record, under add-or-remove-one for one more.
     one_more, another = (clip, claim) if replace else (claim, 2 * clip)
     # In the last bits, a gradient may come out differently in another batch: docs/noise.md, section 4.
     rounding = 4.0 * probe.rounding * clip
@@ -136,11 +136,11 @@ def check_sensitivity(
 def check_lattice(
     probe: Probe, mechanism: Mechanism, streams: Streams, rng: np.random.Generator
 ) -> CheckResult:
-    """Check that the release is made of whole lattice units: rounded sum plus integer noise; rng is public.
+    """Check that the release consists of whole spacings: rounded sum plus integer noise; rng is public.
 
-    The last bits of a float64 sum with float64 noise tell the sum (Mironov 2012). A whole number k of units u
-    is released as the float64 product of the two, and as no other float64 number near it. The statistic is
-    the number of released numbers off the lattice.
+    The last bits of a float64 sum with float64 noise tell the sum (Mironov 2012). A whole number of spacings
+    must be released as the float64 product of the two, and as no other number near it. The statistic is the
+    number of released numbers off the lattice.
     """
     spacing, off, seen = mechanism.noise.spacing, 0, 0
     for draw in probe.draws(rng, _DRAWS):
@@ -166,7 +166,7 @@ def _release(probe: Probe, rows: np.ndarray, noise: np.ndarray, draw: np.ndarray
 
 
 def _neighbours(probe: Probe, single: Vector, total: Vector, rng: np.random.Generator) -> np.ndarray:
-    """Choose records that come to a data set: some, and those that pull most, with and against it."""
+    """Choose records to add to a data set: some at random, and those that pull most with and against it."""
     along = single @ total
     some = rng.choice(len(probe), size=min(_NEIGHBOURS, len(probe)), replace=False)
     first = int(np.argmax(np.linalg.norm(single, axis=1)))

@@ -1,8 +1,7 @@
-r"""Tests whose false-alarm probability is known without an approximation, far out in the tails.
+r"""Tests whose false-alarm probability is exact, far out in the tails.
 
-An audit that cries wolf is switched off, so every check here raises a false alarm with a probability of at
-most :data:`FALSE_ALARM`. A p-value of 1e-9 is only worth its name if the law of the statistic is exact there;
-a central limit theorem is not. Hence, under the hypothesis that is tested,
+A check raises a false alarm with a probability of at most :data:`FALSE_ALARM`. A p-value of 1e-9 takes a
+statistic whose law is exact that far out; a central limit theorem is not. Hence, under the hypothesis,
 
 * counts :math:`k` with a known law become *normal scores*: with a public :math:`V \sim U(0, 1)`,
   :math:`U = F(k - 1) + V \Pr[k]` is exactly uniform (the randomised probability integral transform), and
@@ -96,8 +95,8 @@ def clopper_pearson(successes: Any, trials: int, error: float) -> tuple[Array, A
 def repetition_pvalue(z: Any) -> float:
     """P-value of how often a number occurs twice, up to its sign, among independent deviates.
 
-    Noise that is used twice is caught by one pair. On the lattice equal values happen, about as seldom as
-    independent pairs agree: their number is close to Poisson.
+    One pair is enough to find noise that was used twice. On the lattice, independent deviates are seldom
+    equal, and the number of equal pairs is close to Poisson.
     """
     flat = np.sort(np.abs(np.ravel(z)))
     equal = int(np.count_nonzero(flat[1:] == flat[:-1]))

@@ -1,7 +1,7 @@
-r"""(B) What a run releases when nobody is in the batch: noise of the accounted size, and nothing else.
+r"""(B) What a run releases of empty batches: noise of the accounted size, and nothing else.
 
-The package's own loop runs the compiled step, but every batch is emptied on the way. Of what is released,
-divided by :math:`\sigma C`, every entry must be N(0, 1), independent of all others: of every other
+The package's own loop runs the compiled step, but every batch is emptied on the way. Divided by the standard
+deviation that is accounted, every released number must be N(0, 1), independent of all others: of every other
 coordinate, of every block of parameters, and of every other step.
 """
 
@@ -24,15 +24,15 @@ from pymc_dpvi.sampling import FixedSizeSampler
 
 __all__ = ["LoopStep", "check_noise", "check_randomness", "noise_pvalues", "summarise"]
 
-_COLUMNS = 256  # coordinates between which correlations are looked at, at most
+_COLUMNS = 256  # most coordinates whose correlations are tested
 _LAGS = (1, 2, 3)
 _KS_NUMBERS = 200_000
 
 
 class LoopStep:
-    """Stands where the loop expects the step, and notes the `batches` that it hands over.
+    """Takes the step's place in the loop, and keeps the `batches` that it is given.
 
-    With a probe it makes the steps on empty batches, and notes what they have `released`.
+    With a probe it makes the steps on empty batches, and keeps what they `released` instead.
     """
 
     def __init__(self, probe: Probe | None) -> None:
@@ -48,7 +48,7 @@ class LoopStep:
             probe.load([])
 
     def __call__(self, indices: Any, offsets: Any, noise: Any, epsilon: Any, weights: Any) -> None:
-        """Do what some steps do, without the records."""
+        """Make some steps without their records; `epsilon` are the base draws."""
         for t in range(len(weights)):
             self.calls += 1
             if self._probe is None:
@@ -103,8 +103,8 @@ def noise_pvalues(z: Vector, blocks: Mapping[str, NDArray[np.int64]]) -> dict[st
         pairs = np.triu_indices(chosen.shape[1], 1)
         found["the correlation of two coordinates"] = st.normal_pvalues(products[pairs])
     for lag in _LAGS:
-        # Pairs (t, t + lag) that have no step in common, so that the first members are independent of
-        # the second ones: two families of them hold all pairs.
+        # Pairs (t, t + lag) without a step in common, so that first and second members are independent. Two
+        # families of such pairs contain all pairs.
         for shift in (0, lag):
             first = [t for k in range(shift, n - lag, 2 * lag) for t in range(k, min(k + lag, n - lag))]
             if first:
@@ -119,7 +119,7 @@ def noise_pvalues(z: Vector, blocks: Mapping[str, NDArray[np.int64]]) -> dict[st
 def check_noise(
     probe: Probe, mechanism: Mechanism, streams: Streams, rng: np.random.Generator, n_steps: int
 ) -> CheckResult:
-    """Check (B): what is released about nobody is independent noise of standard deviation σC; rng is public.
+    """Check (B): the release of empty batches is independent noise of the accounted size; rng is public.
 
     The statistic is the smallest p-value, corrected for the number of tests.
     """
@@ -145,9 +145,9 @@ def check_noise(
 def check_randomness(
     mechanism: Mechanism, insecure_seed: int | None, n: int = 2000, fits: int = 3
 ) -> CheckResult:
-    """Check that every fit has noise of its own, from the system's randomness, apart from its batches.
+    """Check that each fit has new noise, from the operating system's randomness, independent of its batches.
 
-    `insecure_seed` is what the method was told; n deviates are drawn for each of some fits.
+    `insecure_seed` is the method's; for each of the fits, 4 steps of n deviates are drawn.
     """
     sampler = mechanism.sampler
     few = sampler.num_records if isinstance(sampler, FixedSizeSampler) else 1000

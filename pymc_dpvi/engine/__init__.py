@@ -1,11 +1,11 @@
 """The clipped sum, compiled, and the loop around it.
 
 In: one record's gradient (`graph`), a mechanism, batches and noise. Out: the noisy sum, and the variational
-parameters that it moves. `private_sum` marks in a graph what is released; `microbatch` makes the only
-operation of it in which records are added up, a few at a time; `clipping` and `kernels` are its arithmetic,
-`generated_code` glues them for numba. `step_graph` is one update, `step` compiles it, `multistep` makes many
-in one compiled call, `loop` runs them. `gradient_moments` keeps what the noisy sums tell for the posterior.
+parameters that it moves. `private_sum` marks in a graph what is released. `microbatch` replaces the mark by
+the only operation in which records are added up, one microbatch at a time. `clipping` and `kernels` are its
+arithmetic, `generated_code` joins them for numba. `step_graph` is one update, `step` compiles it, `multistep`
+makes many in one compiled call, `loop` runs them. `gradient_moments` keeps moments of the noisy gradients.
 
-What it may never do: let anything but the noisy sum leave, or let a record's share depend on its place in the
-batch.
+What it may never do: let anything but the noisy sum leave, or let what a record adds depend on its place in
+the batch.
 """

@@ -1,25 +1,24 @@
-"""Where a private step is computed, and what to do where that backend cannot compile the model.
+"""The backend that compiles a private step, and the choice of another where one cannot compile the model.
 
-Who names no backend gets the first of ``numba``, ``c`` and ``python`` that compiles the step and makes one on
-no records (`step.PrivateStep` rehearses). What a fit computes is the same in each; what it takes differs:
+Without ``backend=``, a fit takes the first of ``numba``, ``c`` and ``python`` that compiles the step and
+makes one step on no records (`step.PrivateStep` rehearses). All compute the same; the time differs:
 
 * ``numba``: fastest; compiles in seconds to half a minute;
 * ``c``: needs a C++ compiler (``pytensor.config.cxx``);
-* ``python``: no compiler at all; a step takes some hundred times as long. It knows every operation.
+* ``python``: needs no compiler; a step takes some hundred times as long. It knows every operation.
 
-A fit of few steps is the other way round: what takes longest is to compile. Up to `FEW_STEPS` it runs in
-Python mode, unless the model is large or has an operation that loops there (`few_steps`). That follows from
-the number of steps and from the graph, so that the same call gives the same numbers.
-`benchmarks/first_fit.py` measures what it saves.
+A fit of up to `FEW_STEPS` steps would spend most of its time on compilation. So it runs in Python mode,
+unless the model is large or has an operation that loops (`few_steps`). The choice depends on the number of
+steps and on the graph alone, so that the same call gives the same numbers. `benchmarks/first_fit.py` measures
+what it saves.
 
-A fallback is no accident to be hidden: one line in the log and the report's ``backend`` say what was taken
-and why. Nothing has been charged by then, and no record has been read: which backend works follows from the
-model's graph and from types.
+The log and the report's ``backend`` say which backend was taken and why. The choice follows from the model's
+graph and from types: no record has been read by then, and nothing has been charged.
 
-In Python mode no step is made of a model with an operation that loops there as long as a record makes it
-(`bounded`): one record could hold up a fit for minutes.
+Some operations loop as often as their arguments say, and in Python mode one record could hold up a fit for
+minutes. A model with such an operation is not fitted in Python mode (`bounded`).
 
-Who names a backend gets that one, or an error that says why it cannot be had.
+With ``backend=``, a fit takes that backend, or raises an error that says why it cannot.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Steps that take less time in Python mode than their compilation: 1 to 11 ms each, for ordinary models.
+#: So many steps take less time in Python mode than compilation takes: 1 to 11 ms each, for ordinary models.
 FEW_STEPS = 200
-#: Latent values of which that is so: steps of a network of 238,000 weights take two seconds in Python mode.
+#: Most latent values for which that holds: a step of a network of 238,000 weights takes two seconds.
 _SMALL = 4096
-#: Operations that loop themselves, or whose gradients do, and how often follows from their arguments: up to
-#: 10⁵ or 10⁶ turns, milliseconds compiled and seconds to minutes in Python.
+#: Operations that loop, or whose gradients do. Their arguments decide how often: up to 10⁵ or 10⁶ turns,
+#: which take milliseconds compiled and seconds to minutes in Python.
 _LOOPS = (BetaInc, GammaInc, GammaIncC, Hyp2F1, ScalarLoop)
 
 _NO_BACKEND = (
@@ -70,7 +69,7 @@ _LOOPS_IN_PYTHON = (
     "censored or truncated outcome has. In Python mode one record can make its gradient take seconds to "
     "minutes, which tells of that record; numba and C take milliseconds. {} Nothing is spent."
 )
-#: Of numba's long messages, lines that only say where it was.
+#: Beginnings of lines in numba's messages that only say where it was.
 _WHERE = ("Failed in", "During", "File ", "<source", "[", "-", "^", "This error", "def ", "Enable")
 _MOST_CHARACTERS = 160
 
@@ -86,7 +85,7 @@ class Backend:
     step : dict
         Keyword arguments of PyTensor's ``function`` for the step.
     rows : dict
-        What is different for the rows of a batch.
+        Those that differ for the rows of a batch.
     """
 
     name: str
@@ -95,7 +94,7 @@ class Backend:
 
 
 class StepFailedError(Exception):
-    """A step was compiled, and raised on no records."""
+    """A step was compiled, and raised when it was made on no records."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -103,7 +102,7 @@ class StepFailedError(Exception):
 
 
 def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> list[Backend]:
-    """Return the backends to try, in this order; one if the user named it, or gave ``mode``."""
+    """Return the backends to try, in this order: one if the user named it, or gave ``mode``."""
     given = compile_mode(backend, compile_kwargs)  # checks both
     if backend is not None or "mode" in (compile_kwargs or {}):
         name = "compile_kwargs" if backend is None else {"cvm": "c"}.get(backend, backend)
@@ -115,7 +114,7 @@ def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> l
 def few_steps(
     candidates: Sequence[Backend], n: int, num_latents: int, graphs: Iterable[Variable]
 ) -> list[Backend]:
-    """Return the backends to try for `n` planned steps: Python mode alone for few, if nobody named another.
+    """Return the backends to try for `n` planned steps: Python mode alone if it is there and steps are few.
 
     `graphs` are those that a step evaluates, before they are differentiated.
     """
@@ -139,7 +138,7 @@ def bounded(candidates: Sequence[Backend], graphs: Iterable[Variable]) -> list[B
 
 
 def _has(variable: Variable, ops: tuple[type, ...]) -> bool:
-    """Whether it comes out of such an operation, or out of several as one of which there is such a one."""
+    """Whether one of the operations makes it, by itself or as a part of a fused one."""
     op = None if variable.owner is None else variable.owner.op
     if isinstance(op, Elemwise):
         op = op.scalar_op
@@ -149,12 +148,12 @@ def _has(variable: Variable, ops: tuple[type, ...]) -> bool:
 
 
 def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]) -> tuple[T, str]:
-    """Return what `make` returns for the first backend for which it does not fail, and the backend's name.
+    """Return what `make` returns for the first backend with which it does not fail, and the backend's name.
 
-    `make` compiles and rehearses. Where the first backend fails, Python mode is asked, which knows every
-    operation: if it fails too, no backend is to blame, and none of the others is tried. The name comes with
-    the reason in brackets if an earlier backend failed. A PrivacyError of `make` goes on as it is; an
-    ArgumentError if no backend works, or the one that was named does not.
+    `make` compiles and rehearses. If the first backend fails, Python mode, which knows every operation, is
+    tried next: if it fails too, the fault is not the backend's, and no other is tried. If an earlier backend
+    failed, the name has the reason in brackets. A PrivacyError of `make` passes; an ArgumentError if no
+    backend works, or the one that was named does not.
     """
     first, *others = candidates
     made, reason = _attempt(make, first)
@@ -186,10 +185,10 @@ def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]
 
 
 def reason_of(error: BaseException) -> str:
-    """Say in a few words what a compiler did not like: its error's type, and numba's first reason.
+    """Return the type of a compiler's error, with the first reason that numba gives.
 
-    Compilers see graphs and types and the model's public constants, no records. Numbers are left out all the
-    same.
+    A compiler sees graphs, types and the model's public constants, and no record. Numbers are left out all
+    the same.
     """
     kind = type(error).__name__
     if type(error).__module__.partition(".")[0] != "numba":
@@ -216,9 +215,9 @@ def _attempt(make: Callable[[Backend], T], candidate: Backend) -> tuple[T | None
 
 @contextmanager
 def _garbage_left_alone() -> Iterator[None]:
-    """Pause the search for garbage: it goes through a compiler's many objects again and again.
+    """Pause garbage collection, which would go through a compiler's many objects again and again.
 
-    A first fit spends a sixth less time (`benchmarks/first_fit.py`).
+    A first fit takes a sixth less time (`benchmarks/first_fit.py`).
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,8 +1,8 @@
 """BLAS on one thread while a private step runs.
 
-Several threads of BLAS share out a matrix product by rows, and add up differently in each; a record's row
-would then depend on its place in the batch (docs/noise.md, section 4). How many there are is the process's
-own number, so it is held for as long as any step runs, in whichever thread of Python.
+With several threads, BLAS divides a matrix product by rows, and each thread may add up in another order: a
+record's row would then depend on its place in the batch (docs/noise.md, section 4). The number of threads is
+one for the whole process. So it stays at one while a step runs in any of Python's threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["ONE_THREAD", "OneThread"]
 
 
 class OneThread:
-    """The first to enter sets the number of threads, the last to leave puts back what was there."""
+    """The first to enter sets BLAS to one thread, the last to leave restores the number."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,7 +25,7 @@ class OneThread:
         self._libraries = ThreadpoolController()
 
     def look(self) -> None:
-        """Take note of the libraries that are loaded by now."""
+        """Find the libraries that are loaded by now."""
         with self._lock:
             self._libraries = ThreadpoolController()
 

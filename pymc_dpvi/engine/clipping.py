@@ -1,4 +1,4 @@
-r"""Clip, sum, add noise: the only way by which a function of the records becomes public.
+r"""Clip, sum, add noise: the only way by which a function of the records is released.
 
 For per-record gradients :math:`g_1,\dots,g_B \in \mathbb{R}^P` and integer noise X in units u,
 
@@ -10,28 +10,27 @@ For per-record gradients :math:`g_1,\dots,g_B \in \mathbb{R}^P` and integer nois
 where a record with a non-finite norm (a NaN, an infinity, or an overflow of a squared norm) counts as
 :math:`g_i = 0`. Adding or removing one record moves :math:`K u` by at most :math:`C` in Euclidean norm,
 replacing one by at most :math:`2C`, whatever the record holds. The term :math:`\sqrt P\,u` covers the
-rounding to the lattice; the slack :math:`2^{-12}` covers the rounding of the norm, of the scaling and of the
-float64 sum, in whatever order its terms are added, for batches of up to :math:`2^{24}` records. Records are
-added plainly in groups of up to 1024; the sums of groups are added with compensation (Knuth's TwoSum). P
-counts all columns, those of the counts below, too. K is held between
-:math:`\pm 2^{62}`, which moves neighbours no further apart and keeps :math:`K + X` inside 64 bits.
-``docs/noise.md`` has the proof.
+rounding to the lattice. The slack :math:`2^{-12}` covers the rounding of the norm, of the scaling and of the
+float64 sum, in any order of its terms, for batches of up to :math:`2^{24}` records. Records are added plainly
+in groups of up to 1024; the sums of groups are added with compensation (Knuth's TwoSum). P counts all
+columns, with those of the tally. K is held between :math:`\pm 2^{62}`, which moves neighbours no further
+apart and keeps :math:`K + X` inside 64 bits. ``docs/noise.md`` has the proof.
 
 **Counts.** A sum may have two more columns, the *tally*: how many records lie within the clip norm, and how
-many beyond it. A record adds :math:`(k_i, k - k_i)` to them, in whole units of the lattice, where :math:`k =
+many beyond it. A record adds :math:`(k_i, k - k_i)` to them, in whole spacings u, where :math:`k =
 \lfloor\kappa C (1 - 2^{-12})/u\rfloor` and
 
 .. math:: k_i = \operatorname{round}\big(k\, b(\lVert g_i\rVert / C')\big), \qquad
           b(r) = \min\big(1, \max(0, \tfrac12 + 2(1 - r))\big) ,
 
-a step from 1 to 0 that is a slope between 3/4 and 5/4, so that rounding errors of a norm move it as little as
-they move the sum. Since :math:`k_i^2 + (k - k_i)^2 \le k^2`, a record's whole row is at most
-:math:`C\sqrt{1+\kappa^2}` long; the tally is added up in integers, exactly, and held at :math:`2^{62}`. A
-non-finite record adds (0, 0).
+which falls from 1 to 0 with a slope, between 3/4 and 5/4, so that rounding errors of a norm move it as little
+as they move the sum. Since :math:`k_i^2 + (k - k_i)^2 \le k^2`, a record's whole row has a norm of at most
+:math:`C\sqrt{1+\kappa^2}`. The tally is added up in integers, exactly, and held at :math:`2^{62}`. A record
+with a non-finite norm adds (0, 0).
 
-Here are the formulas of one sum; norms and sums of gradients, dense or factored, are `kernels`. All are
-compiled without fastmath, under which a compiler may assume that NaN does not occur; in `kernels`, the terms
-of a squared norm may be reordered, nothing else.
+This module has the formulas of one sum; `kernels` has the norms and sums of dense and factored gradients. All
+are compiled without fastmath, under which a compiler may assume that NaN does not occur. The one exception is
+in `kernels`: the terms of a squared norm and of a dot product may be reordered.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ __all__ = [
     "tally_units",
 ]
 
-#: Records whose shares are added up in plain float64; such sums are added with compensation.
+#: Most records that are added up in plain float64; the sums of such groups are added with compensation.
 PLAIN_RECORDS = 1024
 _LARGEST_TALLY = 2**62
 
@@ -71,7 +70,7 @@ def clip_factors(squared_norms: np.ndarray, bound: float) -> np.ndarray:  # prag
 
 @_kernel
 def clip_bound(l2_clip_norm: float, spacing: float, num_params: int) -> float:  # pragma: no cover
-    """C': the largest norm of a record's share for which one record moves the rounded sum by at most C."""
+    """C': if no clipped gradient is longer, one record moves the rounded sum by at most C."""
     bound = l2_clip_norm * (1.0 - SLACK) - np.sqrt(num_params) * spacing
     if not (spacing > 0.0 and bound > 0.0):  # also for NaN
         raise ValueError("the lattice is too coarse for the clip norm")
@@ -80,9 +79,9 @@ def clip_bound(l2_clip_norm: float, spacing: float, num_params: int) -> float:  
 
 @_kernel
 def tally_units(l2_clip_norm: float, spacing: float, tally_weight: float) -> int:  # pragma: no cover
-    """k: the units of the lattice that one record adds to the tally, 0 if there is none.
+    """k: the spacings that one record adds to the tally, 0 if there is none.
 
-    A float64 that is a whole number, so that `add_tally` computes with k itself and no share exceeds it.
+    Float64 holds k exactly, so that `add_tally` computes with k itself and nothing that it adds exceeds k.
     """
     return int(np.floor(tally_weight * l2_clip_norm * (1.0 - SLACK) / spacing))
 
@@ -91,14 +90,14 @@ def tally_units(l2_clip_norm: float, spacing: float, tally_weight: float) -> int
 def add_tally(
     squared_norms: np.ndarray, bound: float, units: int, tally: np.ndarray
 ) -> None:  # pragma: no cover
-    """Share out `units` of each record between the columns "within the bound" and "beyond it"."""
+    """Divide the `units` of each record between the columns "within the bound" and "beyond it"."""
     for i in range(squared_norms.size):
         norm = np.sqrt(squared_norms[i])
         if norm < np.inf:  # False for NaN and infinity
-            # Where nothing is left of the bound, every norm is beyond it (and numba would raise).
+            # If the bound is not positive, every norm is beyond it (and numba would raise).
             within = min(max(2.5 - 2.0 * (norm / bound), 0.0), 1.0) if bound > 0.0 else 0.0
             inside = np.int64(np.rint(within * units))
-            # Held at the end of the range like the sum; nothing is ever subtracted.
+            # Held at the end of the range, like the sum; no record subtracts.
             tally[0] = min(tally[0] + inside, _LARGEST_TALLY)
             tally[1] = min(tally[1] + units - inside, _LARGEST_TALLY)
 
@@ -120,10 +119,7 @@ def round_and_add(
 def start_of_sum(
     size: int, l2_clip_norm: float, tally_weight: float, spacing: float
 ) -> tuple[float, int, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the bound C', the tally's units k, and what records are added to: ``high + low`` and a tally.
-
-    Compiled with what calls it.
-    """
+    """Return the bound C', the tally's k, and zeros to add records to: `high`, `low` and a tally."""
     bound = clip_bound(l2_clip_norm, spacing, size)
     units = tally_units(l2_clip_norm, spacing, tally_weight)
     tally = np.zeros(TALLY_COLUMNS if tally_weight > 0.0 else 0, np.int64)

@@ -1,17 +1,17 @@
-"""Compiled steps that fits of equal graphs share, within a process.
+"""Compiled steps that fits of equal graphs share within a process.
 
-What numba has compiled a process never gives back: its machine code stays mapped, and PyTensor registers the
+A process never frees what numba has compiled: the machine code stays mapped, and PyTensor registers the
 elementwise operations of every graph with numba for good, and with them the graph (some hundred functions and
-1 to 10 MB for a step of a small model). So a step is compiled once a process, and fits of an equal graph, on
-other data, use it again: `shared` keeps what was compiled under a name for the graph.
+1 to 10 MB for a step of a small model). So a step is compiled once in a process, and later fits of an equal
+graph, on other data, use it again. `shared` keeps it under a name for the graph.
 
-Two graphs have one name only if they compute the same (`graph_keys`) and were compiled the same way: by
-numba in the mode that a fit takes by default, with the same settings of PyTensor's, on arrays of the same
-layout. Everything else is compiled as it always was, and nothing of it is kept here.
+Two graphs have the same name only if they compute the same (`graph_keys`) and were compiled in the same way:
+by numba in the default mode of a fit, with the same settings of PyTensor, on arrays of the same layout.
+Everything else is compiled anew each time, and not kept.
 
-Privacy: a compiled step holds no records. They are inputs of it, as are parameters, noise and batches, and no
-shared variable or model is behind it: data are gone with the fit that they came with. What it does hold are
-the model's own constants, which are part of the name.
+Privacy: a compiled step holds no records. Records are inputs of it, as are parameters, noise and batches. It
+refers to no shared variable and no model, so data do not outlive their fit. It holds the model's own
+constants, which are part of the name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Postponed", "name_of", "shared"]
 
 T = TypeVar("T")
 
-#: Compiled steps that are kept. Dropping one frees little, and all are dropped by no ordinary analysis.
+#: Most compiled steps that are kept: more than an ordinary analysis makes. Dropping one frees little.
 MOST = 64
 
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
@@ -42,13 +42,13 @@ def name_of(
 ) -> Hashable | None:
     """Return a name for what is compiled from a graph, or None if it must not be shared.
 
-    `key` is of `graph_keys.graph_key`, `values` those of the inputs that do not change from call to call;
-    `more` is what else decides on the compiled code.
+    `key` is that of `graph_keys.graph_key`, `values` are those of the shared variables behind the graph,
+    `more` is all else that decides what is compiled.
     """
     if key is None or set(compile_kwargs) != {"mode"} or compile_kwargs["mode"] is not default_numba_mode():
         return None
     settings = (pytensor.config.numba__fastmath, pytensor.config.floatX)
-    # Numba compiles again for another layout, and a constant that was changed in place would come in then.
+    # For another layout numba compiles again, with constants that may have been changed in place since.
     return key, settings, tuple(_layout(value) for value in values), more
 
 
@@ -67,9 +67,9 @@ def _layout(value: Any) -> Hashable:
 
 
 def shared(name: Hashable | None, make: Callable[[], T]) -> T:
-    """Return what `make`, which compiles, returned for this name, or call it; None keeps nothing.
+    """Return what `make`, which compiles, returned for this name before, or call it; None keeps nothing.
 
-    What it returns must hold no data and no model.
+    What `make` returns must hold no data and no model.
     """
     if name is None:
         return make()
@@ -87,7 +87,7 @@ def shared(name: Hashable | None, make: Callable[[], T]) -> T:
 
 
 class Postponed:
-    """A PyTensor function that is compiled when first needed: never, if the step around it is shared."""
+    """A PyTensor function that is compiled when first used: never, if the step around it is shared."""
 
     def __init__(self, compiled: Callable[[], Any]) -> None:
         self._compile: Callable[[], Any] | None = compiled

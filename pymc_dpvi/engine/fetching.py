@@ -1,10 +1,10 @@
-"""Fetching the records of a microbatch from wherever they lie, and arrays in the order that loops want.
+"""Copies of a microbatch's records, and arrays in C order.
 
-A processor that waits for each record of a batch in turn is idle for most of a step. So the records some
-kilobytes ahead are asked for (LLVM's ``prefetch``) while the present one is copied; of a long one the first
-lines, as the processor sees by itself how it goes on.
+The records of a batch are scattered in memory, and waiting for them would take most of a step. So while one
+record is copied, those some kilobytes ahead are prefetched (LLVM's ``prefetch``). Of a long record the first
+cache lines are enough: the processor fetches the rest by itself.
 
-A microbatch always has the same length (`microbatch`): behind the batch's last record come copies of it.
+A microbatch always has the same length (`microbatch`): copies of the batch's last record fill it up.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from numba.extending import intrinsic
 
 __all__ = ["in_order", "places_of", "take_entries", "take_rows"]
 
-#: Bytes to fetch ahead.
+#: How many bytes ahead to prefetch.
 _AHEAD = 4096
-#: Bytes of a record to fetch: to ask for all of a long one takes longer than to wait for it.
+#: Most bytes of a record to prefetch: for all of a long one it takes longer than to wait for it.
 _OF_A_RECORD = 512
 _CACHE_LINE = 64
 
 
 @intrinsic
 def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:  # pragma: no cover
-    """Ask for the cache line at a byte offset from the start of an array. It is a hint: nothing is read."""
+    """Prefetch the cache line at a byte offset from the start of an array: a hint, which reads nothing."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -44,7 +44,7 @@ def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:  # pragma: n
 
 @intrinsic
 def _known_to_be_in_order(typing_context: Any, array: Any) -> Any:  # pragma: no cover
-    """Return an array as one of C order, which numba lays out alike."""
+    """Return the array itself, with a type that says C order."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return impl_ret_borrowed(context, builder, signature.return_type, args[0])
@@ -54,9 +54,9 @@ def _known_to_be_in_order(typing_context: Any, array: Any) -> Any:  # pragma: no
 
 @numba.njit
 def in_order(array: np.ndarray) -> np.ndarray:  # pragma: no cover
-    """Return an array in C order. Of most that PyTensor makes, numba does not know that they are.
+    """Return an array in C order, with a type that says so; it is copied only if it is in another order.
 
-    The loops over them are then for any strides, several times slower.
+    The types of most of PyTensor's arrays leave the strides open, and loops are then several times slower.
     """
     expected, in_order = array.itemsize, True
     for axis in range(array.ndim - 1, -1, -1):
@@ -69,7 +69,7 @@ def in_order(array: np.ndarray) -> np.ndarray:  # pragma: no cover
 
 @numba.njit
 def places_of(indices: np.ndarray, first: int, length: int) -> np.ndarray:  # pragma: no cover
-    """Return ``indices[first : first + length]``, filled up with the last index there is."""
+    """Return ``indices[first : first + length]``, filled up with the last index."""
     out = np.empty(length, np.int64)
     for i in range(length):
         out[i] = indices[min(first + i, indices.size - 1)]
@@ -94,7 +94,7 @@ def take_entries(
 def take_rows(
     records: np.ndarray, indices: np.ndarray, first: int, length: int
 ) -> np.ndarray:  # pragma: no cover
-    """Copy the rows at `places_of` of a matrix, fetching what comes next."""
+    """Copy the rows at `places_of` of a matrix, and prefetch those that come next."""
     width = records.shape[1]
     row_bytes = width * records.itemsize
     together = width > 0 and records.strides[1] == records.itemsize

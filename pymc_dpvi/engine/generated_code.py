@@ -1,19 +1,20 @@
-"""All code that is written at run time: of numba's functions whose arguments differ in number or type.
+"""Code that is written at run time: functions for numba whose arguments differ in number or type.
 
-There are three, all short, and what they call is ordinary code in `clipping`, `kernels` and `fetching`: the
-clipped sum of some records, which has one or two arrays for each block of the gradient
-(`write_add_clipped`); the sum of a batch, a few records at a time (`write_microbatched_sum`); many steps in
-one loop (`write_loop`). numba compiles a function for a fixed list of arguments. It makes no tuple of arrays
-of different types in a loop, as the second and the third would have to. The first could be ordinary code, a
-`literal_unroll` over a tuple of blocks: tried, it runs as fast, and takes numba twice as long to compile, a
-second more of every first fit.
+There are three, all short. What they call is ordinary code in `clipping`, `kernels` and `fetching`.
 
-**Inlining.** A function that numba inlines into its only caller is compiled once, and one that it calls is
-compiled with a level of its own: seconds of every first fit. But Python hands more than 30 arguments over as
-one tuple (``CALL_FUNCTION_EX``; `STACK_USE_GUIDELINE` in CPython's compiler), and numba inlines no such call:
-"Calling a closure with *args is unsupported". A model with many variables, or a likelihood that reads many
-intermediate results, has as many arguments. So from 31 arguments on the function is rewritten to take them in
-groups, each a tuple::
+* `write_add_clipped`: the clipped sum of some records, with one or two arrays for each block of the gradient.
+  It could be ordinary code, a `literal_unroll` over a tuple of blocks. That was measured: it runs as fast,
+  and takes numba twice as long to compile, a second more in every first fit.
+* `write_microbatched_sum`: the sum of a batch, one microbatch at a time.
+* `write_loop`: many steps in one loop. numba compiles a function for a fixed list of arguments, and in a loop
+  it makes no tuple of arrays of different types, which this one and the one above would need.
+
+**Inlining.** numba compiles a function that it inlines into its only caller once; one that is called is
+compiled on another level, too, which takes seconds of every first fit. But Python passes more than 30
+arguments as one tuple (``CALL_FUNCTION_EX``; `STACK_USE_GUIDELINE` in CPython's compiler), and numba inlines
+no such call: "Calling a closure with *args is unsupported". Models with many variables, and likelihoods that
+read many intermediate results, need as many. So a function of more than 30 arguments is rewritten to take
+them in groups, each a tuple::
 
     def function(a0, ..., a45):      ->     def function(g0, g1):
         ...                                     (a0, ..., a29,) = g0
@@ -39,7 +40,7 @@ from pymc_dpvi.graph.blocks import Form
 
 __all__ = ["ROWS", "SHAPE", "inlined", "write_add_clipped", "write_loop", "write_microbatched_sum"]
 
-#: Texts of errors that are seen at the rehearsal, before anything is spent.
+#: Messages of errors that come up at the rehearsal, before anything is spent.
 ROWS = "every block needs a row per record of a microbatch"
 SHAPE = "an array of the state changed its shape"
 
@@ -141,7 +142,7 @@ def write_add_clipped(layout: Sequence[Form]) -> Callable[..., None]:
     )
 
 
-#: How the rows of a microbatch are fetched, by the number of axes.
+#: Code that fetches the rows of a microbatch, by the number of axes.
 _FETCH = {1: "take_entries({}, indices, first, length)", 2: "take_rows({}, indices, first, length)"}
 
 
@@ -163,9 +164,9 @@ def write_microbatched_sum(
     add_clipped : callable
         Of `write_add_clipped`.
     num_axes : sequence of int
-        Of each record array.
+        Numbers of axes of the record arrays.
     num_shared, num_arrays : int
-        How many of these.
+        Lengths of ``shared`` and of ``arrays``.
     sampled : bool
         Whether there are indices.
     **numbers
@@ -216,8 +217,8 @@ def write_microbatched_sum(
 def write_loop(step: Any, num_held: int, arrays: Sequence[int | None], width: int) -> tuple[Any, str]:
     """Write `Chunk`'s loop around a compiled step; return the step for its scope, and the source.
 
-    Parameters as of `multistep`: the number of inputs that all steps share, the axes of each part of the
-    state (None for what is no array), the length of a row.
+    `num_held` inputs are the same in all steps; `arrays` has the number of axes of each part of the state,
+    None for what is no array; `width` is the length of a row.
     """
     state = [f"s{k}" for k in range(len(arrays))]
     new = [f"n{k}" for k in range(len(arrays))]
@@ -225,14 +226,14 @@ def write_loop(step: Any, num_held: int, arrays: Sequence[int | None], width: in
     of_a_step = ["batch", "count", "noise[t]", "base_draws[t]", "np.asarray(weights[t])"]
     step, given = inlined(step, [*of_a_step, *state, *held])
     copies = [f"    {s} = {s}.copy()" for s, ndim in zip(state, arrays, strict=True) if ndim is not None]
-    # Contiguous, so that a type stays the same from step to step: else the step is compiled twice.
+    # Contiguous, so that types stay the same from step to step: otherwise the step is compiled twice.
     changes = []
     for s, n, ndim in zip(state, new, arrays, strict=True):
         if ndim:
             changes += [f"        if {n}.shape != {s}.shape:", f"            raise ValueError({SHAPE!r})"]
             n = f"np.ascontiguousarray({n})"
         changes.append(f"        {s} = {n}")
-    leave_row = [  # numba takes seconds to compile ``rows[t] = row``, for the texts of its errors
+    leave_row = [  # ``rows[t] = row`` takes numba seconds to compile, for the messages of its errors
         "        if row.size != rows.shape[1]:",
         "            raise ValueError('a row of another length')",
         "        for j in range(row.size):",
@@ -258,27 +259,17 @@ def write_loop(step: Any, num_held: int, arrays: Sequence[int | None], width: in
     return step, source
 
 
-#: Arguments of a call that Python hands over one by one, at the most.
+#: Most arguments of a call that Python passes one by one.
 MOST_ARGUMENTS = 30
 
 _HEAD = re.compile(r"def\s+(\w+)\(([^()]*)\):[ \t]*\n([ \t]+)")
 
 
 def inlined(function: Any, arguments: Sequence[str]) -> tuple[Any, str]:
-    """Return a function for numba to inline, and the arguments to write in its call.
+    """Return a function for numba to inline, and the source between the parentheses of its call.
 
-    Parameters
-    ----------
-    function : numba dispatcher
-        As `numba_funcify` makes it of a graph, from source that it keeps.
-    arguments : sequence of str
-        The arguments of the call, as source.
-
-    Returns
-    -------
-    function : numba dispatcher
-    arguments : str
-        What to write between the parentheses of the call.
+    `function` is a dispatcher as `numba_funcify` makes it, which keeps its source; `arguments` are those of
+    the call, as source.
     """
     python = function.py_func
     if len(arguments) > MOST_ARGUMENTS:
@@ -292,7 +283,7 @@ def inlined(function: Any, arguments: Sequence[str]) -> tuple[Any, str]:
 
 
 def _grouped(python: Any, lengths: Sequence[int]) -> Any | None:
-    """Write a function anew to take its arguments in tuples; None if its source is not of the known form."""
+    """Rewrite a function to take its arguments in tuples; None if its source has not the known form."""
     source = getattr(python, "__source__", "")
     head = _HEAD.search(source)
     names = [] if head is None else [name.strip() for name in head[2].split(",") if name.strip()]

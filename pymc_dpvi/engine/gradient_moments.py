@@ -1,32 +1,30 @@
-r"""Running moments of the private gradients, from which the optimum is inferred.
+r"""Running moments of the noisy gradients, from which the optimum is inferred.
 
-Step t of a fit evaluates the model at a public latent draw :math:`z_t` and releases (`step`)
+Step t of a fit evaluates the model at a latent draw :math:`z_t` and yields (`step_graph`)
 
 .. math:: l_t = \tilde s_t / q, \qquad a_t = \nabla \log p(z_t), \qquad s_t ,
 
 the noisy gradient of the log-likelihood, the gradient of the log-prior, and the standard deviation of the
-privacy noise in a coordinate of :math:`l_t`. With several latent draws a step, their means stand for them.
-A fit of T steps makes T such rows; kept are only those moments of :math:`r_t = (z_t, l_t, a_t, s_t)` that a
-regression on :math:`z_t` takes,
+privacy noise in a coordinate of :math:`l_t`. A step with several latent draws gives their means. T steps make
+T rows :math:`r_t = (z_t, l_t, a_t, s_t)`. Kept are the moments that a regression on :math:`z_t` takes,
 
 .. math:: n, \qquad \bar r = \frac1n \sum_t r_t, \qquad M = \sum_t (z_t-\bar z)(r_t-\bar r)^{\!\top}, \qquad
     \sum_t (l_t-\bar l)(l_t-\bar l)^{\!\top},
 
-in eight blocks of consecutive steps, so that the steps before the optimum was reached can be told from those
-around it, and a coarse path of :math:`z_t` and of :math:`l_t + a_t` for the pictures. Moments of two sets of
-rows merge by
+in eight blocks of consecutive steps, so that the steps on the way to the optimum can be told from those
+around it, and a coarse path of :math:`z_t` and of :math:`l_t + a_t` for plots. Two sets of rows merge by
 
 .. math:: M = M_1 + M_2 + \frac{n_1 n_2}{n_1+n_2} (\bar z_1-\bar z_2)(\bar r_1-\bar r_2)^{\!\top} .
 
 Within a block, products of :math:`r_t - r_1` are added up, and :math:`n (\bar r - r_1)(\bar r - r_1)^\top` is
-taken off at its end: as :math:`r_1` is one of the rows, all but the n-th part of them may cancel, not more.
-They are kept within groups of at most `GROUP` neighbouring latent values, of fewer where there are more than
-`_MANY`: memory is O(D · GROUP), not O(T · D), and a step's share of the sums stays below its own cost. Beyond
-`MOST_LATENTS` nothing is kept: there the moments would be many times the model.
+subtracted at its end. Since :math:`r_1` is one of the rows, at least the n-th part of the sum is left.
+Moments are kept within groups of at most `GROUP` neighbouring latent values, and of fewer for more than
+`_MANY` of them: memory is O(D · GROUP), not O(T · D), and the sums take less time than the step. Beyond
+`MOST_LATENTS` nothing is kept, as the moments would be many times as large as the model.
 
-Privacy: post-processing. Every row is a function of noisy sums that are released anyway, of the public prior
-and of public draws. Rows are taken up in portions that do not depend on how long a step takes, so that not
-even the rounding of these sums does.
+Privacy: post-processing. A row is a function of the noisy sums, which are released anyway, of the public
+prior and of public base draws. Rows are added up in portions that do not depend on how long a step takes, so
+that not even the rounding of the sums does.
 """
 
 from __future__ import annotations
@@ -40,17 +38,16 @@ import numpy as np
 
 __all__ = ["GROUP", "MOST_LATENTS", "GradientTrace", "Moments", "PathPoint", "merged"]
 
-#: Latent values whose joint moments are kept: enough for most models of which intervals are read.
+#: Most latent values whose joint moments are kept: enough for most models whose intervals are read.
 GROUP = 64
-#: Latent values from which on there are only so many in a group.
+#: Beyond so many latent values, groups are smaller.
 _MANY, _SMALL_GROUP = 1024, 16
-#: Latent values up to which anything is kept.
+#: Most latent values for which anything is kept.
 MOST_LATENTS = 4096
 #: Blocks of steps in a run, and points of the path in a block.
 BLOCKS = 8
 _POINTS = 8
-#: Rows that are taken up at once: as many as one matrix product needs to be quick, and of short rows more, as
-#: long as they are no more than so many numbers.
+#: Rows that are added up at once: least (for a fast matrix product) and most, and the numbers in them.
 _PORTION, _LONGEST_PORTION, _PORTION_NUMBERS = 256, 1024, 1 << 16
 
 
@@ -82,7 +79,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class PathPoint:
-    """What a few steps saw.
+    """Means over a few steps.
 
     Attributes
     ----------
@@ -109,7 +106,7 @@ class PathPoint:
 def _products(
     u: np.ndarray, v: np.ndarray, columns: Sequence[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return what the row pair u, v adds to `Moments.scatter` and to `Moments.spread`."""
+    """Return what a pair of rows u, v adds to `Moments.scatter` and to `Moments.spread`."""
     draws = [c[: len(c) // 3] for c in columns]
     gradients = [c[len(c) // 3 : 2 * len(c) // 3] for c in columns]
     scatter = [np.outer(u[z], v[c]) for z, c in zip(draws, columns, strict=True)]
@@ -143,12 +140,12 @@ def _merge_points(a: PathPoint, b: PathPoint) -> PathPoint:
 
 
 def _finite(rows: np.ndarray) -> np.ndarray:
-    """Whether each row has finite entries, and their squares are."""
+    """Whether all entries of each row, and the sum of their squares, are finite."""
     return np.isfinite(np.einsum("ij,ij->i", rows, rows))
 
 
 class _Sums:
-    """Sums of products of rows less the first of them, for one block of a run's steps."""
+    """Sums of products of rows minus the block's first row, for one block of a run's steps."""
 
     def __init__(self, block: int, origin: np.ndarray, groups: Sequence[slice]) -> None:
         self.block, self.origin = block, origin
@@ -159,7 +156,7 @@ class _Sums:
         self._spread = [np.zeros((k, k)) for k in lengths]
 
     def add(self, rows: np.ndarray, total: np.ndarray) -> None:
-        """Add rows from which the origin is taken, with their sum."""
+        """Add rows from which the origin has been subtracted; `total` is their sum."""
         size = self._size
         parts = [rows[:, k * size : (k + 1) * size] for k in range(3)]
         for group, scatter, spread in zip(self._groups, self._scatter, self._spread, strict=True):
@@ -218,7 +215,7 @@ class GradientTrace:
         return 3 * self.size + 1 if self.size <= MOST_LATENTS else 0
 
     def begin(self, n_steps: int) -> None:
-        """Expect a run of so many steps; what earlier runs left is kept in coarser blocks."""
+        """Expect a run of so many steps; the rows of earlier runs are kept in coarser blocks."""
         self._flush()
         self._close()
         while len(self._blocks) > BLOCKS:
@@ -237,7 +234,7 @@ class GradientTrace:
             return
         at = 0
         while at < len(rows):
-            # Portions end with a block, or when they are full: never where a call happens to end.
+            # Portions end with a block, or when they are full, wherever a call ends.
             block_end = self._block_end()
             size = min(len(rows) - at, len(self._waiting) - self._n_waiting, block_end - self._taken)
             self._waiting[self._n_waiting : self._n_waiting + size] = rows[at : at + size]
@@ -304,7 +301,7 @@ class GradientTrace:
 
     @property
     def num_rows(self) -> int:
-        """How many rows were taken up so far."""
+        """How many rows there were so far."""
         return self._begun + self._taken
 
     @property
@@ -329,7 +326,7 @@ class GradientTrace:
 
     @property
     def late_blocks(self) -> int:
-        """How many of the last blocks cover the last half of what the last run has run."""
+        """How many of the last blocks cover the last half of the last run's rows."""
         run = self.blocks[self._before :]
         rows, half = 0, sum(b.n for b in run) // 2
         for count, block in enumerate(reversed(run), start=1):

@@ -1,10 +1,9 @@
-"""Names for graphs that are the same in every process, under which compiled steps are kept on disk.
+"""Keys of graphs that are the same in every process; compiled steps are kept on disk under them.
 
-PyTensor keeps what numba compiles, under a key made from the graph that was compiled. PyTensor 2 rewrites a
-graph in an order that differs from process to process (it depends on addresses in memory), so that equal
-models end in different graphs, and every start compiles anew: half a minute for a step. Here the key is made
-from the graph before it is rewritten. Whatever the rewrites make of it, it computes the same; so a function
-that was compiled from it once may be used for it again.
+PyTensor keeps what numba compiles under a key of the rewritten graph. PyTensor 2 rewrites in an order that
+depends on addresses in memory. So equal models end in different graphs in different processes, and each
+process would compile anew, for half a minute a step. Here the key is of the graph before it is rewritten. No
+rewrite changes what a graph computes, so a function that was compiled from it may be used for it again.
 
 Two graphs have the same key only if they have the same operations with the same properties, on inputs of the
 same types in the same order, with the same constants. Where that cannot be told (an operation that does not
@@ -32,13 +31,13 @@ from pytensor.scalar.loop import ScalarLoop
 
 __all__ = ["graph_key", "source_hash"]
 
-#: What every operation on scalars has, beside what it is and the types of its results.
+#: Attributes of every operation on scalars: its type and the types of its results tell the same.
 _OF_SCALARS = {"name", "output_types_preference", "bool"}
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), np.generic, np.dtype, slice)
 
 
 class _Unknown(Exception):
-    """Something of which it is not known whether it is all that matters."""
+    """An operation or value that may have more to it than is known here."""
 
 
 def graph_key(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> str | None:
@@ -51,7 +50,7 @@ def graph_key(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> str | 
 
 
 def source_hash() -> str:
-    """Return the SHA-256 of this package's sources: what they compiled stays on disk when they change."""
+    """Return the SHA-256 of this package's sources, so that changed sources find nothing older on disk."""
     return _SOURCES
 
 
@@ -60,11 +59,11 @@ def _hash_of_sources() -> str:
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root).as_posix()} ".encode() + path.read_bytes())
-    # An installation without its sources would look the same in every version: nothing is found again there.
+    # Without sources all versions would have one hash: there it is random, and nothing is found again.
     return digest.hexdigest() if Path(__file__).is_file() else secrets.token_hex()
 
 
-#: Taken at the import: code that changes while a process runs is not to be found under the new name.
+#: Computed at the import: a process that runs must not store its code under the hash of changed sources.
 _SOURCES = _hash_of_sources()
 
 
@@ -73,7 +72,7 @@ def _digest(*parts: Any) -> str:
 
 
 def _graph(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> str:
-    """Hash a graph by its structure: no order of nodes and no name enters."""
+    """Hash a graph by its structure; the order of nodes and the names of variables do not matter."""
     known = {v: _digest("input", k, _type(v.type)) for k, v in enumerate(inputs)}
 
     def key_of(v: Variable) -> str:

@@ -1,10 +1,9 @@
 r"""Norms and weighted sums of per-record gradients in the forms of `blocks`, compiled.
 
-**Norms are upper bounds.** What is clipped by must not be smaller than the true norm by more than the slack
-of the clip bound, whatever a record holds. Sums of squares lose nothing that matters. The double sum of
-``products`` does where its terms cancel, and what it cancels down to is then lost in the rounding of the
-sum, too. So with :math:`T = \sum_r \lVert a_r\rVert \lVert\delta_r\rVert`, the length of the block if nothing
-cancelled, its squared norm counts as
+**Norms are upper bounds.** The norm that is computed may be below the true norm by no more than the slack of
+the clip bound, whatever a record holds. Sums of squares are precise enough. The double sum of ``products`` is
+not where its terms cancel: its result may be as small as its rounding errors. So with
+:math:`T = \sum_r \lVert a_r\rVert \lVert\delta_r\rVert`, the norm if nothing cancelled, its square counts as
 
 .. math:: \max\big(\textstyle\sum_{r,s} (a_r\cdot a_s)(\delta_r\cdot\delta_s),\ (T/32)^2\big) + \gamma\,T^2 ,
 
@@ -31,14 +30,14 @@ __all__ = [
     "weighted_products",
 ]
 
-#: How much shorter than without cancellation a sum of products may count.
+#: T over the least norm that a sum of products counts with.
 CANCELLATION = 32.0
 #: Twice the unit roundoff: bounds of rounding errors are multiples of it, with room.
 _ROUNDOFF = 2.0**-52
-#: Squares of less may have lost digits to underflow.
+#: Squared norms below this may have lost digits to underflow.
 _SMALL = 1e-280
 
-# Loops, not operations on rows: numba would compile the texts of their errors, for seconds.
+# Loops, not operations on rows: numba takes seconds to compile the messages of their errors.
 _kernel = numba.njit(cache=True, fastmath=False)
 
 
@@ -49,8 +48,8 @@ _kernel = numba.njit(cache=True, fastmath=False)
 
 @numba.njit(cache=True, fastmath={"reassoc"})
 def _squared_norm(row: np.ndarray) -> float:  # pragma: no cover
-    # Sums of squares may be added in any order, for the vector units. NaN and infinity are honoured as
-    # without: of LLVM's flags only `nnan` and `ninf` would say that they do not occur.
+    # The squares may be added in any order, so that the loop is vectorised. NaN and infinity are kept: only
+    # LLVM's flags `nnan` and `ninf` would say that they do not occur.
     total = 0.0
     for j in range(row.size):
         total += np.float64(row[j]) * np.float64(row[j])
@@ -67,7 +66,7 @@ def _largest(row: np.ndarray) -> float:  # pragma: no cover
 
 @numba.njit(cache=True, fastmath={"reassoc"})
 def _squared_norms(rows: np.ndarray, count: int) -> np.ndarray:  # pragma: no cover
-    # As above, of the first rows. A call for each, or a view of each, would count references.
+    # `_squared_norm` of the first rows; a call or a view for each row would count references.
     totals = np.empty(count)
     for i in range(count):
         total = 0.0
@@ -144,10 +143,10 @@ def add_squared_norms_products(
                 square += 2.0 * (_dot(left[i, r], left[i, s]) * _dot(right[i, r], right[i, s]))
         uncancelled = length * length
         if uncancelled < np.inf:  # False for NaN and infinity
-            # A dot product whose parts overflow one way or the other is NaN: nothing is known then.
+            # If parts of a dot product overflow, the sum may be NaN or infinite: the record then counts as 0.
             if not (abs(square) < np.inf):
                 square = np.nan
-            elif least < _SMALL:  # parts of a dot product may have underflowed: as if nothing cancelled
+            elif least < _SMALL:  # parts of a dot product may have underflowed: take T², the upper bound
                 square = uncancelled
             elif square < uncancelled / CANCELLATION**2:
                 square = uncancelled / CANCELLATION**2
@@ -160,10 +159,10 @@ def add_squared_norms_products(
 def merged(
     entries: np.ndarray, positions: np.ndarray, count: int, size: int, distinct: bool
 ) -> np.ndarray:  # pragma: no cover
-    """Entries of the first records in float64, those of one record at one position added up.
+    """Entries of the first records in float64; those of one record at one position are added up.
 
-    The sum stands at the first of them, and zeros at the others. A position that is outside the block makes
-    the record's entries NaN: it counts as zero then.
+    The sum stands at the first of them, and zeros at the others. If a position is outside the block, the
+    record's entries are NaN, and the record counts as zero.
     """
     out = np.empty((count, entries.shape[1]))
     at = np.zeros(0 if distinct else size)
@@ -190,7 +189,7 @@ def merged(
 
 @_kernel
 def add_weighted_rows(rows: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover
-    """Add ``factors @ rows[:count]`` to `out`, leaving out rows of factor zero whatever they hold."""
+    """Add ``factors @ rows[:count]`` to `out`, without rows of factor zero, which may hold NaN."""
     for i in range(factors.size):
         weight = factors[i]
         if weight != 0.0:
@@ -244,7 +243,7 @@ def weighted_products(
 def add_block(block: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:  # pragma: no cover
     """Add the sum of some records to ``high + low``; `low` collects the rounding errors of `high`.
 
-    Knuth's TwoSum: ``total + error`` is ``high + block`` exactly, whichever is larger.
+    Knuth's TwoSum: ``total + error`` is exactly ``high + block``, whichever of them is larger.
     """
     for j in range(block.size):
         total = high[j] + block[j]

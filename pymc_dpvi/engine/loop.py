@@ -1,9 +1,9 @@
-r"""The loop over private steps, in chunks, with the average of the last half of the iterates.
+r"""The loop over private steps, with the average of the last half of the iterates.
 
-Batches, noise and latent draws of many steps are drawn in one go. The iterates after the first half of
-the planned steps are averaged with equal weights,
-:math:`\bar\xi = \frac{1}{n - n_0}\sum_{t > n_0} \xi_t,\; n_0 = \lfloor n/2\rfloor`: public post-processing,
-which takes out most of the noise of the last steps (Polyak and Juditsky 1992).
+Batches, noise and base draws are drawn for many steps at once. The iterates after the first half of the
+planned steps are averaged with equal weights,
+:math:`\bar\xi = \frac{1}{n - n_0}\sum_{t > n_0} \xi_t,\; n_0 = \lfloor n/2\rfloor`: post-processing, which
+takes out most of the noise of the last steps (Polyak and Juditsky 1992).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pymc_dpvi.pages import SCALE_PREDICTORS
 
 __all__ = ["averages_from", "iterate"]
 
-#: Numbers drawn ahead in one go (noise, latent draws, indices): some megabytes.
+#: Most numbers drawn at once (noise and base draws, or indices): some megabytes.
 _CHUNK_NUMBERS = 500_000
-#: Steps in a chunk at the most, so that the progress bar and an interrupt are not kept waiting.
+#: Most steps drawn at once, so that the progress bar goes on.
 _CHUNK_STEPS = 200
-#: Seconds that one compiled call should take: until then an interrupt waits.
+#: Seconds that one compiled call should take; an interrupt waits for its end.
 _CALL_SECONDS = 0.05
 
 
@@ -45,15 +45,15 @@ def iterate(
     every: int = 0,
     before: int = 0,
 ) -> Iterator[int]:
-    """Run the steps; yield the number of steps done, after every chunk or where it is asked for.
+    """Run the steps; yield the number of steps done, now and then.
 
-    The step updates the variational parameters and their average in place; batches and noise come from
+    The step updates the variational parameters and their average in place. Batches and noise come from
     `streams`, base draws (public) from `rng`. If `every` is positive, yield after the first step, after each
-    that makes the steps of all runs (`before` of them earlier) a multiple of it, and after the last. A
+    step whose number in all runs (`before` steps earlier) is a multiple of it, and after the last. A
     FloatingPointError if the variational parameters become non-finite.
     """
-    # What can be seen from outside (the step at which an error is found, say) must not depend on the
-    # number of records: they only decide how many steps have their batches drawn at once.
+    # What is seen from outside, such as the step at which an error is found, must not depend on the number of
+    # records: that decides only for how many steps batches are drawn at once.
     numbers = step.num_noise + int(np.prod(step.draw_shape))
     longest = int(np.clip(_CHUNK_NUMBERS / numbers, 1, _CHUNK_STEPS))
     expected = mechanism.sampler.sampling_prob * num_records
@@ -92,7 +92,7 @@ def iterate(
 
 
 def _until_asked(done: int, every: int, before: int) -> int:
-    """Return the number of steps until somebody wants to see the state."""
+    """Return the number of steps until the next `yield`."""
     if not every:
         return _CHUNK_STEPS
     return every - (before + done) % every if done else 1
@@ -105,7 +105,7 @@ def _weights(first: int, size: int, n_steps: int) -> np.ndarray:
 
 
 def _next_stride(steps: int, seconds: float) -> int:
-    """Return how many steps to make in the next call, after so many took so long.
+    """Return how many steps to make in the next call, after `steps` took so many `seconds`.
 
     A call cannot be interrupted. The first one also compiles, so the number may grow fast.
     """

@@ -1,8 +1,8 @@
-"""The private sum, in microbatches: no gradient of a whole batch, nor the batch itself, in memory.
+"""The noisy sum, in microbatches: neither a batch nor its gradients are ever in memory as a whole.
 
-`PrivateSum` marks matrices with a row per record of the batch. Here the graph that computes these rows
-goes into one operation, which fetches some records, computes their rows, clips and adds them up, and goes on
-to the next::
+`PrivateSum` marks matrices with a row per record of the batch. Here the graph that computes these rows is put
+into one operation, which fetches some records, computes their rows, clips them and adds them up, and goes on
+to the next records::
 
     for microbatch in batch:                       # all of one length
         rows = arrays[microbatch]                  # `fetching`
@@ -10,24 +10,24 @@ to the next::
         high, low += clipped sum of the gradients  # `clipping`, `kernels`
     return round(high + low) + noise
 
-So the unnoised sum is no variable of any graph. What a microbatch needs stays in the processor's cache, and
-memory does not grow with the batch: the wider the gradients, the fewer records make a microbatch. A
-microbatch is shorter if a row takes many operations. It is longer if a parameter is large and its gradient
-factored (each microbatch costs a pass over all its entries), and with JAX (a call takes longer than a few
-rows). No microbatch is longer than what is added up plainly (`clipping.PLAIN_RECORDS`), as the proof of
-rounding errors wants.
+So the sum without noise is no variable of any graph. The data of a microbatch stay in the processor's cache,
+and memory does not grow with the batch: the wider the gradients, the shorter a microbatch. It is also shorter
+if a row takes many operations. It is longer if a parameter is large and its gradient factored, as each
+microbatch costs a pass over all its entries, and with JAX, where a call takes longer than a few rows. No
+microbatch is longer than `clipping.PLAIN_RECORDS`, the most records that the proof of rounding errors lets be
+added up plainly.
 
-**A record's row is the same in every batch.** In exact arithmetic it is. But a matrix product adds up in an
-order that depends on its shape, and its last rows in another order than the others: one more record in a
-batch would change the last digits of others' gradients, and where a row of data was made to cancel, all
-digits. So every microbatch has the same length, whatever the batch: the last one is filled up with copies of
-its last record, which are not added up. Then all shapes, and with them the order of all sums, are always the
-same. The length is a multiple of 8, of 24 if memory allows, of 96 for simple rows, so that no loop over its
-rows has a remainder that is treated differently: the blocks of matrix products are of 4, 8 or 24 rows, loops
-are vectorised by up to 32 (`test_batch_position`). BLAS has one thread meanwhile (`blas_threads`).
+**A record's row is the same in every batch.** The order in which a matrix product adds up depends on its
+shape, and differs between its last rows and the others. So one more record in a batch could change the last
+digits of another record's gradient, and all digits if that record's terms were made to cancel. Therefore
+every microbatch of a fit has the same length, whatever the batch: the last one is filled up with copies of
+its last record, which are not added up. All shapes, and the order of all sums, are then always the same. The
+length is a multiple of 8, of 24 if memory allows, of 96 for simple rows, so that no loop over the rows has a
+remainder that is computed differently: matrix products take 4, 8 or 24 rows at a time, and loops are
+vectorised by up to 32 (`test_batch_position`). BLAS has one thread meanwhile (`blas_threads`).
 
-For an empty batch, one microbatch of zeros is computed and not added, so that errors show up at the rehearsal
-of a step on no records (`step`): before anything is spent, and whatever the records are.
+Of an empty batch, one microbatch of zeros is computed and not added. So errors come up at the rehearsal on no
+records (`step`), before anything is spent and whatever the records are.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ __all__ = ["MicrobatchedSum", "in_microbatches"]
 
 #: Numbers of a microbatch's gradients: some megabytes.
 _MOST_NUMBERS = 1 << 20
-#: Lengths of microbatches: multiples of one of these, the largest that memory allows.
+#: A microbatch's length is a multiple of one of these, the largest that memory allows.
 _LENGTHS = (96, 24, 8)
-#: Length at the most, where a row as written takes so many elementwise operations.
+#: Greatest length if a row, as written, takes so many elementwise operations.
 _SHORT, _MANY_OPERATIONS = 24, 55
-#: Entries of a factored parameter from which on a microbatch is as long as a plain sum may be.
+#: If a factored parameter has more entries, a microbatch is as long as a plain sum may be.
 _LARGE = 1 << 15
 
 
@@ -90,16 +90,16 @@ class MicrobatchedSum(Op):
     num_record_arrays : int
         Number of record arrays, the first inputs of `per_record`.
     sampled : bool
-        Whether batches are given by indices; otherwise all records are summed.
+        Whether batches are given by indices; otherwise the batch is all records.
     length : int
-        Number of records that are computed at a time.
+        Number of records in a microbatch.
     rows_key : str, optional
         Key of the graph that `per_record` was made from.
 
     Notes
     -----
-    Inputs: the record arrays; what all records share; ``indices``, int64 vector, if sampled; ``count``, how
-    many of the records there are, from the first; ``noise``; ``spacing``. Output: as of `PrivateSum`.
+    Inputs: the record arrays; what all records share; ``indices``, int64 vector, if sampled; ``count``, the
+    number of records in the batch, the first of these; ``noise``; ``spacing``. Output: that of `PrivateSum`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class MicrobatchedSum(Op):
         return Apply(self, list(inputs), [sum_type(inputs[-2])()])
 
     def forget(self) -> None:
-        """Let go of what was compiled: PyTensor's rewrites remember every operation that they have met."""
+        """Free what was compiled: PyTensor's rewrites keep every operation that they have met."""
         self.per_record = None
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
@@ -176,7 +176,7 @@ def _numba_microbatched_sum(op: MicrobatchedSum, node: Apply, **kwargs: Any) -> 
 
 
 def _length(width: int, large: bool, many_operations: bool) -> int:
-    """Return how many records are computed at a time. It must not depend on how many there are."""
+    """Return the length of a microbatch, which must not depend on the number of records."""
     longest = PLAIN_RECORDS if large else _SHORT if many_operations else _LENGTHS[0]
     most = min(longest, _MOST_NUMBERS // max(1, width))
     multiple = next((length for length in _LENGTHS if length <= most), _LENGTHS[-1])
@@ -190,7 +190,7 @@ def in_microbatches(
     indices: Variable | None,
     compile_kwargs: Mapping[str, Any],
 ) -> list[Variable]:
-    """Make the private sums in a graph operations: put a `MicrobatchedSum` for every `PrivateSum`.
+    """Replace every `PrivateSum` in a graph by a `MicrobatchedSum`.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def in_microbatches(
 def _rows_function(
     inputs: Sequence[Variable], outputs: Sequence[Variable], compile_kwargs: Mapping[str, Any]
 ) -> Any:
-    """Compile what computes the rows of a microbatch; with numba, when a step is compiled with it."""
+    """Compile what computes the rows of a microbatch; with numba, only when a step is compiled with it."""
 
     def compiled() -> Any:
         function = pm_compile(
@@ -280,7 +280,7 @@ def _entries(form: Form, arrays: Sequence[Variable]) -> int:
 
 
 def _refuse_records(shared: Iterable[Variable], kept: Sequence[Variable]) -> None:
-    """Raise if what all records share depends on them: a microbatch would be given rows of others."""
+    """Raise if what all records share depends on records: a record's row would depend on others."""
     if not set(kept).isdisjoint(ancestors(list(shared))):
         raise PrivacyError(
             "The graph of the private step reads the records around the batch, so that it cannot be taken "
@@ -289,11 +289,11 @@ def _refuse_records(shared: Iterable[Variable], kept: Sequence[Variable]) -> Non
 
 
 def _shared_by_rows(arrays: Sequence[Variable], batch: Sequence[Variable]) -> list[Variable]:
-    """Return what the computation of the rows reads that is the same for all records.
+    """Return the inputs of the rows' graph that are the same for all records.
 
-    As much as possible of it is computed once, outside: a variable that does not depend on the batch
-    is taken whole, where something that does depend on it reads it. What constants alone make stays inside,
-    for PyTensor to simplify by: shapes, of which half the operations on rows can be, most of all.
+    They are the variables that do not depend on the batch, and are read by one that does: so as much as
+    possible is computed once, outside. Variables made from constants alone stay inside, for PyTensor to
+    simplify by: shapes most of all, which can be half of the operations on rows.
     """
     of_rows: set[Variable] = set(batch)
     constant: set[Variable] = set()

@@ -1,19 +1,17 @@
 """Many steps in one compiled call.
 
 A call of a PyTensor function costs about 15 microseconds before it computes anything: as much as a private
-step of a small model. `Chunk` applies the updates of one step again and again, for a row of batches that lie
-end to end,
+step of a small model. `Chunk` makes many steps in one call, on batches that lie end to end::
 
     for t in 0, ..., n_steps - 1:
         state = step(indices[offsets[t] : offsets[t + 1]], noise[t], base_draws[t], weights[t], state, held)
 
-so that the cost of the call is shared. It is a `scan` for one purpose: batches have different lengths, of the
-state only the last is kept, and one step is compiled as PyTensor compiles any function, by its own rewrites.
-What every step is to leave behind comes out as a row of a matrix.
+It is a `scan` for one purpose: batches have different lengths, only the last state is kept, and the step is
+compiled as PyTensor compiles any function. What every step is to leave behind comes out as a row of a matrix.
 
-With numba the loop is compiled together with the step, and is no operation of a PyTensor function: each
-function around another one is compiled with all that is in it once more, which takes seconds. For the same
-reason the arrays of the state have static shapes and one layout.
+With numba the loop is compiled together with the step, and is no operation of a PyTensor function: numba
+would compile the step once more for each function around it, which takes seconds. To save compilation, too,
+the arrays of the state have static shapes and one layout.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ __all__ = ["Chunk"]
 class Chunk:
     """Apply one step's updates for several batches, one after the other.
 
-    `per_step` is what a step gets of its own: batch (int64 vector), its size (int64), noise (vector), base
-    draws (matrix), weight in the average; `fixed` is the same in all steps. An empty batch is passed as one
-    row with a size of zero: not every backend can take nothing. `updates` are new values in terms of both
-    and of shared variables, whose arrays keep their shapes; `row`, a float64 vector of length `width`, is
-    what each step leaves behind.
+    `per_step` are the inputs that differ from step to step: batch (int64 vector), its size (int64), noise
+    (vector), base draws (matrix), weight in the average; `fixed` are the others. An empty batch is passed as
+    one index with a size of zero, as not every backend takes empty arrays. `updates` are the new values of
+    shared variables, whose arrays keep their shapes. `row`, a float64 vector of length `width`, is what each
+    step leaves behind.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class Chunk:
         inputs = [*per_step, *(inner[v] for v in (*self.state, *fixed, *self.held))]
         outputs = clone_replace([*new, *left], inner, rebuild_strict=False)
         key = graph_key(inputs, outputs)
-        #: The compiled step; None if it is inside a loop that was compiled for an equal graph before.
+        #: The compiled step; None if a loop with it was compiled for an equal graph before.
         self.step: Any = None
         numbers = (len(per_step), len(fixed), tuple(self._arrays()), self.width)
         values = [v.get_value(borrow=True, return_internal_type=True) for v in (*self.state, *self.held)]
@@ -105,11 +103,11 @@ class Chunk:
         """Make the steps, store the state after the last of them, and return the rows, ``(n_steps, width)``.
 
         `indices` holds all batches, end to end; batch t is ``indices[offsets[t]:offsets[t + 1]]``. `noise`,
-        `base_draws` and `weights` are those of a step, with a leading axis of length ``n_steps``; `fixed` is
-        what all steps get. A ValueError if an array of the state has another shape than at the start, or
-        noise or draws another one than the step was written for; the state is as it was.
+        `base_draws` and `weights` are those of a step, with a leading axis of length ``n_steps``. A
+        ValueError, with the state as it was, if an array of the state has another shape than at the start, or
+        noise or base draws another shape than declared.
         """
-        # Compiled code takes shapes as they were declared, and does not look.
+        # Compiled code does not check shapes against those that were declared.
         for own, declared in zip((noise, base_draws), self._shapes_of_a_step, strict=True):
             if any(n not in (None, m) for n, m in zip(declared, own.shape[1:], strict=True)):
                 raise ValueError("noise or draws of another shape than a step's")

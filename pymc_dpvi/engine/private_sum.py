@@ -1,9 +1,8 @@
-"""The private sum as a graph: a mark on the rows of a batch, for `microbatch` to make the operation of.
+"""The noisy sum as a mark in the graph of a step, which `microbatch` replaces by an operation.
 
-`PrivateSum` says what is released of a batch's gradients: their clipped sum and noise (`clipping`). It stands
-in the graph of a step until that graph is complete and checked, so that an optimiser is handed the release
-itself, and it cannot be evaluated: `microbatch.in_microbatches` puts the one operation that adds up records
-in its place.
+`PrivateSum` says what is released of a batch's gradients: their clipped sum plus noise (`clipping`). The mark
+stands in the graph until that is complete and checked, so that an optimiser gets the release itself. It
+cannot be evaluated: `microbatch.in_microbatches` replaces it by the one operation that adds up records.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ class PrivateSum(Op):
     l2_clip_norm : float
         C, in the units of the gradient.
     layout : sequence of Form
-        Per block, how it comes.
+        Form of each block.
     tally_weight : float
         κ: norm of what one record adds to the tally, in units of C. 0 for no tally.
 
     Notes
     -----
-    Inputs: the blocks' arrays, one or two each, all with one row per record; ``count``, how many of the rows
-    are there, from the first (so that a batch can be empty where a backend cannot take arrays of length
-    zero); ``noise``, int64 vector (num_params,), in units of the lattice; ``spacing``, float64 number, u in
-    the units of the gradient (`LatticeNoise.spacing`; an input, so that another noise multiplier needs no
-    other compiled function). Output: float64 vector (num_params,), multiples of u; noise and output have two
-    entries more if there is a tally. Of an empty batch, the output is the noise.
+    Inputs: the blocks' arrays, one or two each, all with one row per record; ``count``, the number of rows
+    that count, the first of them (not every backend takes empty arrays for an empty batch); ``noise``, int64
+    vector (num_params,), in spacings; ``spacing``, float64 number, u in the units of the gradient
+    (`LatticeNoise.spacing`; an input, so that another noise multiplier needs no other compiled function).
+    Output: float64 vector (num_params,), multiples of u. Noise and output have two more entries if there is a
+    tally. Of an empty batch, the output is the noise.
     """
 
     __props__ = ("l2_clip_norm", "layout", "tally_weight")
@@ -66,7 +65,7 @@ class PrivateSum(Op):
 
     def make_node(self, *inputs: Any) -> Apply:
         """Build the node; see the class for shapes."""
-        # A bare Python float would become float32 where that holds it exactly.
+        # PyTensor would make a Python float float32 if that holds it exactly.
         given = (np.asarray(i) if isinstance(i, float) else i for i in inputs)
         *arrays, count, noise, spacing = (pt.as_tensor_variable(a) for a in given)
         kinds = [(form, k) for form in self.layout for k in range(form.num_arrays)]
@@ -107,7 +106,7 @@ def private_sum(
 ) -> TensorVariable:
     """Mark the noisy sum of clipped gradients: float64, the blocks' columns in order, then the tally.
 
-    Parameters as of `PrivateSum`; `count` is all rows by default.
+    Parameters are those of `PrivateSum`; by default all rows count.
     """
     op = PrivateSum(l2_clip_norm, [b.form for b in gradients], tally_weight)
     arrays = [array for b in gradients for array in b.arrays]

@@ -1,13 +1,12 @@
-r"""How the noisy counts of a step move the clip norm: a Kalman filter for a quantile.
+r"""The adaptive clip norm, moved by the noisy counts of each step: a Kalman filter for a quantile.
 
-**Clipping at the running bound.** :math:`C_t` is a function of earlier releases, so it is public in step t.
+**Clipping at the running bound.** :math:`C_t` is a function of earlier releases, so step t may use it freely.
 Gradients are divided by :math:`C_t / C_0` before they reach the kernel, which always clips at the start value
 :math:`C_0`; the noisy sum is multiplied by it afterwards. The kernel, its lattice and its proof
 (``docs/noise.md``) are those of a fixed bound.
 
 **The gain** (post-processing). With noisy counts :math:`a_t, b_t`, the mean batch :math:`\hat m_t =
-\frac1t\sum_{s \le t} (a_s + b_s)` and :math:`y_t = ((1-\gamma) a_t - \gamma b_t)/\hat m_t`, whose variance is
-about
+\frac1t\sum_{s \le t} (a_s + b_s)` and :math:`y_t = ((1-\gamma) a_t - \gamma b_t)/\hat m_t` of variance about
 
 .. math:: R_t = \frac{\sigma_c^2(\gamma^2 + (1-\gamma)^2)}{\hat m_t^2} + \frac{\gamma(1-\gamma)}{\hat m_t},
 
@@ -19,14 +18,13 @@ held above a floor so that the bound can follow norms that change as the fit goe
 .. math:: \eta_t = \min\big(\tfrac12,\ \max\big(\frac{1}{h t + R_t/(h P_0)},\
           \min(\tfrac15, \tfrac{3h}{100 R_t})\big)\big) ,
 
-where 1/5 is the rate of the paper, and the floor :math:`3h/(100 R_t)` keeps the noise of :math:`\log C` at a
-standard deviation of about 0.12, however small the batches are.
+where 1/5 is the rate of the paper (`adaptive_clipping`), and the floor :math:`3h/(100 R_t)` keeps the noise
+of :math:`\log C` at a standard deviation of about 0.12, however small the batches are.
 
-**Which quantile** (post-processing). Clipping moves the optimum, and noise grows with the bound; neither is
-worth avoiding below the other. The mean of t noisy gradients is known, in clip norms, up to
-:math:`\sigma_s/(q\sqrt t)`; N gradients of that norm that point anywhere add up to :math:`\sqrt N`, which is
-what the data themselves leave unknown. So while the noise is large beside the data's own uncertainty, much
-may be clipped, and less as the steps add up:
+**Which quantile** (post-processing). A smaller bound means less noise, and an optimum that clipping moves
+further. The mean of t noisy gradients has, in clip norms, the noise :math:`\sigma_s/(q\sqrt t)`; N gradients
+of that norm in random directions add up to :math:`\sqrt N`, the data's own uncertainty. As long as the noise
+is large beside that, many records may be clipped, and fewer as the steps add up:
 
 .. math:: 1 - \gamma_t = \min\big(\tfrac1{10},\ \max\big(\tfrac1{100},\
           \rho\,\frac{\sigma_s}{q\sqrt{t \hat N_t}}\big)\big), \qquad \hat N_t = \hat m_t / q .
@@ -51,7 +49,7 @@ from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS
 
 __all__ = ["RunningClip"]
 
-_CLIPPED_RANGE = (0.01, 0.1)  # between these the share of the records to clip is, if it follows the noise
+_CLIPPED_RANGE = (0.01, 0.1)  # least and greatest share of the records to clip, if it follows the noise
 _CLIPPED_FOR_NOISE = 0.3
 _PRIOR_VARIANCE = 1.0  # of the log of the quantile about that of the start value
 _LARGEST_GAIN = 0.5
@@ -61,7 +59,7 @@ _RECENT = 4.0
 
 
 class RunningClip:
-    r"""The bound of a fit, and how noisy counts move it; `log_scale` is :math:`\log(C_t / C_0)`."""
+    r"""The bound of a fit, moved by noisy counts; `log_scale` is :math:`\log(C_t / C_0)`."""
 
     def __init__(self, rule: AdaptiveClip) -> None:
         self.rule = rule
@@ -73,7 +71,7 @@ class RunningClip:
 
     @property
     def state(self) -> tuple[SharedVariable, ...]:
-        """All shared variables of it: functions of earlier noisy sums."""
+        """All of its shared variables: functions of earlier noisy sums."""
         return self.log_scale, self._seen, self._steps, self._beyond, self._share
 
     def reset(self, scale: float = 1.0) -> None:
@@ -94,7 +92,7 @@ class RunningClip:
 
     @property
     def l2_clip_norm(self) -> float:
-        """:math:`C_t`, where the last step left it."""
+        """:math:`C_t` after the last step."""
         return self.rule.start * math.exp(float(self.log_scale.get_value()))
 
     @property
@@ -105,20 +103,20 @@ class RunningClip:
 
     @property
     def share_to_clip(self) -> float:
-        """Share of the records to clip that the last step steered to."""
+        """Share of the records to clip that the last step aimed at."""
         return float(self._share.get_value())
 
     def clipped_share(self, noise_multiplier: float) -> tuple[float, float] | None:
-        """Share of the records that were clipped, by the noisy counts of the later steps, and its deviation.
+        """Share of the records clipped, by the noisy counts of the later steps, and its standard deviation.
 
-        The share is not held between 0 and 1. None if the counts do not tell that anybody was seen.
+        The share may be outside of 0 to 1. None if the counts cannot be told from noise.
         """
         steps = float(self._steps.get_value())
         size = self.mean_batch_size
         noise = noise_multiplier * math.hypot(1.0, 1.0 / self.rule.tally_weight)  # of a count
         if not steps or size < 4.0 * noise * math.sqrt(TALLY_COLUMNS / steps):
             return None
-        # The weights of the mean fall to earlier steps as t^(_RECENT - 1).
+        # Step t has a weight in the mean that goes with t^(_RECENT - 1).
         effective = steps * (2.0 * _RECENT - 1.0) / _RECENT**2
         return float(self._beyond.get_value()) / size, noise / (size * math.sqrt(effective))
 
@@ -136,7 +134,7 @@ class RunningClip:
     ) -> dict[Variable, Variable]:
         """Return the new values of the state after a step, by shared variable.
 
-        `tally` are the noisy counts as the private sum releases them, in the units of a gradient clipped at
+        `tally` are the noisy counts as the noisy sum releases them, in the units of a gradient clipped at
         the start value; `scale` is one over the sampling probability.
         """
         rule = self.rule
@@ -147,7 +145,7 @@ class RunningClip:
         noise = spacing * 2.0**LATTICE_BITS / per_record  # standard deviation of a count
         steps = self._steps + 1.0
         seen = self._seen + within + beyond
-        # Below what the noise hides it is taken for that: the bound then hardly moves.
+        # Where the noise hides the size, its standard deviation stands for it: the bound then hardly moves.
         size = pt.maximum(seen / steps, noise * pt.sqrt(TALLY_COLUMNS / steps))
         if rule.quantile is None:
             share = _CLIPPED_FOR_NOISE * rule.tally_weight * noise * pt.sqrt(scale / (steps * size))
@@ -162,7 +160,7 @@ class RunningClip:
         gain = pt.maximum(filtered, pt.minimum(_PAPER_GAIN, _FLOOR * slope / variance))
         low, high = (math.log(c / rule.start) for c in CLIP_NORM_RANGE)
         new = pt.clip(self.log_scale - pt.minimum(_LARGEST_GAIN, gain) * moved, low, high)
-        # A mean over the steps with weights t^(_RECENT - 1): of the bound where it is now, mostly.
+        # A mean over the steps with weights t^(_RECENT - 1): mostly of steps near the present bound.
         recent = self._beyond + pt.minimum(1.0, _RECENT / steps) * (beyond - self._beyond)
         return {
             self.log_scale: new,

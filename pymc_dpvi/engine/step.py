@@ -55,7 +55,7 @@ class PrivateStep:
     compile_kwargs : dict
         For PyTensor's ``function``, with ``mode``.
     rows_kwargs : dict, optional
-        What is different of it for the rows of a batch.
+        Those that differ for the rows of a batch.
 
     Attributes
     ----------
@@ -66,15 +66,15 @@ class PrivateStep:
     chunk : Chunk
         Many such steps, compiled.
     draw_shape : tuple of int
-        Shape of a step's standard normal draws, ``(n_mc, D)``.
+        Shape of a step's base draws, ``(n_mc, D)``.
     running_clip : RunningClip or None
-        The clip norm as it stands, if it is adaptive.
+        The clip norm, if it is adaptive.
     clip_updates : dict
         Its new values after a step, in terms of the release.
     scale : SharedVariable
-        What the sum over a batch is multiplied by: one over the sampling probability, which is public.
+        Factor of the sum over a batch: one over the sampling probability, which is public.
     trace : GradientTrace
-        What the steps left: moments of the latent draws and of the noisy gradients there.
+        Moments of the latent draws and of the noisy gradients there.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class PrivateStep:
         ONE_THREAD.look()
 
     def _rehearse(self, state: Sequence[SharedVariable]) -> None:
-        """Make one step on an empty batch without noise, and take it back.
+        """Make one step on an empty batch, in which no record counts, without noise, and take it back.
 
         What cannot work fails here, before anything is spent: a backend that cannot compile the model
         (StepFailedError), an optimiser whose updates have another shape, a start from which the prior leads
-        to infinity (ArgumentError). No record counts in an empty batch.
+        to infinity (ArgumentError).
         """
         before = [variable.get_value() for variable in state]
         failure = ""
@@ -149,7 +149,7 @@ class PrivateStep:
             )
 
     def _call(self, *arrays: np.ndarray) -> np.ndarray:
-        # Numba compiles at the first call, and warns of what is slow.
+        # Numba compiles at the first call, with warnings of slow code.
         with np.errstate(all="ignore"), nullcontext() if self.calls else quiet_pytensor():
             return self.chunk(*arrays, self._spacing)
 
@@ -168,9 +168,9 @@ class PrivateStep:
         indices, offsets : ndarray of int64
             As in `Chunk`; a batch may be empty.
         noise : ndarray of int64, shape (n_steps, num_noise)
-            In units of the lattice.
+            In spacings of the lattice.
         base_draws : ndarray of floatX, shape (n_steps, n_mc, D)
-            Standard normal draws (public randomness).
+            Standard normal, from public randomness.
         weights : ndarray, shape (n_steps,)
             Weight of each new iterate in the average; 0 leaves the average alone.
 
@@ -201,8 +201,7 @@ class PrivateStep:
 def _uninterrupted() -> Iterator[None]:
     """Let a keyboard interrupt wait, so that the state and the count of steps belong together.
 
-    Otherwise it would nearly always come between the end of the compiled call and the storing of what
-    that returned.
+    Otherwise Python would nearly always raise it after the compiled call and before its results are stored.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():

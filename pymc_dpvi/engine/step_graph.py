@@ -4,20 +4,20 @@ r"""The graph of a step: one batch, one latent draw, one vector of noise, one up
 
     z_m &= T(\xi, \zeta_m), \qquad m = 1,\dots,M \\
     \tilde s &= \sum_{i\in B} \operatorname{clip}_C\!\big(g_i\big) + \eta
-              \qquad\text{(}\texttt{PrivateSum}\text{: the only thing that sees records)}\\
+              \qquad\text{(}\texttt{PrivateSum}\text{: the only operation on records)}\\
     \nabla_{z_m} &= \tfrac{\sqrt M}{q}\,\tilde s_m + \nabla \log p(z_m) \\
     \nabla_\xi &= \tfrac1M \sum_m \Big(\frac{\partial z_m}{\partial\xi}\Big)^{\!\top} \nabla_{z_m}
                    + \nabla_\xi H(q_\xi)
 
 The scale is 1/q, a public constant: never the realised batch size. Everything after the noisy sum is
-post-processing. With an adaptive clip norm (`adaptive_clipping`) the gradients are scaled before and the sum
-after, by a public number that the noisy counts of earlier steps decide. The graph also keeps the running
-average of the iterates, :math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`, and hands out a row for the
+post-processing. With an adaptive clip norm (`adaptive_clipping`), gradients are divided and the sum is
+multiplied by a number that follows from the noisy counts of earlier steps. The graph also keeps the running
+average of the iterates, :math:`\bar\xi \leftarrow \bar\xi + w\,(\xi - \bar\xi)`, and makes a row for the
 `GradientTrace`: latent draw, noisy gradient of the likelihood, gradient of the prior, noise.
 
-What it may never do: let anything but the noisy sum get from the records, the batch, its size or the noise
-into what a step changes or leaves behind. `StepGraph.row` and, for the optimiser's updates,
-`StepGraph.updates` look; the clip norm and the averages are functions of the noisy sum and of new parameters.
+What it may never do: let records, the batch, its size or the noise reach what a step changes or leaves
+behind, other than through the noisy sum. `StepGraph.row` checks the row, `StepGraph.updates` the optimiser's
+updates. The clip norm and the averages are functions of the noisy sum and of the new parameters.
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ __all__ = ["StepGraph"]
 class StepGraph:
     """What one step computes, as graphs of its inputs and of shared variables.
 
-    Parameters as of `PrivateStep`. Attributes: `per_step`, the inputs of a step (batch, its size, noise, base
-    draws, weight in the average), and `spacing`, that of all steps; `data` and `batch`, the record arrays and
-    the rows of them; `draw_shape`, `num_noise`, lengths; `averages` and `scale` (one over the sampling
-    probability, public), shared variables; `running_clip` and its new values `clip_updates`; `noisy`, the
-    gradients' noisy sum; `grads`, of the negative evidence lower bound by the parameters.
+    Parameters, and attributes with the same names, are those of `PrivateStep`. `per_step` are the inputs that
+    differ from step to step (batch, its size, noise, base draws, weight in the average), `spacing` is the
+    other one; `data` are the record arrays, `batch` their rows; `averages` are those of the parameters;
+    `noisy` is the gradients' noisy sum; `grads` are the gradients of the negative evidence lower bound.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class StepGraph:
         self.num_noise = self.size + mechanism.num_counts
         self.running_clip = None if mechanism.adaptive is None else RunningClip(mechanism.adaptive)
         self.clip_updates: dict[Variable, Variable] = {}
-        # A variable, as the lattice spacing is, so that other rates and noise need no other compiled step.
+        # A variable, like the spacing, so that other rates and noise need no other compiled step.
         scale = pytensor.shared(np.asarray(1.0 / mechanism.sampler.sampling_prob), name="scale")
         self.scale: SharedVariable = scale
         floatx = pytensor.config.floatX
@@ -105,7 +104,7 @@ class StepGraph:
             per_record = aligned_gradients(record, self.batch, latents, self.z, n_mc)
             self.noisy = self._noisy_sum(per_record)
             if not (own := informed(record, latents)).all():
-                # Latents not in the likelihood have gradient zero: it is known, and no noise stands for it.
+                # A latent value that is not in the likelihood has gradient zero: public, so without noise.
                 self.noisy = self.noisy * np.tile(own.astype(floatx), n_mc)
             grads = self._pull_back(record, self.noisy, entropy)
         else:
@@ -124,13 +123,13 @@ class StepGraph:
             self.grads = total_norm_constraint(self.grads, max_grad_norm)
 
     def _rows(self, data: TensorVariable, row: TensorVariable) -> TensorVariable:
-        """Rows of the batch, of the shape of `row` but for their number."""
+        """Rows of the batch, each of the shape of a row of `row`."""
         rows = data if self.is_whole else data[self.indices]
         shape = row.type.shape[1:]
         return rows if rows.type.shape[1:] == shape else pt.specify_shape(rows, (None, *shape))
 
     def _noisy_sum(self, per_record: Sequence[Block]) -> TensorVariable:
-        """Noisy sum of clipped gradients, shape ``(size,)``; an adaptive clip norm's updates are noted."""
+        """Noisy sum of clipped gradients, shape ``(size,)``; sets an adaptive clip norm's `clip_updates`."""
         of_batch = self.noise, self.mechanism.l2_clip_norm, self.spacing, self.count
         if self.running_clip is None:
             return private_sum(per_record, *of_batch)
@@ -155,8 +154,7 @@ class StepGraph:
     def row(self) -> TensorVariable:
         """Latent draw, noisy gradient of the likelihood, gradient of the prior, noise (`gradient_moments`).
 
-        With several draws, their means. All that is of the records in it is the release; a PrivacyError
-        otherwise.
+        With several draws, their means. A PrivacyError if more of the records is in it than the release.
         """
         row = self._row(self.noisy)
         inside = [*self.record.arrays, *self.data, self.indices, self.count, self.noise]
@@ -182,7 +180,7 @@ class StepGraph:
     def updates(self, optimizer: Optimizer) -> dict[Variable, Variable]:
         """Return what a step changes: parameters, the optimiser's own state, clip norm, averages.
 
-        An ArgumentError if the optimiser returns no updates, or some that know more than the release.
+        An ArgumentError if the optimiser returns no updates, or some that read more than the release.
         """
         updates = self._updates(optimizer, self.grads)
         released = [v for v in walk(self.grads) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
@@ -209,9 +207,9 @@ class StepGraph:
     def _check_updates(self, updates: Mapping[Variable, Variable], public: Sequence[Variable]) -> None:
         """Raise an ArgumentError if an update reads data, batch or noise other than through the noisy sum.
 
-        The gradients that an optimiser is given are graphs, and what stands behind them can be taken hold
-        of: the release, which is public, and behind that the records, the clipped sum's rows, the batch and
-        its size, the noise that would have to be taken off. A ``default_update`` is an update too.
+        The gradients that an optimiser gets are graphs, and it could go back from them through the release to
+        the records, the clipped sum's rows, the batch and its size, and the noise. A ``default_update`` is an
+        update too.
         """
         model = self.record.model
         held = {*self.data, self.indices, self.count, self.noise}

@@ -1,4 +1,4 @@
-"""Axes and labels, for every plot; the only place that imports matplotlib, and only when it is asked."""
+"""Axes and labels for every plot; no other module imports matplotlib, and this one only in functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_axes(ax: Any) -> Any:
 
 
 def label(name: str) -> str:
-    """Write a name as Matplotlib takes it: ``a$b^$c`` is no formula, and a legend leaves out ``_x``."""
+    """Return a name that Matplotlib shows as it is: ``a$b^$c`` is no formula, a legend leaves out ``_x``."""
     from matplotlib.mathtext import MathTextParser
 
     if "$" in name:

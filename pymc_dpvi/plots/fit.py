@@ -1,4 +1,4 @@
-"""Plots of what ``approx.diagnostics()`` has measured: iterates and gradients, which are private."""
+"""Plots of what ``approx.diagnostics()`` has measured: iterates and noisy gradients, which are released."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def plot_iterates(
     ax: Any = None,
     plot_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Plot where the private iterates went, seen from the posterior mean, and which are averaged.
+    """Plot the path of the iterates relative to the posterior mean, and which of them are averaged.
 
     Parameters
     ----------
     source : FitDiagnostics
         What ``approx.diagnostics()`` returns.
     names : sequence of str, optional
-        Latent values, as in ``source.names``; by default the eight that ended farthest from it.
+        Latent values, as in ``source.names``; by default the eight whose averages are farthest from the mean.
     ax : matplotlib.axes.Axes, optional
         Where to draw.
     plot_kwargs : dict, optional
@@ -41,9 +41,10 @@ def plot_iterates(
     Returns
     -------
     matplotlib.axes.Axes
-        Means of the latent draws over a few steps each, in posterior standard deviations from the mean of the
-        noise-aware posterior; the band is as wide as 90 % of it, its inner part as it would be without noise.
-        The dotted line is where the average begins, the last half of the last run.
+        With the means of the latent draws over a few steps each, in posterior standard deviations from the
+        mean of the noise-aware posterior. The band is the central 90 % of that posterior; its inner part is
+        how wide it would be without noise. The average of the iterates begins at the dotted line, with the
+        last half of the last run.
 
     Raises
     ------
@@ -54,7 +55,7 @@ def plot_iterates(
 
     Notes
     -----
-    Privacy: shows private iterates; uses no data.
+    Privacy: shows released iterates; uses no data.
     """
     _check_diagnostics(source)
     if names is None:
@@ -84,10 +85,10 @@ def plot_iterates(
 
 
 def plot_gradients(source: Any, *, ax: Any = None, plot_kwargs: Mapping[str, Any] | None = None) -> Any:
-    """Plot the norm of the private gradients, beside what it is if noise is all that is left of them.
+    """Plot the norm of the noisy gradients, and what it would be if they were noise alone.
 
-    It takes the place of PyMC's ``plt.plot(approx.hist)``: a fit has arrived when the line is in the band
-    or below it. Further steps then change nothing that could be told from noise.
+    Use it in place of PyMC's ``plt.plot(approx.hist)``. A fit has converged when the line is in the band or
+    below it: further steps then change nothing that could be told from noise.
 
     Parameters
     ----------
@@ -101,9 +102,9 @@ def plot_gradients(source: Any, *, ax: Any = None, plot_kwargs: Mapping[str, Any
     Returns
     -------
     matplotlib.axes.Axes
-        Norms of gradients that are averaged over some steps each, as in ``approx.hist``. The band holds 90 %
-        of such norms at the optimum, where gradients are noise: that of the mechanism, of the batches and of
-        the latent draws. The dotted line is where the average of the iterates begins.
+        With the norms of gradients that are averaged over some steps each, as in ``approx.hist``. The band
+        holds 90 % of such norms at the optimum, where gradients are noise of the mechanism, the batches and
+        the latent draws. The average of the iterates begins at the dotted line.
 
     Raises
     ------
@@ -114,12 +115,12 @@ def plot_gradients(source: Any, *, ax: Any = None, plot_kwargs: Mapping[str, Any
 
     Notes
     -----
-    Privacy: shows private gradients; uses no data.
+    Privacy: shows released gradients; uses no data.
     """
     _check_diagnostics(source)
     ax = new_axes(ax)
     steps = [point.step for point in source.path]
-    # Noise of a step: the mechanism's and the batches', and what the draw adds by the slope.
+    # Noise of a step: that of mechanism and batches, and that of the latent draw times the slope.
     slope = np.divide(
         1.0, source.family_stddev**2, out=np.zeros(len(source.names)), where=source.family_stddev > 0
     )
@@ -147,7 +148,7 @@ def _check_diagnostics(source: Any) -> None:
 
 
 def _norms_of_noise(variances: np.ndarray) -> tuple[float, float]:
-    """5 % and 95 % of the norm of independent normals, by the chi-square of the same mean and variance."""
+    """5 % and 95 % of the norm of independent normals, by a χ² with the mean and variance of its square."""
     unit = np.sum(variances**2) / np.sum(variances)
     low, high = np.sqrt(unit * stats.chi2.ppf([0.05, 0.95], np.sum(variances) / unit))
     return float(low), float(high)

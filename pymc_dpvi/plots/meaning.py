@@ -41,8 +41,8 @@ def plot_trade_off(source: Any, *, ax: Any = None, plot_kwargs: Mapping[str, Any
     Returns
     -------
     matplotlib.axes.Axes
-        With the mechanism's curve, what (epsilon, delta) alone would give (dashed), a coin (dotted),
-        and the membership bounds at false positive rates 0.001 and 0.01.
+        With the mechanism's curve, that of (epsilon, delta) alone (dashed), that of a coin (dotted), and the
+        membership bounds at false positive rates of 0.001 and 0.01.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def plot_epsilon(
     run : int
         Which of its runs, from 0.
     n_steps : sequence of int, optional
-        Where to evaluate; by default eight numbers up to those of the run, evenly spaced in logarithms.
+        Where to evaluate; by default eight numbers up to that of the run, evenly spaced in logarithms.
     accountants : iterable of str
         Names; by default all. Those that do not support the run are left out.
     ax : matplotlib.axes.Axes, optional
@@ -160,7 +160,7 @@ def plot_epsilon(
 
     Notes
     -----
-    Privacy: uses no data. A point speaks of a run that was *planned* for so many steps.
+    Privacy: uses no data. A point is for a run that was *planned* for so many steps.
     """
     meaning, ax = _meaning(source), new_axes(ax)
     part = meaning.runs[check_integer("run", run, low=0, high=len(meaning.runs) - 1)]

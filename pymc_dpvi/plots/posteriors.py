@@ -22,8 +22,8 @@ def plot_posteriors(
 ) -> Any:
     """Plot the intervals of several posteriors of one model side by side.
 
-    Meant for whoever has both a private posterior and another one: a private one at another epsilon, or
-    the one that the curator may see and nobody else.
+    It compares a released posterior with another one: one released at another epsilon, or one without
+    privacy, which only the curator may see.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def plot_posteriors(
 
     Notes
     -----
-    Privacy: a picture is as private as what it shows. One that shows a posterior that was fitted
-    without privacy must not be published.
+    Privacy: a plot is as private as the draws that it shows. A plot of a posterior that was fitted without
+    privacy must not be published.
     """
     tables = _entries(posteriors, var_names)
     (first, *others) = tables.values()

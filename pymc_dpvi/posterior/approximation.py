@@ -1,13 +1,13 @@
-"""The variational family: PyMC's approximation, fitted privately.
+"""PyMC's approximation, fitted privately.
 
 In: the model, split by records, and what a fit leaves: variational parameters, moments of the noisy gradients
 (`gradient_moments`), the report. Out: draws (:meth:`DPApproximation.sample`), diagnostics, and expressions.
 `released_draws` lists all that `sample` releases, and why it may.
 
-What PyMC's class has besides is closed unless `open_attributes` lists it: functions of the variational
-parameters are as private as `sample`; the density of the records is refused, and so is any expression that
-depends on records (`expressions`); ``model``, ``groups`` and what depends on them are the user's own model
-with the data in it, for the process in which the data are anyway.
+All other attributes of PyMC's class are closed unless `open_attributes` lists them. Functions of the
+variational parameters are open: they are released. The density of the records is refused, and so is any
+expression that depends on records (`expressions`). ``model``, ``groups`` and what depends on them are the
+user's own model with the data in it, open to the process that has the data anyway.
 
 What it may never do: let anything out that depends on records, other than through the noisy sums.
 """
@@ -57,8 +57,8 @@ _MOST_NUMBERS = 2**31
 class DPApproximation(CheckedExpressions):
     """A variational approximation that was fitted privately.
 
-    It is PyMC's approximation of the same family (``mean``, ``std``, ``cov``, ``params``, callbacks and
-    trackers work as usual), apart from what it releases: see :meth:`sample`.
+    It is PyMC's approximation of the same family: ``mean``, ``std``, ``cov``, ``params``, callbacks and
+    trackers work as usual. What PyMC computes from the records is refused; see :meth:`sample`.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ class DPApproximation(CheckedExpressions):
     privacy : PrivacyReport
         What was spent, and on which assumptions.
     withheld : tuple of str
-        Deterministics that `sample` leaves out because they depend on records, or on an array that nobody
-        declared public.
+        Deterministics that `sample` leaves out: those that depend on records, on an array that nobody
+        declared public, on more than 64 constants, or on no free variable.
     hist : ndarray
         Norms of the noisy gradients, one for each step; not the loss.
     """
@@ -88,17 +88,18 @@ class DPApproximation(CheckedExpressions):
 
     @property
     def hist(self) -> np.ndarray:
-        """Norm of the noisy gradient about each step of the last `fit` and what refined it.
+        """Norm of the noisy gradient around each step of the last `fit` and of each `refine` after it.
 
         In PyMC it is the loss, which no private fit computes. `plots.plot_gradients` and
-        `plots.plot_iterates` show better than ``plt.plot(approx.hist)`` whether a fit has arrived: they also
-        show the level of noise alone, below which the norm does not fall.
+        `plots.plot_iterates` show better than ``plt.plot(approx.hist)`` whether a fit has converged: they
+        also show the level of noise alone, below which the norm does not fall.
 
         Returns
         -------
         ndarray, shape (n_steps,)
-            Of the gradient of log-likelihood and log-prior with respect to the latent values, averaged over a
-            64th of the run. Empty before `fit`, and beyond `gradient_moments.MOST_LATENTS` latent values.
+            Norms of the gradient of log-likelihood plus log-prior with respect to the latent values, averaged
+            over a 64th of the run. Empty before `fit`, and for more than `gradient_moments.MOST_LATENTS`
+            latent values.
 
         Notes
         -----
@@ -108,14 +109,14 @@ class DPApproximation(CheckedExpressions):
 
     @property
     def withheld(self) -> tuple[str, ...]:
-        """Deterministics of today's model that `sample` leaves out (`RecordModel.released`)."""
+        """Deterministics of the model, as it is now, that `sample` leaves out (`RecordModel.released`)."""
         record = self._record
         released = {d.name for d in record.released}
         return tuple(d.name for d in record.model.deterministics if d.name not in released)
 
     @property
     def latents(self) -> Latents:
-        """Where each free variable sits in the flat latent vector."""
+        """Place of each free variable in the flat latent vector."""
         by_name = {v.name: v for v in self._record.value_vars}
         ordering = list(self.groups[0].ordering.values())
         return Latents(
@@ -156,18 +157,18 @@ class DPApproximation(CheckedExpressions):
         include_transformed: bool | None = None,
         **kwargs: Any,
     ) -> PosteriorData:
-        """Draw from the private posterior; the result is safe to publish.
+        """Draw from the released posterior; the result is safe to publish.
 
         Parameters
         ----------
         draws : int
             Number of draws.
         noise_aware : bool, optional
-            Whether the posterior is to know of the privacy noise: the optimum and the uncertainty that the
-            noise leaves about it are inferred from the noisy gradients (`posterior.noise_aware`), which takes
-            ten more steps than there are latent values (64 at the most). False gives the plain variational
-            posterior, with the intervals of a fit without noise. By default it is aware if the steps suffice
-            and there are at most 64 latent values, so that all correlations of the noise can be inferred.
+            Whether the intervals include the uncertainty from the privacy noise. If True, the optimum and
+            that uncertainty are inferred from the noisy gradients (`posterior.noise_aware`), which takes ten
+            more steps than there are latent values in a group (64 at the most). False gives the plain
+            variational posterior, with the intervals of a fit without noise. The default is True if there are
+            enough steps, and at most 64 latent values: then all correlations of the noise can be inferred.
         random_seed : int or numpy.random.Generator, optional
             For these draws only (public randomness).
         return_inferencedata : bool
@@ -181,8 +182,8 @@ class DPApproximation(CheckedExpressions):
         arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
             ``posterior`` with dims ``chain`` (1), ``draw`` and the variables' own. Its attributes hold
             the privacy report as ``privacy_report`` (JSON), ``privacy_epsilon`` and ``privacy_delta``,
-            and ``noise_aware``, 0 or 1. Where it is 1, ``bounded_by_prior`` says whether some value is as
-            wide as its prior, 0 or 1 (`diagnostics` names them).
+            and ``noise_aware``, 0 or 1. If it is 1, ``bounded_by_prior`` is 1 if the posterior of some latent
+            value is as wide as its prior (`diagnostics` names them), and 0 otherwise.
 
         Raises
         ------
@@ -195,16 +196,13 @@ class DPApproximation(CheckedExpressions):
         Notes
         -----
         Privacy: post-processing of what `fit` released; it costs nothing, however often it is called.
-        Deterministics that depend on records, on arrays that were not declared public, or on more than 64
-        constants, are left out and listed in `withheld`. Dims have their labels where a free variable or a
-        public array has them.
+        Deterministics in `withheld` are left out. Dims of free variables and public arrays keep their labels.
 
-        Every draw is finite, of the free variables, and of a Deterministic if half of its values are. Where
-        the noise leaves a latent value open, the noise-aware posterior is as wide there as the prior, and no
-        wider: `diagnostics` names it.
+        All draws of the free variables are finite, and so are those of a Deterministic if half of its first
+        draws are. Where the noise hides what the records say of a latent value, the noise-aware posterior is
+        as wide as the prior, and no wider; `diagnostics` names these values.
 
-        What clipping does to the posterior neither form repairs. ``mean``, ``std`` and ``cov`` are those of
-        the plain posterior.
+        Neither posterior corrects for clipping. ``mean``, ``std`` and ``cov`` are those of the plain one.
         """
         _ = self.privacy  # raises before `fit`
         self._record.check_unchanged()
@@ -245,11 +243,11 @@ class DPApproximation(CheckedExpressions):
 
     @property
     def _widths(self) -> np.ndarray | None:
-        """Units of the optimiser's steps, ``(D,)``: the prior's widths, at most one; None if D is large."""
+        """Units of the optimiser's steps, ``(D,)``: the prior's widths, at most 1; None if D is large."""
         return np.minimum(self._prior.stddev, 1.0) if self.latents.size <= MOST_LATENTS else None
 
     def _noise_aware(self) -> NoiseAwarePosterior | None:
-        """Return what is inferred from the trace, once for each state of it; None after too few steps."""
+        """Return the posterior inferred from the trace as it is now; None after too few steps."""
         trace = self._trace
         if trace is None:
             return None
@@ -264,12 +262,12 @@ class DPApproximation(CheckedExpressions):
 
     @sealed
     def diagnostics(self) -> FitDiagnostics:
-        """Measure, by what is private already, what limits the fit.
+        """Measure, from what is released already, what limits the fit.
 
         Returns
         -------
         FitDiagnostics
-            Printed, it says in words what it found; ``.plot()`` shows the iterates.
+            Print it to read it; ``.plot()`` shows the iterates.
 
         Raises
         ------
@@ -303,11 +301,11 @@ class DPApproximation(CheckedExpressions):
 
     @property
     def _too_few(self) -> str:
-        """Why nothing can be inferred from the trace."""
+        """The error's message if nothing can be inferred from the trace."""
         return _TOO_FEW if self.latents.size <= MOST_LATENTS else _TOO_LARGE
 
     def check_draws(self, draws: Any) -> int:
-        """Return the number of draws; an ArgumentError if it is none or there is no room for them."""
+        """Return the number of draws; an ArgumentError if it is no positive integer, or too large."""
         most = _MOST_NUMBERS // max(1, self.latents.size)
         return check_integer("draws", draws, high=max(1, most))
 
@@ -319,7 +317,7 @@ class DPApproximation(CheckedExpressions):
         deterministic: Any = False,
         more_replacements: Mapping[Variable, Variable] | None = None,
     ) -> Any:
-        """As in PyMC, for expressions of the free variables; refused if a record stands behind it.
+        """As in PyMC, for expressions of the free variables; refused if they depend on records.
 
         Parameters
         ----------
@@ -327,7 +325,7 @@ class DPApproximation(CheckedExpressions):
         size, deterministic
             As in PyMC.
         more_replacements : mapping of Variable to Variable, optional
-            Made first, so that the check sees them.
+            Replacements, made before the check.
 
         Returns
         -------
@@ -348,7 +346,7 @@ class DPApproximation(CheckedExpressions):
         return super().sample_node(node, size=size, deterministic=deterministic)
 
     def __repr__(self) -> str:
-        """Family and size; no numbers from the data."""
+        """Return family and size; no numbers from the data."""
         return f"{type(self).__name__}({self.groups[0].ddim} latent values)"
 
     __str__ = __repr__

@@ -2,10 +2,10 @@ r"""Draws of the curvature of the log-likelihood, given the noisy slopes of its 
 
 In: estimates :math:`\hat\Lambda_{jk} \sim N(\Lambda_{jk}, v_{jk})` (k, k), by `gradient_regression`. Out:
 draws of :math:`\Lambda = B B^{\top}`, positive semi-definite. B has :math:`\nu = k + 2` columns, normal with
-:math:`\operatorname{Var} B_{jm} = d_j / \nu`. The prior of d knows the scale, since
-:math:`\operatorname{tr} \Lambda \approx N C^2 / \log(1/p)` if a share p of N records is beyond the clip norm
-C. Hamiltonian Monte Carlo moves B, Gibbs steps move d and the common factor m. See ``docs/noise_aware.md``,
-section 3.
+:math:`\operatorname{Var} B_{jm} = d_j / \nu`. The prior of d has the scale of
+:math:`\operatorname{tr} \Lambda \approx N C^2 / \log(1/p)`, which holds if a share p of N records is beyond
+the clip norm C. Hamiltonian Monte Carlo moves B, Gibbs steps move d and the common factor m. See
+``docs/noise_aware.md``, section 3.
 
 Privacy: post-processing of the released sums; costs nothing. It must never read a record.
 """
@@ -23,9 +23,9 @@ __all__ = ["CurvatureScale", "draw_curvature"]
 
 #: Standard deviation of the logarithm of one direction's curvature about its share of the trace.
 _DIRECTIONS = 1.0
-#: Standard deviation of the logarithm of the trace about what the clip norm says.
+#: Standard deviation of the logarithm of the trace about that from the clip norm.
 _IDENTITY = 0.7
-#: The same where the clip norm says nothing.
+#: The same for a fixed clip norm, which tells nothing.
 _UNKNOWN = 3.0
 _CHAINS = 16
 #: Steps until the first draw, steps from one to the next, and leapfrog steps in each.
@@ -36,9 +36,9 @@ _GRID = np.linspace(-4.0, 4.0, 81) * _DIRECTIONS
 
 @dataclass(frozen=True)
 class CurvatureScale:
-    """What released counts tell of the trace of Λ before any slope is seen."""
+    """The prior of the trace of Λ, from released counts."""
 
-    trace: float  # its mean, but for the common factor
+    trace: float  # its mean, before the common factor
     log_stddev: float  # standard deviation of its logarithm
 
     @classmethod
@@ -70,8 +70,8 @@ def draw_curvature(
 ) -> np.ndarray:
     """Draw Λ from its posterior, at least `draws` times, (draws or more, k, k).
 
-    `curvature` and `variance` (k, k) are estimates of its entries and their variances, in coordinates from
-    which `root` (k, k) leads to those that `scale` speaks of.
+    `curvature` and `variance` (k, k) are estimates of its entries and their variances, in coordinates u;
+    `scale` is in coordinates `root` @ u, with `root` of shape (k, k).
     """
     k = len(curvature)
     if not k:
@@ -81,7 +81,7 @@ def draw_curvature(
     if scale is None:
         seen = np.maximum(np.diag(curvature), np.sqrt(noise))
         scale = CurvatureScale(float(np.exp(np.mean(np.log(seen / share)))), _UNKNOWN)
-    # The mean of a log-normal distribution is above its median.
+    # From the mean of a log-normal distribution to its median, which is smaller.
     prior = scale.trace * share * math.exp(-0.5 * _DIRECTIONS**2)
     chain = _Chains(curvature, variance, prior, scale.log_stddev, rng)
     for step in range(_WARM_UP):
@@ -114,7 +114,7 @@ class _Chains:
         error = np.sqrt(np.diag(variance))
         shrunk = np.sqrt(prior / (prior + error))
         start = (curvature - np.diag(prior)) * np.outer(shrunk, shrunk) + np.diag(prior)
-        # What is known well starts where it is, however far from the prior.
+        # What is known well starts at its estimate, however far from the prior.
         size = np.sqrt(np.maximum(np.minimum(prior, error), np.diag(start)))
         values, vectors = np.linalg.eigh(start / np.outer(size, size))
         b = np.zeros((k, self._nu))
@@ -136,7 +136,7 @@ class _Chains:
         return np.asarray(-2.0 * apart @ b + self._nu * b * np.exp(-self._log_d)[:, :, None])
 
     def move(self, adapt: float = 0.0) -> None:
-        """Move all chains, and their step sizes towards the acceptance that is wanted."""
+        """Move all chains, and their step sizes towards the acceptance rate `_ACCEPTANCE`."""
         rng, b = self._rng, self.b
         step = self._step[:, None, None] * self._row * rng.uniform(0.8, 1.2, (_CHAINS, 1, 1))
         p = rng.standard_normal(b.shape)

@@ -1,19 +1,19 @@
-r"""Measurements of a fit by its private iterates and gradients; no verdict.
+r"""Measurements of a fit by its released iterates and gradients; no verdict.
 
 With the mean :math:`m_j` and the standard deviation :math:`s_j` of the noise-aware posterior (`noise_aware`):
 
-* the *share of the prior's width*, :math:`s_j` over the width of the prior: near one, the noise hides nearly
-  all that the records tell of the value. Where it is above 0.9 the value is *as wide as the prior*, and is
-  named. A larger ε or more records help; further steps do not.
+* the *share of the prior's width*, :math:`s_j` over the width of the prior. Near one, the noise hides nearly
+  all that the records tell of the value. From 0.9 on the value is *as wide as the prior*, and is named. A
+  larger ε or more records help; further steps do not.
 * the *distance* of the average :math:`\hat\mu` of the iterates, the mean of the plain posterior, from
-  :math:`m`, in such standard deviations. More steps (at the same ε), or a larger learning rate, bring the
-  plain posterior closer. The noise-aware posterior depends less on it.
-* the *clipped share* of the records' gradients in the later steps. It takes a private count, which only an
-  adaptive clip norm releases. With a fixed clip norm no trace of clipped gradients tells of it.
+  :math:`m`, in units of :math:`s`. More steps at the same ε, or a larger learning rate, bring the plain
+  posterior closer. The noise-aware posterior depends less on it.
+* the *clipped share* of the records' gradients in the later steps. It takes noisy counts, which only an
+  adaptive clip norm releases.
 
-No threshold of these tells which fits predict badly: a median share above 0.7 has a precision of 0.39 and a
-recall of 0.66 for the fits in ``benchmarks/calibration.py`` that lost more than half of what the predictors
-tell. What a budget allows is told before the fit, somewhat better (`planning`).
+No threshold of these finds the fits that predict badly. A median share above 0.7 has a precision of 0.39 and
+a recall of 0.66 for the fits in ``benchmarks/calibration.py`` that lost more than half of what the predictors
+tell. `planning` predicts somewhat better, before the fit.
 
 Privacy: post-processing of released sums.
 """
@@ -34,15 +34,15 @@ from pymc_dpvi.posterior.noise_aware import NoiseAwarePosterior
 
 __all__ = ["FitDiagnostics", "diagnose"]
 
-#: Share of the prior's width of a value of which next to nothing was learnt.
+#: Share of the prior's width from which on a value is as wide as the prior.
 _AS_WIDE = 0.9
-#: Latent values that a sentence names.
+#: Most latent values that a sentence names.
 _MOST_NAMES = 8
 
 
 @dataclass(frozen=True, repr=False)
 class FitDiagnostics:
-    """What the private iterates of a fit tell of it.
+    """Measurements of a fit by its released iterates and gradients.
 
     All arrays have shape ``(D,)``, in the order of the flat latent vector, unconstrained.
 
@@ -56,27 +56,28 @@ class FitDiagnostics:
     stddev : ndarray
         Standard deviation of the noise-aware posterior.
     family_stddev : ndarray
-        What it would be without the noise.
+        What `stddev` would be without the noise.
     prior_stddev : ndarray
         Width of the prior; infinite where it is not known.
     noise_share : ndarray
-        Share of the privacy noise in the variance of the gradients about the line; the rest is subsampling.
+        Share of the privacy noise in the variance of the gradients about their regression on the latent
+        draws; the rest is subsampling.
     n_steps_used : int
         Steps that the optimum was inferred from.
     n_steps_late : int
-        Those of them that are taken in any case: the last half of the last run.
+        Those of them in the last half of the last run, which are always used.
     stayed : bool
-        Whether the mean of the noise-aware posterior stays at the mean draw, since gradients and prior
-        conflict (in a group of latent values, where there are several).
+        Whether the mean of the noise-aware posterior stays at the mean draw, because gradients and prior
+        conflict (for at least one group of latent values, where there are several).
     clipped_share, clipped_share_stddev : float or None
-        Share of the records whose gradients were clipped in the later steps, by the private counts of an
-        adaptive clip norm, and what their noise leaves open; None if nothing counted them, or all is noise.
+        Share of the records whose gradients were clipped in the later steps, by the noisy counts of an
+        adaptive clip norm, and its standard deviation; None if the clip norm is fixed, or all is noise.
     share_to_clip : float or None
         Share that the adaptive clip norm was steered to; None if it is fixed.
     epsilon : float
         What was spent.
     path : tuple of PathPoint
-        Where the latent draws were.
+        Means of latent draws and noisy gradients over a few steps each.
 
     Notes
     -----
@@ -126,7 +127,7 @@ class FitDiagnostics:
 
     @property
     def attrs(self) -> dict[str, int]:
-        """What a reader of the draws should know, as 0 or 1: among the ``attrs`` of what `sample` returns."""
+        """What `sample` adds to the ``attrs`` of its draws, as 0 or 1."""
         return {"bounded_by_prior": int(self.bounded.any())}
 
     def __repr__(self) -> str:
@@ -211,10 +212,10 @@ def diagnose(
     running_clip: RunningClip | None = None,
     noise_multiplier: float = math.nan,
 ) -> FitDiagnostics:
-    """Put together what is known of a fit from an available noise-aware posterior.
+    """Make the diagnostics from a noise-aware posterior that is available.
 
-    `average` (D,) is the mean of the plain posterior, `prior_stddev` (D,) the width of the prior; the running
-    clip and its noise multiplier are of a fit with an adaptive clip norm.
+    `average` (D,) is the mean of the plain posterior, `prior_stddev` (D,) the width of the prior. Running
+    clip and noise multiplier are needed for an adaptive clip norm only.
     """
     counted = None if running_clip is None else running_clip.clipped_share(noise_multiplier)
     return FitDiagnostics(

@@ -1,4 +1,4 @@
-"""Expressions under the approximation, as PyMC evaluates them; refused if a record stands behind them.
+"""Expressions under the approximation, as PyMC evaluates them; refused if they depend on a record.
 
 In: a graph of the model's variables. Out: the same graph over draws of the approximation. All of PyMC's ways
 to evaluate an expression (``sample_node``, ``symbolic_single_sample``, ``symbolic_sample_over_posterior``)
@@ -35,7 +35,7 @@ class CheckedExpressions(SealedApproximation):
         self._densities: set[Variable] = set()
 
     def to_flat_input(self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None) -> Any:
-        """As in PyMC; an UnsupportedModelError if a record stands behind `node`."""
+        """As in PyMC; an UnsupportedModelError if `node` depends on a record."""
         if more_replacements:
             node = graph_replace(node, dict(more_replacements), strict=False)
         self._refuse_records(node)
@@ -45,34 +45,34 @@ class CheckedExpressions(SealedApproximation):
     def symbolic_sample_over_posterior(
         self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None
     ) -> Any:
-        """As in PyMC; an UnsupportedModelError if a record stands behind `node`."""
+        """As in PyMC; an UnsupportedModelError if `node` depends on a record."""
         return self._keep(super().symbolic_sample_over_posterior(node, more_replacements))
 
     def symbolic_single_sample(
         self, node: Any, more_replacements: Mapping[Variable, Variable] | None = None
     ) -> Any:
-        """As in PyMC; an UnsupportedModelError if a record stands behind `node`."""
+        """As in PyMC; an UnsupportedModelError if `node` depends on a record."""
         return self._keep(super().symbolic_single_sample(node, more_replacements))
 
     def _keep(self, checked: Any) -> Any:
-        """Remember checked expressions, but no constants: these may come again in another expression."""
+        """Remember checked expressions, but no constants, which may stand in an unchecked one too."""
         self._densities.update(v for v in variables(checked) if v.owner is not None)
         return checked
 
     def set_size_and_deterministic(
         self, node: Any, s: Any, d: Any, more_replacements: Mapping[Variable, Variable] | None = None
     ) -> Any:
-        """As in PyMC; an UnsupportedModelError if a record stands behind `node` or the replacements."""
+        """As in PyMC; an UnsupportedModelError if `node` or a replacement depends on a record."""
         self._refuse_records(node)
         self._refuse_records(list((more_replacements or {}).values()))
         return super().set_size_and_deterministic(node, s, d, more_replacements)
 
     def get_optimization_replacements(self, s: Any, d: Any) -> dict[Variable, Variable]:
-        """Return nothing: in PyMC these replace the density of the records, which is refused here."""
+        """Return nothing: PyMC's are for the density of the records, which is refused here."""
         return {}
 
     def _refuse_records(self, node: Any) -> None:
-        # The prior has been checked; the numbers in it are the model's.
+        # The prior was checked when the method was made, with the numbers in it.
         record = self._record
         own = {*self.params, *record.public, *walk([record.prior_logp]), *self._densities}
         for var in variables(node):
@@ -84,7 +84,7 @@ class CheckedExpressions(SealedApproximation):
 
     @property
     def sized_symbolic_varlogp(self) -> TensorVariable:
-        """Log prior of draws, shape ``(draws,)``; PyMC computes it together with that of the records."""
+        """Log prior of draws, shape ``(draws,)``, without the density of the records."""
         return self.symbolic_sample_over_posterior(self._log_prior())
 
     @property

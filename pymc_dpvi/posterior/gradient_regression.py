@@ -1,13 +1,13 @@
 r"""The likelihood's gradient as a linear function of the latent draw, regressed from a fit's moments.
 
-In: blocks of moments (`gradient_moments`). Out: a :class:`Regression` for each group of latent values. A step
-observes, around the optimum,
+In: blocks of moments (`gradient_moments`). Out: a :class:`Regression` for each group of latent values. Around
+the optimum, the noisy gradient of a step is
 
 .. math:: l_t = b - \Lambda z_t + e_t, \qquad \operatorname{Cov} e_t = S = s^2 I + \text{(subsampling)} ,
 
-with known :math:`s^2`, in coordinates u, :math:`z = \bar z + R u`, in which the draws have unit covariance.
-The slope is :math:`-E[\nabla^2 \log p(x|z)]` (Opper and Archambeau 2009), and biased where noise dominates:
-see ``docs/noise_aware.md``, section 2, also for which steps are taken.
+with known :math:`s^2`. It is fitted in coordinates u, :math:`z = \bar z + R u`, in which the draws have unit
+covariance. :math:`\Lambda` is :math:`-E[\nabla^2 \log p(x|z)]` (Opper and Archambeau 2009); its estimate is
+biased where noise dominates. See ``docs/noise_aware.md``, section 2, also for which steps are used.
 
 Privacy: post-processing of the released sums; costs nothing. It must never read a record.
 """
@@ -36,7 +36,7 @@ class Regression:
     n: int  # steps
     centre: np.ndarray  # mean draw, (k,)
     spread: np.ndarray  # standard deviations of the draws, (k,)
-    informed: np.ndarray  # which of the k stand in the records' densities, (m,)
+    informed: np.ndarray  # which of the k are in the records' densities, (m,)
     root: np.ndarray  # R, from u to the informed ones of z, (m, m)
     likelihood: np.ndarray  # mean gradient by u, (m,)
     curvature: np.ndarray  # estimate of Λ by u, symmetric, (m, m)
@@ -46,7 +46,7 @@ class Regression:
     precision: np.ndarray  # P by z, minus the slope of the log-prior's gradient, (k, k)
 
     def surprise(self, block: Moments, scatter: np.ndarray, columns: np.ndarray) -> float:
-        """Return the p-value of a block's mean gradient and curvature under this regression on others."""
+        """Return the p-value of a block's mean gradient and curvature under this regression, of others."""
         k, m = len(self.centre), len(self.informed)
         mean = block.mean[columns]
         u = np.linalg.solve(self.root, (mean[:k] - self.centre)[self.informed])
@@ -54,7 +54,7 @@ class Regression:
         noise = np.diag(self.noise)
         variance = noise * (1.0 / block.n + 1.0 / self.n) + self.variance @ u**2
         level = stats.chi2.sf(np.sum(apart**2 / variance), m)
-        if block.n <= k:  # too few draws for slopes: their scatter is singular, but for its rounding
+        if block.n <= k:  # too few draws for slopes: without rounding, their scatter would be singular
             return float(2 * level)
         own = scatter[np.ix_(self.informed, np.concatenate([self.informed, k + self.informed]))]
         try:
@@ -71,7 +71,7 @@ class Regression:
 def regress(
     moments: Moments, scatter: np.ndarray, spread: np.ndarray, columns: np.ndarray
 ) -> Regression | None:
-    """Fit the linear model of the gradients by least squares; None after too few steps, or without spread.
+    """Fit the linear model of the gradients by least squares; None if steps or spread do not suffice.
 
     `scatter` (k, 3k) and `spread` (k, k) are those of the group, `columns` its columns in a row.
     """

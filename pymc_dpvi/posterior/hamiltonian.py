@@ -1,9 +1,10 @@
-r"""Many short chains of Hamiltonian Monte Carlo, one for each draw that is wanted.
+r"""Many short chains of Hamiltonian Monte Carlo, one for each draw.
 
-Each chain starts at a draw of a normal approximation, and its momentum has the approximation's precision as
-its mass, :math:`z \leftarrow z + h L r`, :math:`r \leftarrow r + h L^{\top} \nabla \log p(z)`
-with the approximation's covariance :math:`L L^{\top}`. If that is exact, the end of one trajectory does not
-depend on its start (Neal 2011, section 4.1). Each chain has its own step size h, fixed in its last third.
+Each chain starts at a draw of a normal approximation with covariance :math:`L L^{\top}`. Its mass is the
+approximation's precision: :math:`z \leftarrow z + h L r` and
+:math:`r \leftarrow r + h L^{\top} \nabla \log p(z)`. If the approximation is exact, the end of one trajectory
+does not depend on its start (Neal 2011, section 4.1). Each chain adapts its own step size h in the first 70 %
+of its steps.
 
 PyMC's NUTS would compile a model for each of the mixture's components, which takes longer than the fit.
 """
@@ -25,7 +26,7 @@ _SIZES = (0.01, 0.4, 1.2)  # of a step: least, first, largest
 Density = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-@np.errstate(all="ignore")  # a trajectory that diverges is not taken
+@np.errstate(all="ignore")  # a trajectory that diverges is rejected
 def hamiltonian_draws(
     density: Density, start: np.ndarray, root: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:

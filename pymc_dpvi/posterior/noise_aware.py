@@ -1,16 +1,16 @@
-r"""The noise-aware posterior: what the private gradients tell of the latent values, and what they do not.
+r"""The noise-aware posterior: latent values given the noisy gradients of a fit.
 
 In: the moments of a fit's noisy gradients (`gradient_moments`), and the prior. Out: draws, (draws, D), of a
-mixture that is as wide as data and privacy noise leave it. With the mean :math:`\bar l` of n gradients at the
-mean draw :math:`\bar z`, their noise S and the curvature :math:`\Lambda`,
+mixture whose width includes the uncertainty from data and from privacy noise. With the mean :math:`\bar l` of
+n gradients at the mean draw :math:`\bar z`, their noise S and the curvature :math:`\Lambda`,
 
 .. math:: p(z \mid \bar l, \Lambda) \propto p(z)\,
           N\big(\bar l \mid \Lambda(z - \bar z),\ \Lambda + S/n\big) ,
 
 after Alrawajfeh, Jälkö and Honkela (AISTATS 2025, arXiv:2410.19371). :math:`\Lambda` is drawn from its own
-posterior (`curvature_posterior`). For a normal prior each component is normal; for another one, chains draw
-from it (`hamiltonian`). Where the draws refute the prior, or the gradients the linear model, the mean stays
-at the mean draw. Derivation and limits: ``docs/noise_aware.md``.
+posterior (`curvature_posterior`). With a normal prior each component is normal; with another one, chains draw
+from it (`hamiltonian`). The mean stays at the mean draw where that is far from the prior, or the gradients
+refute the linear model. Derivation and limits: ``docs/noise_aware.md``.
 
 Privacy: post-processing of the released sums; costs nothing. It must never read a record.
 """
@@ -32,15 +32,15 @@ __all__ = ["NoiseAwarePosterior"]
 
 #: Components of the mixture, and draws of the curvature that they are chosen from.
 COMPONENTS = 128
-#: Draws that have the weight of all, at least.
+#: Least effective number of draws of the curvature.
 _LEAST = 16.0
 #: Level of the test of the mean gradient against the prior.
 _CONFLICT = 1e-3
-#: Standard deviations of the fit's draws that stand for the prior's, where that is not known.
+#: Width of a prior that is not known, in standard deviations of the fit's draws.
 _SPREADS = 10.0
 #: Least precision of a direction, in units of the draws' spread.
 _FLOOR = 1e-9
-#: Draws by which a posterior that is not normal is described.
+#: Draws from which mean and width are computed if the posterior is not normal.
 _DESCRIBED_BY = 256
 #: Chains that are run at a time.
 _MOST_CHAINS = 1024
@@ -99,7 +99,7 @@ def _condition(
 
 
 def _root(precision: np.ndarray) -> np.ndarray:
-    """Return roots of the inverses of symmetric matrices, which may be badly conditioned."""
+    """Return roots of the inverses of symmetric matrices, with eigenvalues held at `_FLOOR`."""
     values, vectors = np.linalg.eigh((precision + np.swapaxes(precision, -1, -2)) / 2)
     return vectors / np.sqrt(np.maximum(values, _FLOOR))[..., None, :]
 
@@ -107,7 +107,7 @@ def _root(precision: np.ndarray) -> np.ndarray:
 def _weigh(
     fit: Regression, gradient: np.ndarray, precision: np.ndarray, curvature: np.ndarray, error: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights of curvatures by the density of the mean gradient, and p-values of its length."""
+    """Weights of curvatures by the density of the mean gradient, and p-values of the mean gradient."""
     own = fit.informed
     wide = np.linalg.inv(positive(precision, 1e-12 * max(1e-300, float(np.abs(np.diag(precision)).max()))))
     back = np.linalg.inv(fit.root)
@@ -125,21 +125,21 @@ def _weigh(
 
 
 class NoiseAwarePosterior:
-    """Posterior of the latent vector, a mixture, whose width includes what the privacy noise hides.
+    """Posterior of the latent vector, a mixture, whose width includes the privacy noise.
 
     Without a `prior`, its gradients in the trace are used; `scale` is what an adaptive clip norm tells of the
-    curvature. If it is not `available`, nothing else may be asked for.
+    curvature. The attributes below `n_late`, and `draw`, are there only if it is `available`.
     """
 
     available: bool  # whether the steps suffice to infer anything
     n_rows: int  # steps used
-    n_late: int  # those of the last half of the last run
+    n_late: int  # those in the last half of the last run
     mean: np.ndarray  # (D,)
     stddevs: np.ndarray  # (D,)
     family_stddev: np.ndarray  # what `stddevs` would be without the noise: medians of the mixture, (D,)
     noise_share: np.ndarray  # share of the privacy noise in the gradients' scatter about the line, (D,)
     far: np.ndarray  # where the mean stays at the mean draw, which is far from the prior, (D,)
-    stayed: bool  # whether it stays there throughout, since the linear model is refuted
+    stayed: bool  # whether all of a group stays there, because the linear model is refuted
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class NoiseAwarePosterior:
                     normal, far = self._normal(fit, group, exact), self._far(fit, group)
                     self._parts.append(_condition(fit, normal, far, scale, rng))
                     self.far[group] = far
-        except np.linalg.LinAlgError:  # numbers of a size that leaves none of their digits
+        except np.linalg.LinAlgError:  # of numbers so large or small that no digits are left
             used, fits, self._parts, exact = len(blocks), [], [], True
         self.n_rows = sum(b.n for b in blocks[used:])
         self.n_late = sum(b.n for b in blocks[len(blocks) - trace.late_blocks :])
@@ -202,7 +202,7 @@ class NoiseAwarePosterior:
         indefinite = np.linalg.eigvalsh(fit.precision / np.sqrt(np.outer(size, size)))[0] < -1e-6
         if self._prior is None or (exact and not indefinite):
             precision = positive(fit.precision) if indefinite else fit.precision
-            # Where the prior says nothing, the posterior is as wide as some spreads of the draws.
+            # A flat prior counts as normal, some spreads of the draws wide.
             silent = np.abs(precision).max(axis=1) <= _FLOOR * size
             return fit.prior, precision + np.diag(np.where(silent, size, 0.0))
         centre, stddev = self._prior.centre[group], self._prior.reach[group]
@@ -211,7 +211,7 @@ class NoiseAwarePosterior:
         return own * np.where(known, centre - fit.centre, 0.0), np.diag(own)
 
     def _far(self, fit: Regression, group: slice) -> np.ndarray:
-        """Whether the mean draw of each value is farther from its prior than its prior's draws are."""
+        """Whether the mean draw of each value is farther from its prior's centre than all prior draws."""
         if self._prior is None:
             return np.zeros(len(fit.centre), dtype=bool)
         apart = np.abs(fit.centre - self._prior.centre[group])

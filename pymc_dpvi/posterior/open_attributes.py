@@ -1,8 +1,8 @@
-"""Which attributes of PyMC's approximation a private one has: those on a list, and no others.
+"""The list of PyMC's attributes that a private approximation has.
 
-In: the name of an attribute. Out: PyMC's attribute if it is `OPEN`, a `PrivacyError` if it is not. What this
-package or the user has added needs no entry. An attribute that a new PyMC brings is closed until somebody has
-looked at it; `tests/test_leaks.py` says of every open one what it is a function of.
+In: the name of an attribute. Out: PyMC's attribute if it is `OPEN`, a `PrivacyError` if it is not. Attributes
+that this package or the user adds need no entry. A new attribute of PyMC is closed until somebody has
+examined it; `tests/test_leaks.py` says of every open one what it is a function of.
 
 Never on the list: a function of the records, such as ``logp`` and ``datalogp``.
 """
@@ -17,7 +17,7 @@ from pymc_dpvi.errors import PrivacyError
 
 __all__ = ["OPEN", "SealedApproximation"]
 
-#: Functions of the variational parameters, or public facts: as private as a sample.
+#: Functions of the variational parameters, which are released, or public facts.
 _OF_PARAMETERS = {
     *("L", "alias_names", "all_histograms", "any_histograms", "collect", "cov", "ddim", "has_logq"),
     *("initial_dist_map", "initial_dist_name", "input", "inputs", "logq", "logq_norm", "mean", "mean_data"),
@@ -27,9 +27,9 @@ _OF_PARAMETERS = {
     *("symbolic_random", "symbolic_randoms", "tril_indices", "user_params", "var_to_data", "varlogp"),
     *("varlogp_norm", "include_transformed"),
 }
-#: Takes a graph, and refuses one with records behind it.
+#: Takes a graph, and refuses one that depends on records.
 _CHECKED = {"make_size_and_deterministic_replacements"}
-#: The user's own model, or a way to it: for the process in which the data are anyway.
+#: The user's own model, or a way to it: for the process that has the data anyway.
 _THE_MODEL = {"group", "groups", "model", "replacements"}
 #: Of PyMC's classes, not of one approximation.
 _OF_THE_CLASS = {
@@ -53,7 +53,7 @@ class SealedApproximation(SingleGroupApproximation):  # type: ignore[misc]
         self._closed = frozenset(vars(self)) - OPEN  # what PyMC has set
 
     def __getattribute__(self, name: str) -> Any:
-        """Refuse the attributes of PyMC's classes that nobody has opened."""
+        """Refuse the attributes of PyMC's classes that are not `OPEN`."""
         if name not in OPEN and _is_closed(super().__getattribute__, name):
             raise _refusal(name)
         return super().__getattribute__(name)
@@ -66,7 +66,7 @@ class SealedApproximation(SingleGroupApproximation):  # type: ignore[misc]
         return getattr(group, name)
 
     def __dir__(self) -> list[str]:
-        """List what is there, without what is refused: tools ask for every name that they find here."""
+        """List the attributes that are not refused: tools read every name that they find here."""
         read = super().__getattribute__
         own = {name for name in object.__dir__(self) if name in OPEN or not _is_closed(read, name)}
         return sorted(own | {name for name in dir(self.groups[0]) if name in OPEN or _is_pythons(name)})
@@ -84,7 +84,7 @@ def _is_pythons(name: str) -> bool:
 
 
 def _is_closed(read: Any, name: str) -> bool:
-    """Whether `name` belongs to a class of PyMC's, or was set by its constructor."""
+    """Whether `name` belongs to a class of PyMC, or was set by its constructor."""
     if _is_pythons(name):
         return False
     for cls in read("__class__").__mro__:

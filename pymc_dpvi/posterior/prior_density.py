@@ -1,14 +1,13 @@
-"""The model's prior by itself: its density, and where and how wide it is, before any data.
+"""The model's prior by itself: its density, centre and width.
 
-Centre and width are the median and half the central 68 % of draws from the prior, in the unconstrained
-space: mean and standard deviation if the prior is normal there, and finite also if it has none (Cauchy).
-The *reach* is no less than the width, and more where the tails are heavier than a normal density's. They are
-not known, and NaN and infinite, where a prior cannot be drawn from (`pm.Flat`), or where drawing would call
-what may hold data: a function of the user's (``pm.CustomDist(random=...)``), an array that nobody declared
-public.
+Centre and width are the median and half the central 68 % of draws from the prior, in the unconstrained space.
+They are mean and standard deviation of a normal prior, and finite for a Cauchy prior, too. The *reach* is at
+least the width, and more where the tails are heavier than a normal density's. They are unknown (centre NaN,
+width and reach infinite) where a prior has no draws (`pm.Flat`), or where drawing would use what may hold
+data: a function of the user's (``pm.CustomDist(random=...)``), or an array that nobody declared public.
 
-Privacy: uses no records. The prior's graph is checked to hold none (`private_constants`), and what only its
-draws would need is left out here.
+Privacy: uses no records. The prior's density is checked to hold none (`private_constants`). What only its
+draws would use is not checked there, and is left out here.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = ["FARTHEST", "Prior"]
 _DRAWS = 400
 #: Widths of a normal density beyond which so many draws seldom lie.
 FARTHEST = 3.5
-#: Draws that must be within the support of the transform: of four ordered values one in 24 is.
+#: Least finite draws, those in the support of the transform: of four ordered values one in 24 is.
 _LEAST = 10
 _CENTRAL = (0.1587, 0.5, 0.8413)
 
@@ -71,7 +70,7 @@ class Prior:
     def reach(self) -> np.ndarray:
         """Widths, or more where the tails are heavier than a normal density's, shape ``(D,)``.
 
-        Effects of groups whose spread has a prior have such tails. No draw is farther than 3.5 reaches.
+        Effects of groups whose spread has a prior have such tails. All draws are within 3.5 reaches.
         """
         return self._location[2]
 
@@ -132,7 +131,7 @@ def _located(graph: Variable, size: int) -> np.ndarray:
     """Median, width and reach of each entry of a random variable, shape ``(3, size)``."""
     unknown = np.repeat([[np.nan], [np.inf], [np.inf]], size, axis=1)
     try:
-        # Generators of its own: those of the model stay as they are.
+        # New generators, so that those of the model keep their state.
         theirs = [v for v in graph_inputs([graph]) if isinstance(v.type, RandomType)]
         own = {v: pytensor.shared(np.random.default_rng(k)) for k, v in enumerate(theirs)}
         draw = python_function([], clone_replace([graph], own))

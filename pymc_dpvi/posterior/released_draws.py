@@ -1,17 +1,17 @@
 """What `DPApproximation.sample` releases: all of it is put together in :func:`release`.
 
-A record can change what leaves in one way only: through the noisy sums of the fit, whose cost the report
+A record can change what is released in one way only: through the noisy sums of the fit, whose cost the report
 states. The variational parameters, the moments of the noisy gradients and the noisy counts of an adaptive
-clip norm are computed from these sums. Below, *post-processing* means: a function of them, of the prior, of
-settings and of public random numbers; it costs nothing more.
+clip norm are computed from these sums. Below, *post-processing* means a function of them, of the prior, of
+settings and of public random numbers. It costs nothing more.
 
 ===========================  =================  ==============================================================
 what leaves                  record changes it  why that is accounted for
 ===========================  =================  ==============================================================
 which variables              no                 structure of the model: the free variables, and the
-                                                Deterministics that depend on nothing but these, on single
-                                                numbers and on public arrays; neither the number of records
-                                                nor an entry of an array that may be data decides
+                                                Deterministics that depend only on them, on single numbers
+                                                and on public arrays, whatever the number of records and the
+                                                entries of arrays that may be data
                                                 (`RecordModel.may_be_released`)
 shapes, names of dims        no                 structure of the model, and the number of draws that was asked
                                                 for; a variable with a dim of the records is withheld
@@ -76,7 +76,7 @@ class Source:
     """A posterior to draw from: a function of the noisy sums and of public randomness."""
 
     draw: Callable[[int], np.ndarray]  # unconstrained latent vectors, (n, D)
-    dtype: np.dtype  # in which variables are computed from them
+    dtype: np.dtype  # type in which the variables are computed from them
     diagnostics: Callable[[], FitDiagnostics] | None = None  # if the posterior is noise-aware
 
 
@@ -88,7 +88,7 @@ def release(
     draws: int,
     include_transformed: bool,
 ) -> PosteriorData:
-    """Put together all that leaves `sample`; the table at the top of this module says why each part may.
+    """Put together all that `sample` returns; the table at the top of this module says why each part may.
 
     The draws are of the first source that has finite ones; a PrivacyError if none has.
     """
@@ -152,14 +152,14 @@ def evaluator(model: pm.Model, latents: Latents, variables: Sequence[Variable], 
 def finite_draws(
     draw: Callable[[int], np.ndarray], evaluate: Evaluate, draws: int, num_free: int
 ) -> tuple[np.ndarray, list[np.ndarray]] | None:
-    """Draw until every draw is finite: flat draws (draws, D) and their values, or None if there are none.
+    """Draw until every draw is finite: flat draws (draws, D) and their values, or None without success.
 
     The first `num_free` values, free variables, must be finite; a Deterministic only if at least half of its
     first draws are.
     """
-    # The exponential of 800 is infinite: a latent value that the noise has left wide open may lie there. Its
-    # draws are made anew, which is to draw from the posterior given that its variables are finite. A formula
-    # of the user's (a Deterministic) that is undefined for most draws is no reason to drop the others.
+    # The exponential of 800 is infinite, and a latent value may lie there if the noise leaves it wide open.
+    # Drawing again gives the posterior under the condition that its variables are finite. A Deterministic
+    # that is undefined for most draws is no reason to drop them.
     flat = draw(draws)
     values = evaluate(flat)
     fine = [_finite(v) for v in values]

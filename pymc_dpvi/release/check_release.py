@@ -1,18 +1,19 @@
 """What the reader of a release can check: :func:`check_release`, without data, model or process.
 
-A release is draws with a report in their attributes. From these alone it follows, or does not, that
+A release is draws with a report in their attributes. From these alone it can be checked that
 
 1. the report can be read, and its totals are the sums of its runs;
 2. each run's ε is at least what its accountant charges, computed anew, for its sampler, noise, steps and δ;
-3. the accountant's guarantee is the one that is stated, and nothing stands in the way of a release;
-4. the file holds draws and nothing else: every variable has axes for chain and draw and is none that the
-   report names as withheld, every coordinate is the index of such a variable's axis, no attribute is another
-   than a fit leaves, and what the attributes say of ε and δ is what the report says;
+3. the accountant's guarantee is the one that is stated, and there are no `obstacles` to a release;
+4. the file holds draws and nothing else: every variable has axes for chain and draw and is not withheld by
+   the report, every coordinate is the index of such a variable's axis, there are only the attributes that
+   `sample` and ArviZ write, and their ε and δ are the report's;
 5. if the ledger of its `PrivacyBudget` is at hand: each run was charged to it, with the cost that is stated.
 
-It does not follow that the draws and indices are those of that fit, that no run was left out, or that nothing
-else was spent on the same data: whoever writes a file can write another one. For that the file's hash is
-compared with one that the curator has signed, and the ledger, which has all runs, with what was agreed.
+It cannot be checked that the draws and indices are those of that fit, that no run was left out, or that
+nothing else was spent on the same data, since anybody can write a file. For the first, compare the file's
+hash with one that the curator has signed; for the others, compare the ledger, which has all runs, with what
+was agreed.
 """
 
 from __future__ import annotations
@@ -65,10 +66,9 @@ def check_release(source: Any, *, budget: PrivacyBudget | None = None) -> Privac
 
     Notes
     -----
-    Privacy: uses no data. Finds what was altered by mistake or without care, and a report whose ε does not
-    follow from its settings. It cannot tell whose draws the file holds: compare a hash of the file that the
-    curator has signed. What else was spent on the same data stands in the budget's ledger, where all was
-    charged to it.
+    Privacy: uses no data. Finds careless changes, and a report whose ε does not follow from its settings. It
+    cannot tell which fit the draws are from: for that, compare a hash of the file that the curator has
+    signed. What else was spent on the same data is in the budget's ledger, if all was charged to it.
 
     Examples
     --------
@@ -130,7 +130,7 @@ def _in_ledger(report: PrivacyReport, budget: PrivacyBudget) -> Iterator[str]:
 
 def _in_file(source: Any, report: PrivacyReport) -> Iterator[str]:
     """Name what is wrong with what stands beside a report."""
-    # Of a DataTree also the groups in groups, and variables outside of any.
+    # A DataTree may also have groups in groups, and variables outside of any group.
     tree = hasattr(source, "subtree")
     groups = {n.path.strip("/") for n in source.subtree} - {""} if tree else set(source.groups())
     if "posterior" not in groups:

@@ -1,9 +1,9 @@
 r"""What ε means: :func:`interpret`, for a fit, a result, a report, or a plan.
 
-An (ε, δ) pair says little to somebody who has to decide about a release. This module answers in terms of what
-an attacker can do: how often one can find out whether a record was among the data, how far a belief about
-somebody can be moved, what is left for a person with several records, and what the other accountants say.
-The mathematics stands in `accounting.tradeoff`, the treatment of several runs in `meaning`.
+An (ε, δ) pair says little to somebody who has to decide about a release. This module says what an attacker
+can do: how often one can find out whether a record was among the data, how far a belief about somebody can
+change, what is guaranteed to a person with several records. It also has the figures of the other accountants.
+The mathematics is in `accounting.tradeoff`, the treatment of several runs in `meaning`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def interpret(
     Parameters
     ----------
     source : DPApproximation, PrivacyReport, arviz.InferenceData, xarray.DataTree or path, optional
-        What was fitted: the approximation, its ``privacy``, what its ``sample()`` returned, or the file that
-        ``to_netcdf`` wrote. Without it, the keywords describe a plan.
+        The approximation, its ``privacy``, what its ``sample()`` returned, or the file that ``to_netcdf``
+        wrote. Without it, the keywords describe a plan.
     noise_multiplier : float, optional
         Of a plan: noise standard deviation divided by `l2_clip_norm`.
     sampling_prob : float, optional
@@ -57,14 +57,14 @@ def interpret(
     n_steps : int, optional
         Of a plan: number of steps.
     delta : float, optional
-        Of a plan: where epsilon is stated.
+        Of a plan: the δ at which ε is stated.
     sampler : {"poisson", "fixed_size", "full_batch"} or Sampler, optional
         Of a plan; ``"poisson"`` by default.
     neighboring_relation : {"add_or_remove_one", "replace_one"}, optional
         Of a plan; ``"add_or_remove_one"`` by default.
     runs_fixed_in_advance : bool
         For a report with several runs: whether the settings of all of them were fixed, or limited to what
-        they are, before the first one. Gives smaller figures; see `pymc_dpvi.release.meaning`.
+        they are, before the first one. True gives smaller figures; see `pymc_dpvi.release.meaning`.
     group_sizes : iterable of int
         Numbers of records that one person may have contributed.
 
@@ -83,8 +83,8 @@ def interpret(
 
     Notes
     -----
-    Privacy: uses no data, and costs nothing. The figures hold for the planned number of steps, also where
-    fewer were run.
+    Privacy: uses no data, and costs nothing. The figures are for the planned number of steps, even if fewer
+    were run.
 
     The trade-off curve is
 
@@ -147,7 +147,7 @@ def interpret(
 
 
 def opened(source: Any) -> Any:
-    """Return what a path leads to, and anything else as it is.
+    """Return what the file at a path holds, and anything else as it is.
 
     A FileNotFoundError if nothing is there, an ArgumentError if ``to_netcdf`` did not write it.
     """

@@ -1,9 +1,9 @@
 r"""What a release means for one person, in words that need no definition of ε.
 
-Everything here follows from the privacy profile of the mechanism that ran (`accounting.tradeoff`, where the
-formulas stand), not from one pair (ε, δ). The difference is large: 10,000 Poisson-sampled steps with
-:math:`q = 0.01` and :math:`z = 1` have :math:`\varepsilon = 6.19` at :math:`\delta = 10^{-5}`, from which
-alone a membership advantage of 0.996 would follow; the mechanism's own is 0.48.
+All figures follow from the privacy profile of the mechanism (formulas: `accounting.tradeoff`), not from one
+pair (ε, δ). The difference is large: 10,000 Poisson-sampled steps with :math:`q = 0.01` and :math:`z = 1`
+have :math:`\varepsilon = 6.19` at :math:`\delta = 10^{-5}`. From this pair alone a membership advantage of
+0.996 would follow; the mechanism's own is 0.48.
 
 **Several runs.** Let run :math:`i` have the profile :math:`\delta_i`. Three statements are possible.
 
@@ -17,12 +17,10 @@ alone a membership advantage of 0.996 would follow; the mechanism's own is 0.48.
 3. Nothing was limited beforehand. Then no statement about the whole is proven. The totals that were spent are
    reported, and the figures are those of 2 with these totals as the limits.
 
-A minimum of :math:`\sum_i \delta_i(\varepsilon_i)` over the ways to split ε is valid under 1 only, where the
-composed profile is smaller; under 2 a later run's curve may depend on what the first one showed. The default
-is 2.
+The default is 2. A minimum of :math:`\sum_i \delta_i(\varepsilon_i)` over the ways to split ε is valid under
+1 only, where the composed profile is smaller. Under 2, a later run's curve may depend on the first result.
 
-**What the odds say.** Bounds on odds hold but for a share of releases. That share is not δ: see
-`accounting.tradeoff`.
+**Odds.** Bounds on odds hold in all but a share of releases. That share is not δ: see `accounting.tradeoff`.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ _BASES = {
 
 @dataclass(frozen=True, eq=False)
 class RunMeaning:
-    """One run by itself, and what follows from it: an answer, of which nothing is stored.
+    """What one run by itself means.
 
     Attributes
     ----------
@@ -83,7 +81,7 @@ class RunMeaning:
     delta : float
         The run's delta.
     epsilon : float
-        What is stated for it, or, where that is not proven, what its profile gives.
+        The stated ε, or, if none is stated or it is not proven, the smallest proven one at `delta`.
     profile : PrivacyProfile
         Upper bounds of delta at every epsilon.
     accountants : tuple of AccountantFigure
@@ -99,14 +97,14 @@ class RunMeaning:
 
 @dataclass(frozen=True, eq=False)
 class GroupMeaning:
-    """Somebody with several records.
+    """What is guaranteed to somebody with several records.
 
     Attributes
     ----------
     records : int
         How many.
     epsilon, delta : float
-        What is guaranteed to that person; epsilon may be infinite.
+        The guarantee; epsilon may be infinite.
     profile : PrivacyProfile
         Upper bounds of delta at every epsilon.
     """
@@ -121,15 +119,15 @@ class GroupMeaning:
 class Interpretation:
     """What a release means; made by :func:`pymc_dpvi.interpret`.
 
-    Every figure is an upper bound of what an attacker can do who knows all other records, the model and
-    this program, and who sees every step of the fit.
+    Every figure is an upper bound for an attacker who knows all other records, the model and this program,
+    and who sees every step of the fit.
 
     Attributes
     ----------
     epsilon, delta : float
         The totals.
     guarantee : str
-        What is known about the accountant that stated them.
+        ``"proven"``, or what is known about the accountant that stated them.
     neighboring_relation : str
         ``"add_or_remove_one"`` or ``"replace_one"``.
     unit : str
@@ -137,15 +135,14 @@ class Interpretation:
     profile : PrivacyProfile
         Upper bounds of delta at every epsilon, for all runs together.
     basis : str
-        ``"one_run"``, ``"fixed_in_advance"`` or ``"limited_in_advance"``: what the profile of the whole
-        rests on.
+        What `profile` rests on: ``"one_run"``, ``"fixed_in_advance"`` or ``"limited_in_advance"``.
     runs : tuple of RunMeaning
         Each run by itself.
     groups : tuple of GroupMeaning
         People with several records.
     assumptions, not_covered, obstacles : tuple of str
-        What the guarantee rests on, what it says nothing about, and why the result must not be
-        released, if there is a reason.
+        What the guarantee rests on, what it does not cover, and the reasons, if any, why the result must not
+        be released.
     """
 
     epsilon: float
@@ -170,7 +167,7 @@ class Interpretation:
 
     @property
     def accuracy(self) -> float:
-        """Largest share of right guesses where both answers are equally likely beforehand."""
+        """Largest share of right guesses if both answers are equally likely beforehand."""
         return 0.5 + 0.5 * self.profile.advantage
 
     def true_positive_rate(self, false_positive_rate: Any) -> Any:
@@ -197,8 +194,8 @@ class Interpretation:
         Returns
         -------
         GroupMeaning
-            At the same delta, if some epsilon is enough there. Otherwise, as where delta is attained by
-            a mechanism that reveals a record with this probability, at the delta
+            At the same delta, if there is a finite epsilon. Otherwise (if a mechanism reveals a record with
+            probability delta, for example) at the delta
             :math:`\delta\,(e^{k\varepsilon} - 1)/(e^\varepsilon - 1)` of basic group privacy.
         """
         profile = self.profile.group(records)
@@ -340,10 +337,10 @@ def interpret_runs(
     runs_fixed_in_advance: bool = False,
     group_sizes: Iterable[int] = (2, 5),
 ) -> Interpretation:
-    """Return what one or more runs on the same records mean, each with its delta and stated epsilon, or None.
+    """Return what runs on the same records mean, each with its delta and its stated epsilon, if any.
 
-    `guarantee` is what is known about these epsilons; the sentences are handed on; the other arguments are
-    those of `interpret`. An ArgumentError if there is no run, or no proven account for one.
+    `guarantee` is that of these epsilons; sentences are copied; the other arguments are those of `interpret`.
+    An ArgumentError if there is no run, or no proven account for one.
     """
     if not runs:
         raise ArgumentError("nothing has been run yet, so there is nothing to interpret: call fit first.")
@@ -353,7 +350,7 @@ def interpret_runs(
     for run, delta, stated in zip(runs, deltas, stated_epsilons, strict=True):
         profile = composed_profile([run], neighboring_relation=neighboring_relation)
         figures = compare_accountants(run, delta=delta, neighboring_relation=neighboring_relation)
-        # Any proven figure will do; the stated one is what was charged.
+        # Any proven figure holds; the stated one was charged, and is taken if it is proven.
         if stated is None or guarantee != "proven":
             proven = [f.epsilon for f in figures if f.guarantee == "proven" and f.epsilon is not None]
             stated = min([profile.epsilon(delta), *proven])

@@ -22,12 +22,11 @@ class PrivacyRun:
     Parameters
     ----------
     epsilon, delta : float
-        What the planned steps spend.
+        The cost of the planned steps.
     n_steps : int
         Number of steps that were planned, and that are charged.
     steps_run : int
-        Number of steps that were run; less after an early stop or an interrupt, which saves
-        nothing.
+        Number of steps that were run; fewer after an early stop or an interrupt, at the same cost.
     sampling_prob : float
         Probability with which one record takes part in one step.
     noise_multiplier : float
@@ -35,18 +34,17 @@ class PrivacyRun:
         `l2_clip_norm`, times the root of ``1 + tally_weight**2``.
     l2_clip_norm : float
         Bound on the Euclidean norm of one record's gradient in one step. If it is adaptive, the start value:
-        what came of it is a release, and the report holds nothing that depends on the records.
+        later values depend on the records, if only through the noisy sums, and are not in the report.
     tally_weight : float
-        Norm of what one record adds to the noisy counts that move an adaptive clip norm, beside a clip norm
-        of 1; 0 if it is fixed, and nothing is counted.
+        Norm of what one record adds to the noisy counts that move an adaptive clip norm, in clip norms; 0 if
+        the clip norm is fixed.
     default_sampling : bool
         Whether the sampling probability was chosen by the package, from ε, δ and the number of steps alone.
     run_id : str
-        Random, and the same in report, draws and the budget's ledger; empty where the noise is seeded.
-
+        Random, and the same in report, draws and the budget's ledger; empty if the noise is seeded.
     backend : str
-        What computed the steps: ``"numba"``, ``"c"``, ``"jax"`` or ``"python"``, with the reason if the
-        default could not be had; ``"compile_kwargs"`` for a mode of the user's own. Empty if not known.
+        ``"numba"``, ``"c"``, ``"jax"`` or ``"python"``, with the reason if the default failed;
+        ``"compile_kwargs"`` for a mode of the user's own. Empty if not known.
 
     Raises
     ------

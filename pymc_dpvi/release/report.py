@@ -4,14 +4,14 @@ A report holds one :class:`PrivacyRun` for each call of `fit` or `refine`. Its t
 
 .. math:: \varepsilon = \sum_r \varepsilon_r, \qquad \delta = \sum_r \delta_r,
 
-which is basic composition (Dwork and Roth 2014, Theorem 3.16). It is loose, and it stays valid when
-a later run, its size, or whether it happens at all was chosen after looking at the results of
-earlier ones, provided that the totals were limited in advance (Rogers, Roth, Ullman and Vadhan
-2016), as by a `PrivacyBudget`. Tighter composition theorems need more than that.
+which is basic composition (Dwork and Roth 2014, Theorem 3.16). It is loose. But it holds if a later run, its
+size, or whether it happens at all is chosen after looking at the results of earlier ones, provided that the
+totals were limited in advance (Rogers, Roth, Ullman and Vadhan 2016), as by a `PrivacyBudget`. Tighter
+composition theorems need more than that.
 
-The report is part of what is published. It holds nothing that depends on the records, and nothing that
-depends on their number where that is not public: only names, settings and versions. Numbers shown to
-people are rounded up.
+The report is published. It holds names, settings and versions; nothing in it depends on the records, or on
+their number if that is not public, but for the number of steps run (`released_draws`). ε and δ are rounded up
+where people read them.
 """
 
 from __future__ import annotations
@@ -57,19 +57,18 @@ class PrivacyReport:
     secure_randomness : bool
         Whether noise and batches came from the operating system's cryptographic randomness.
     num_records_public : bool
-        Whether the number of records is treated as public. If so, it may follow from a sampling
-        probability that was computed from it.
+        Whether the number of records is treated as public. If so, the sampling probability may tell it.
     public_arrays : tuple of str
         Names of arrays in the model that were declared public.
     withheld : tuple of str
-        Names of variables that are left out of the release because they depend on records.
+        Names of variables that are left out of the release (`DPApproximation.withheld`).
     versions : tuple of (str, str)
         Names and versions of the packages that ran.
     runs : tuple of PrivacyRun
         One for each `fit` or `refine`, in order.
     noise : str
-        How the noise was drawn: ``"gaussian_float64"`` (in floating point, whose rounding is not
-        accounted for) or ``"lattice"`` (in whole multiples of a fixed unit, which the account covers).
+        How the noise was drawn: ``"gaussian_float64"`` (in floating point, whose rounding is not accounted
+        for) or ``"lattice"`` (in whole multiples of a spacing, whose rounding is accounted for).
     budget : str, optional
         Name of the `PrivacyBudget` that the runs were charged to, if there was one.
 
@@ -80,7 +79,9 @@ class PrivacyReport:
 
     Notes
     -----
-    Privacy: holds nothing that depends on the records; it may be published with the release.
+    Privacy: may be published with the release. Only the number of steps run can depend on the records: a
+    callback may end the fit by what it sees, which is post-processing, or a person after some time, and run
+    times are not covered by the guarantee.
     """
 
     neighboring_relation: str
@@ -163,7 +164,7 @@ class PrivacyReport:
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Why the result must not be released as private, in sentences; empty if nothing is known."""
+        """Reasons why the result must not be released as private, in sentences; empty if none is known."""
         return report_words.obstacles(
             secure_randomness=self.secure_randomness,
             noise=self.noise,
@@ -179,7 +180,7 @@ class PrivacyReport:
     # ---------------------------------------------------------------------------- changes
 
     def with_run(self, run: PrivacyRun) -> PrivacyReport:
-        """Return a report that has `run` added.
+        """Return the report with `run` added.
 
         Parameters
         ----------
@@ -193,7 +194,7 @@ class PrivacyReport:
         return dataclasses.replace(self, runs=(*self.runs, run))
 
     def with_steps_run(self, steps_run: int) -> PrivacyReport:
-        """Return a report that says how many steps of the last run were run.
+        """Return the report with the number of steps of the last run that were run.
 
         Parameters
         ----------
@@ -230,7 +231,7 @@ class PrivacyReport:
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What the guarantee says nothing about, in sentences."""
+        """What the guarantee does not cover, in sentences."""
         return report_words.not_covered(self.num_records_public)
 
     def _lines(self) -> list[tuple[str, str]]:
@@ -280,7 +281,7 @@ class PrivacyReport:
     def interpret(
         self, *, runs_fixed_in_advance: bool = False, group_sizes: Iterable[int] = (2, 5)
     ) -> Interpretation:
-        """Return what was spent means for one person.
+        """Return what the cost means for one person.
 
         Parameters
         ----------
@@ -301,8 +302,8 @@ class PrivacyReport:
 
         Notes
         -----
-        Privacy: uses no data. Speaks of the mechanism that the report describes; its figures are proven, also
-        where the accountant's are not.
+        Privacy: uses no data. The figures are those of the mechanism that the report describes. They are
+        proven, even if the accountant's are not.
         """
         return interpret_runs(
             [planned_run(self, run) for run in self.runs],
@@ -311,7 +312,7 @@ class PrivacyReport:
             guarantee=self.guarantee,
             neighboring_relation=self.neighboring_relation,
             unit=self.unit,
-            assumptions=self._assumptions_of_a_run(),  # the interpretation says itself what a sum rests on
+            assumptions=self._assumptions_of_a_run(),  # the interpretation adds its own for several runs
             not_covered=self.not_covered,
             obstacles=self.obstacles,
             runs_fixed_in_advance=runs_fixed_in_advance,
@@ -399,7 +400,7 @@ class PrivacyReport:
 
 
 def planned_run(report: PrivacyReport, run: PrivacyRun) -> Run:
-    """Return a run of a report as its accounting takes it; an ArgumentError if it cannot be made."""
+    """Return a run of a report for the accountants; an ArgumentError if its settings are impossible."""
     return Run.from_names(
         sampler=report.sampler,
         sampling_prob=run.sampling_prob,

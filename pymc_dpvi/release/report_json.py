@@ -1,9 +1,8 @@
-"""The file format of a privacy report: strict JSON with a version, read back with its history.
+"""The file format of a privacy report: strict JSON with a version. All older versions can be read.
 
-Version 5 added ``backend`` to the runs, version 4 ``run_id``. Version 3 added ``tally_weight`` and
-``default_sampling``; before it, every clip norm was fixed.
-Version 2 added ``noise`` and ``budget``. Version 1 knew one kind of noise, drawn in floating point, and no
-budgets; that is how it is read.
+Version 5 added ``backend`` to the runs, version 4 ``run_id``, version 3 ``tally_weight`` and
+``default_sampling``; before it, every clip norm was fixed. Version 2 added ``noise`` and ``budget``; before
+it, noise was drawn in floating point, and there were no budgets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sentences of a privacy report: what the guarantee rests on, what it leaves out, why not to release.
+"""The sentences of a privacy report: what the guarantee rests on, what it does not cover, why not to release.
 
 In: the settings of a fit. Out: sentences, which a report, an interpretation and a plan share.
 
@@ -21,7 +21,7 @@ PROTECTS_AGAINST = {
 
 
 def obstacles(*, secure_randomness: bool, noise: str, guarantee: str, accountant: str) -> tuple[str, ...]:
-    """Say why a result must not be released as private; empty if nothing is known."""
+    """Say why a result must not be released as private; empty if no reason is known."""
     said = []
     if not secure_randomness:
         said.append("Noise and batches came from a seed. Whoever knows it can take the noise away.")
@@ -65,7 +65,7 @@ def assumptions(
 
 
 def not_covered(num_records_public: bool) -> tuple[str, ...]:
-    """Say what the guarantee says nothing about."""
+    """Say what the guarantee does not cover."""
     said = [
         "Preparation of the data (scaling, selection, encoding) done with the records.",
         "Choice of the model, its priors, the starting point and other settings, where results "

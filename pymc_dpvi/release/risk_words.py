@@ -1,7 +1,7 @@
 """Bounds on attacks in words that need no definition of ε.
 
-Whoever decides about a release reads these sentences. So each figure is rounded up, says what it is
-compared with, and names its condition. That ε fails with probability δ is false, and is not said.
+These sentences are for people who decide about a release. So each figure is rounded up, and comes with what
+it is compared with and with its condition. It is false that ε fails with probability δ; no sentence says so.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def odds_lines(profile: PrivacyProfile) -> tuple[str, ...]:
 
 
 def group_table(groups: Iterable[tuple[int, float, float, PrivacyProfile]]) -> Table:
-    """Return what is left for people with several records: number, epsilon, delta and profile of each."""
+    """Return the table of the guarantees for several records; `groups` has their number, ε, δ and profile."""
     rate = FALSE_POSITIVE_RATES[0]
     rows = [
         (
