@@ -24,6 +24,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
@@ -37,10 +38,12 @@ from pymc_dpvi.arguments import check_integer, check_seed
 from pymc_dpvi.cautions import log_earlier_fit, warn_before_charge, warn_of_single_precision
 from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works
+from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.loop import averages_from, iterate
+from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.engine.step import PrivateStep
-from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, UnsupportedModelError
 from pymc_dpvi.graph.mismatch import explained
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
@@ -341,7 +344,6 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._charge_budget(cost, mechanism, "fit")
         if self._budget is None:
             log_earlier_fit(self._approx._report, cost)
-        self._restore_iterate()
         self._approx.groups[0].include_transformed = asked.include_transformed
         self._mechanism, self._step, self._backend, self._asked = mechanism, step, taken, asked
         self._run(cost, progressbar, progressbar_theme)
@@ -380,7 +382,6 @@ class DPADVI(Inference):  # type: ignore[misc]
         cost = replace(self._cost(self._mechanism, n), backend=self._backend)
         self._warn()
         self._charge_budget(cost, self._mechanism, "refine")
-        self._restore_iterate()
         self._run(cost, progressbar, progressbar_theme)
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -477,7 +478,11 @@ class DPADVI(Inference):  # type: ignore[misc]
         report = self._approx.privacy
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
         before = self._step.calls
-        drawn = 0
+        drawn, failed = 0, False
+        clip = self._approx._running_clip
+        state = [*self._approx.params, *(() if clip is None else clip.state)]
+        released = [(v, v.get_value()) for v in state], clip, deepcopy(self._approx._trace)
+        self._restore_iterate()
         self._step.trace.begin(n)
         self._approx._trace = self._step.trace
         self._approx._running_clip = self._step.running_clip
@@ -507,14 +512,32 @@ class DPADVI(Inference):  # type: ignore[misc]
                 self._step.calls - before,
                 n,
             )
+        except ModelEvaluationError:
+            failed = True
+            raise
         finally:
-            done = self._step.calls - before
-            self._steps_run += done
-            self._approx._report = report.with_steps_run(done)
-            if done > averages_from(n):
-                self._iterate = [p.get_value() for p in self._approx.params]
-                for param, average in zip(self._approx.params, self._step.averages, strict=True):
-                    param.set_value(average.get_value())
+            if failed:
+                self._withdraw_run(*released)
+            else:
+                done = self._step.calls - before
+                self._steps_run += done
+                self._approx._report = report.with_steps_run(done)
+                if done > averages_from(n):
+                    self._iterate = [p.get_value() for p in self._approx.params]
+                    for param, average in zip(self._approx.params, self._step.averages, strict=True):
+                        param.set_value(average.get_value())
+
+    def _withdraw_run(
+        self, state: list[tuple[Any, Any]], clip: RunningClip | None, trace: GradientTrace | None
+    ) -> None:
+        """Put everything back to before the run, but for its cost: a record may have ended it.
+
+        The error tells of that; a number of steps, or what they left, would also tell when.
+        """
+        for variable, value in state:
+            variable.set_value(value)
+        self._step = self._iterate = None
+        self._approx._running_clip, self._approx._trace = clip, trace
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled or copied."""

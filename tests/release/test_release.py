@@ -43,9 +43,10 @@ from planted_records import (
     with_model,
     write_plain,
 )
-from pymc.variational.callbacks import Tracker
+from pymc.variational.callbacks import CheckParametersConvergence, Tracker
 
 from pymc_dpvi import DPADVI, DPFullRankADVI, ModelEvaluationError, PrivacyError, PrivacyReport, fit_dpadvi
+from pymc_dpvi.engine.multistep import Chunk
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning"),
@@ -240,6 +241,42 @@ def test_step_that_raises_is_charged() -> None:
     assert in_error(caught.value) == []
     assert [(run.n_steps, run.steps_run) for run in method.approx.privacy.runs] == [(2, 2), (30, 0)]
     assert issubclass(ModelEvaluationError, PrivacyError)
+
+
+@pytest.mark.parametrize("again", ["refine", "fit"])
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_step_that_raises_does_not_tell_when(at: int, again: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record may be the cause: what was released before stays, and no iterate or count of this run."""
+    method = with_model(planted_model())
+    method.fit(150, progressbar=False)
+    approx = method.approx
+
+    def seen() -> list[Any]:
+        clip = approx._running_clip
+        numbers = [*approx.params, *clip.state]
+        draws = approx.sample(5, random_seed=1).posterior
+        return [*(v.get_value() for v in numbers), approx.hist, *(draws[name].values for name in draws)]
+
+    before, calls, real = seen(), [], Chunk.__call__
+
+    def fails(self: Chunk, *given: Any) -> Any:
+        calls.append(None)
+        if len(calls) > at + (again == "fit"):  # a fit rehearses
+            raise IndexError(CODE)
+        return real(self, *given)
+
+    monkeypatch.setattr(Chunk, "__call__", fails)
+    every = CheckParametersConvergence(every=1, tolerance=0.0)
+    with pytest.raises(ModelEvaluationError):
+        if again == "fit":
+            method.fit(30, progressbar=False, callbacks=[every])
+        else:
+            method.refine(3000, progressbar=False)
+    for old, new in zip(before, seen(), strict=True):
+        np.testing.assert_array_equal(new, old)
+    assert [run.steps_run for run in approx.privacy.runs] == [150, 0]
+    with pytest.raises(TypeError, match="fit"):
+        method.refine(1, progressbar=False)
 
 
 SESSION = """
