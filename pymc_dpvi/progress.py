@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.theme import Theme
 
 from pymc_dpvi.arguments import check_flag
-from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
 
 __all__ = ["StepProgress", "check_bar"]
 
@@ -66,7 +66,12 @@ class StepProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the bar where it is, without speed unless `keep_speed`."""
+        """Stop the bar where it is, without speed unless `keep_speed`.
+
+        It goes back to the start if a record may have ended the run: it would tell at which step.
+        """
+        if kind is not None and issubclass(kind, ModelEvaluationError):
+            self._or_without(lambda: self._bar.update(self._task, completed=0, speed=""))
         if not self._keep_speed:
             self._bar.columns = tuple(c for c in self._bar.columns if not isinstance(c, TimeRemainingColumn))
             self._or_without(lambda: self._bar.update(self._task, speed=""))

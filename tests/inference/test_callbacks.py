@@ -11,7 +11,7 @@ from pymc.variational.callbacks import Tracker
 from rich.theme import Theme
 from short_fits import CHEAP, MARKS, SEEDED, Build, Iterates, params, quiet
 
-from pymc_dpvi import DPADVI
+from pymc_dpvi import DPADVI, ModelEvaluationError
 from pymc_dpvi.progress import StepProgress
 
 pytestmark = MARKS
@@ -109,3 +109,18 @@ def test_no_progressbar(logistic: Build, capsys: pytest.CaptureFixture[str]) -> 
         quiet(DPADVI(**CHEAP))
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""
+
+
+@pytest.mark.parametrize(("error", "left"), [(ModelEvaluationError, "0/20"), (KeyboardInterrupt, "13/20")])
+def test_the_bar_does_not_tell_at_which_step_a_record_ended_a_run(
+    error: type[BaseException],
+    left: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    with pytest.raises(error), StepProgress(20, "", True) as progress:
+        progress.advance(13)
+        raise error("")
+    shown = "".join(capsys.readouterr())
+    assert f"{left} steps" in shown and ("13/20" in shown) is (left == "13/20")
