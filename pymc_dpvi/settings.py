@@ -72,7 +72,13 @@ class PrivacySettings:
                 "neighboring_relation='replace_one'; or use sampler='poisson'."
             )
         check_flag("allow_unproven", self.allow_unproven)
-        accounting.require_proven(self.accountant_info, self.allow_unproven)
+        info = self.accountant_info
+        accounting.require_proven(info, self.allow_unproven)
+        if info.guarantee == "bayesian" and isinstance(self.l2_clip_norm, AdaptiveClip):
+            raise ArgumentError(
+                f"accountant={info.name!r} knows how far records move the sum of gradients, and not how far "
+                "they move the counts that an adaptive clip norm releases. Use l2_clip_norm=1.0, say."
+            )
 
     @property
     def accountant_info(self) -> AccountantInfo:

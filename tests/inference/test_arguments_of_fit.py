@@ -18,6 +18,7 @@ from pymc_dpvi import (
     PrivacyError,
     PrivacyWarning,
     UnsupportedModelError,
+    accounting,
 )
 
 pytestmark = MARKS
@@ -225,3 +226,13 @@ def test_large_delta_warns(logistic: Build, delta: float, sampling: dict, warns:
         else:
             with pytest.warns(PrivacyWarning, match=rf"delta=.* {warns}.*1 / \(number of records\)"):
                 quiet(method, 2)
+
+
+def test_a_bayesian_accountant_does_not_know_the_counts_of_an_adaptive_clip_norm(logistic: Build) -> None:
+    """They are part of the release, and its distances are those of the sum of gradients."""
+    accountant = accounting.BayesianAccountant([0.1, 0.2, 0.3, 0.4], distances_are_public=True)
+    given = {**CHEAP, "accountant": accountant, "allow_unproven": True}
+    with logistic():
+        with pytest.raises(ArgumentError, match=r"counts.*l2_clip_norm=1\.0"):
+            DPADVI(**{**given, "l2_clip_norm": "adaptive"})
+        DPADVI(**{**given, "l2_clip_norm": 1.0})

@@ -52,7 +52,7 @@ __all__ = ["PrivacyProfile"]
 Array = NDArray[Any]
 
 _MAX_EPSILON = 600.0
-"""Beyond it exp(epsilon) leaves the range of floats; delta is taken to stay where it is."""
+"""Beyond it exp(epsilon) nears the end of the range of floats; delta is taken to stay where it is."""
 
 _MAX_GROUP_POINTS = 3000
 _BLOCK = 1 << 21
