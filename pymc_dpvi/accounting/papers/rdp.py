@@ -13,12 +13,13 @@ What is added to dp-accounting's class:
   one step fell short of 60-digit arithmetic by less than :math:`2\cdot10^{-14}(\alpha + 1)`, for :math:`q`
   from 1e-6 to 0.99 and :math:`z` from 1 to 1e8 (the series for fractional orders stop at a relative
   :math:`10^{-13}`). For tiny losses it can be negative, which dp-accounting takes for "epsilon 0". The
-  allowance :math:`(10^{-12} + 2\cdot10^{-14}\,\alpha)/(\alpha - 1)` is added per step. For less
-  noise, log-moments reach 10⁵ and fall short by a unit in the last place: the divergence is also multiplied
-  by 1 + 10⁻¹³.
+  allowance :math:`(10^{-12} + 2\cdot10^{-14}\,\alpha)/(\alpha - 1)` is added per step. For less noise,
+  log-moments reach 10⁵ and fall short by a unit in the last place: the divergence is also multiplied by
+  1 + 10⁻¹³.
 * *The factor two.* Replacing a record moves the sum by twice its bound, which dp-accounting's class ignores.
   Here the noise is divided by the sensitivity.
- **Orders are evaluated on demand.** With :math:`K(\alpha) = (\alpha-1)\varepsilon_\alpha`, which is convex,
+
+**Orders are evaluated on demand.** With :math:`K(\alpha) = (\alpha-1)\varepsilon_\alpha`, which is convex,
 the conversion gives
 
 .. math:: \varepsilon(\alpha) = \frac{K(\alpha) + (\alpha-1)\ln(\alpha-1) - \alpha\ln\alpha - \ln\delta}
