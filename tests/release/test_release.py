@@ -254,8 +254,9 @@ def test_a_step_that_raises_does_not_tell_when(at: int, again: str, monkeypatch:
     def seen() -> list[Any]:
         clip = approx._running_clip
         numbers = [*approx.params, *clip.state]
-        draws = approx.sample(5, random_seed=1).posterior
-        return [*(v.get_value() for v in numbers), approx.hist, *(draws[name].values for name in draws)]
+        draws = approx.sample(5, random_seed=1)["posterior"].data_vars
+        assert len(draws)
+        return [*(v.get_value() for v in numbers), approx.hist, *(v.values for v in draws.values())]
 
     before, calls, real = seen(), [], Chunk.__call__
 
