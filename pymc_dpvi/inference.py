@@ -482,6 +482,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         clip = self._approx._running_clip
         state = [*self._approx.params, *(() if clip is None else clip.state)]
         released = [(v, v.get_value()) for v in state], clip, deepcopy(self._approx._trace)
+        base_draws = self._rng.bit_generator.state
         self._restore_iterate()
         self._step.trace.begin(n)
         self._approx._trace = self._step.trace
@@ -517,6 +518,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             raise
         finally:
             if failed:
+                self._rng.bit_generator.state = base_draws  # public, and their place would tell as well
                 self._withdraw_run(*released)
             else:
                 done = self._step.calls - before

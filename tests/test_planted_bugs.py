@@ -307,10 +307,10 @@ def clipping_matrix(blocks: Any) -> Any:
     return as_matrix(blocks)
 
 
-def something_besides(self: Any, record: Any, *args: Any) -> Any:
+def something_besides(self: Any, *args: Any) -> Any:
     """The size of the first record goes into the update, unnoised."""
-    first, *others = real_pull_back(self, record, *args)
-    return [first + 1e-3 * record.data()[0].sum(), *others]
+    first, *others = real_pull_back(self, *args)
+    return [first + 1e-3 * self.record.data()[0].sum(), *others]
 
 
 def noise_taken_off(blocks: Any, noise: Any, *args: Any) -> Any:

@@ -106,7 +106,7 @@ class StepGraph:
             if not (own := informed(record, latents)).all():
                 # A latent value that is not in the likelihood has gradient zero: public, so without noise.
                 self.noisy = self.noisy * np.tile(own.astype(floatx), n_mc)
-            grads = self._pull_back(record, self.noisy, entropy)
+            grads = self._pull_back(entropy)
         else:
             per_record = vanilla_gradients(
                 record, self.batch, latents, family, self.base_draws, self.z, entropy, n_mc
@@ -139,13 +139,11 @@ class StepGraph:
         self.clip_updates = self.running_clip.updates(released[self.size :], self.spacing, self.scale)
         return released[: self.size] * clip_scale
 
-    def _pull_back(
-        self, record: RecordModel, noisy: TensorVariable, entropy: TensorVariable
-    ) -> list[TensorVariable]:
+    def _pull_back(self, entropy: TensorVariable) -> list[TensorVariable]:
         """Gradient of the negative evidence lower bound by the parameters, from the noisy sum by z."""
         n_mc, size = self.n_mc, self.latents.size
-        wrt_z = noisy.reshape((n_mc, size)) * (np.sqrt(n_mc) * self.scale)
-        wrt_z = wrt_z + prior_gradients(record, self.latents, self.z, n_mc)
+        wrt_z = self.noisy.reshape((n_mc, size)) * (np.sqrt(n_mc) * self.scale)
+        wrt_z = wrt_z + prior_gradients(self.record, self.latents, self.z, n_mc)
         known: dict[Variable, Variable] = {self.z: (-wrt_z / n_mc).astype(self.z.type.dtype)}
         through_z = pytensor.grad(None, self.params, known_grads=known)
         of_entropy = pytensor.grad(-entropy, self.params, disconnected_inputs="ignore")
@@ -156,21 +154,21 @@ class StepGraph:
 
         With several draws, their means. A PrivacyError if more of the records is in it than the release.
         """
-        row = self._row(self.noisy)
+        row = self._row()
         inside = [*self.record.arrays, *self.data, self.indices, self.count, self.noise]
         if set(inside) & set(walk([row], stop=[self.noisy], into_size=True)):
             raise PrivacyError("The trace of gradients would hold more of the records than the release.")
         return row
 
-    def _row(self, noisy: TensorVariable) -> TensorVariable:
+    def _row(self) -> TensorVariable:
         n_mc, size = self.n_mc, self.latents.size
         prior = prior_gradients(self.record, self.latents, self.z, n_mc).mean(axis=0)
         if self.is_aligned:
             # The sum is of gradients divided by sqrt(n_mc).
-            likelihood = noisy.reshape((n_mc, size)).mean(axis=0) * (np.sqrt(n_mc) * self.scale)
+            likelihood = self.noisy.reshape((n_mc, size)).mean(axis=0) * (np.sqrt(n_mc) * self.scale)
         else:
             first = sum(self.sizes[: [p.name for p in self.params].index("mu")])
-            likelihood = noisy[first : first + size] * self.scale - prior
+            likelihood = self.noisy[first : first + size] * self.scale - prior
         noise = self.spacing * 2.0**LATTICE_BITS * self.scale
         if self.running_clip is not None:
             noise = noise * self.running_clip.scale

@@ -512,9 +512,9 @@ def test_a_row_that_knows_the_records_is_refused(monkeypatch: pytest.MonkeyPatch
     """The step's graph holds the records' own shared variables, not those of the model."""
     real = StepGraph._row
 
-    def planted(self: StepGraph, noisy: Any) -> Any:
-        held = [v for v in graph_inputs([noisy]) if isinstance(v, SharedVariable) and v.type.ndim == 2]
-        return real(self, noisy) + held[0].sum()
+    def planted(self: StepGraph) -> Any:
+        held = [v for v in graph_inputs([self.noisy]) if isinstance(v, SharedVariable) and v.type.ndim == 2]
+        return real(self) + held[0].sum()
 
     monkeypatch.setattr(StepGraph, "_row", planted)
     with pytest.raises(PrivacyError, match="more of the records"):
