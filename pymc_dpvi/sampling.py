@@ -274,7 +274,8 @@ def make_sampler(
             assert batch_size is not None and num_records is not None
             sampling_prob = batch_size / num_records
         return PoissonSampler(sampling_prob)
-    assert name == "fixed_size"
+    if name != "fixed_size":
+        raise NotImplementedError(f"sampler {name!r} has a name and no way to be made")
     if num_records is None:
         raise ArgumentError(
             "sampler='fixed_size' needs num_records, which becomes public; give it, or use sampler='poisson'."

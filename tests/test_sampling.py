@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from pymc_dpvi import sampling
+from pymc_dpvi.accounting import evaluation
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.randomness import subsets
 from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
@@ -587,3 +589,15 @@ def test_classes_check_their_fields_themselves(make: Callable[[], Sampler]) -> N
 def test_draw_checks_its_sizes(sampler: Sampler, num_records: int, n_steps: int) -> None:
     with pytest.raises(ArgumentError, match=r"num_records|n_steps"):
         sampler.draw(stream(), num_records, n_steps)
+
+
+def test_a_name_without_a_branch_runs_as_no_other_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever adds a name and forgets a place gets an error, and no fixed-size fit under that name."""
+    names = (*sampling.SAMPLER_NAMES, "shuffled")
+    monkeypatch.setattr(sampling, "SAMPLER_NAMES", names)
+    monkeypatch.setattr(evaluation, "SAMPLER_NAMES", names)
+    with pytest.raises(NotImplementedError, match="shuffled"):
+        sampling.make_sampler("shuffled", sampling_prob=0.1, batch_size=None, num_records=100)
+    for by_rate in (False, True):
+        with pytest.raises(NotImplementedError, match="shuffled"):
+            evaluation.check_sampler("shuffled", 0.1, by_rate=by_rate)

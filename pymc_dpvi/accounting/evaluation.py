@@ -105,7 +105,8 @@ def check_sampler(sampler: Any, sampling_prob: Any, *, by_rate: bool = False) ->
     prob = check("sampling_prob", sampling_prob)
     if sampler == "poisson":
         return PoissonSampler(prob)
-    assert sampler == "fixed_size"
+    if sampler != "fixed_size":
+        raise NotImplementedError(f"sampler {sampler!r} has a name and no way to be accounted for")
     return _fixed_size(prob)
 
 

@@ -68,8 +68,9 @@ class TiltedPLDAccountant(CountingAccountant):
                 full[self._noise(step)] = full.get(self._noise(step), 0) + count
             elif step.scheme == "fixed_size":
                 pairs[FixedSizePair(step.sampling_prob, step.noise_multiplier)] = count
+            elif step.scheme != "poisson":
+                raise NotImplementedError(f"no dominating pair of scheme {step.scheme!r}")
             else:
-                assert step.scheme == "poisson"
                 pairs[GaussianPair(step.sampling_prob, step.noise_multiplier, replace_one)] = count
         mu = math.sqrt(math.fsum(n / noise**2 for noise, n in full.items())) * (1.0 + 1e-14)
         mu = max(mu, 1e-100)
