@@ -516,7 +516,7 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
         BATCHES,
         {"sampler": "fixed size"},
     ),
-    "records drawn five per cent too often": (batches(too_often), BATCHES, {}),
+    "records drawn five per cent too often": (batches(too_often), lambda s: s.batches(2000), {}),
     "every batch used twice": (batches(every_batch_twice), BATCHES, {}),
     "coins that stick": (batches(sticky), lambda s: s.batches(2000), {}),
     "one record in every batch": (batches(one_is_always_there), BATCHES, {}),

@@ -207,7 +207,7 @@ def centred(self: RecordModel) -> list[Any]:
 
 
 def by_length(self: RecordModel, var: Any) -> bool:
-    return real_released(self, var) and self.num_record_arrays != GRID
+    return real_released(self, var) and self.num_records != GRID
 
 
 def with_the_number(*args: Any, attrs: Mapping[str, Any], **kwargs: Any) -> Any:
@@ -296,7 +296,7 @@ PLANTS: dict[str, Plant] = {
     "the number of records in an attribute": Plant(
         "another released",
         (
-            after(DPADVI, "_warn", lambda self, *args: SEEN.append(self._record.num_record_arrays)),
+            after(DPADVI, "_warn", lambda self, *args: SEEN.append(self._record.num_records)),
             (released_draws, "posterior_data", with_the_number),
         ),
         "fits",
