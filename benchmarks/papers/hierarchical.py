@@ -14,7 +14,7 @@ to 100 000.
 advi           PyMC's ADVI on all records, not private, with the optimiser and steps of ``d3p``
 d3p            its algorithm (`published_dpvi`): batches of 10 on average, C = 1, Adam at 0.001, last iterate
 defaults       `DPADVI(epsilon, delta)` and nothing else: the mean of ``sample()``
-plain          the same fits: the mean of ``sample(noise_aware=False)``
+plain          the same fits: the mean of the approximation, from which ``sample(noise_aware=False)`` draws
 =============  =========================================================================================
 
 A further line is the AUC of the coefficients that the records were simulated with.
@@ -87,8 +87,8 @@ STEPS = (1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 LONG_SIZES = (100, 1000)
 LONG_EPSILONS = (1.0, 8.0)
 LONG_SEEDS = 5
-METHODS = ("advi", "d3p", "defaults")
-PLAIN = "plain"  # the other posterior of the fits by default
+METHODS = ("advi", "d3p", "defaults", "plain")
+FITTED = METHODS[:3]  # ``plain`` is the other posterior of the fits of ``defaults``
 DRAWS = 1000
 
 
@@ -120,12 +120,12 @@ class Task:
 def tasks(seeds: int, quick: bool) -> list[Task]:
     """List the fits, seed by seed, so that an unfinished run has all of the figure."""
     if quick:
-        return [Task(m, 200, None if m == "advi" else 4.0, 1000, 0) for m in METHODS]
+        return [Task(m, 200, None if m == "advi" else 4.0, 1000, 0) for m in FITTED]
     found: dict[Task, None] = {}  # the box plots and the last panel share some
     for seed in range(seeds):
         for n in SIZES:
             found[Task("advi", n, None, TASK_STEPS, seed)] = None
-            for method in METHODS[1:]:
+            for method in FITTED[1:]:
                 found.update((Task(method, n, epsilon, TASK_STEPS, seed), None) for epsilon in EPSILONS)
         if seed < LONG_SEEDS:
             for n in LONG_SIZES:
@@ -231,7 +231,7 @@ def fit_once(task: Task) -> dict[str, Any]:
     if task.method == "defaults":
         posterior = approx.sample(DRAWS, random_seed=task.seed)["posterior"]
         means = {name: posterior[name].values[0].mean(axis=0) for name in means}
-        found |= {"auc": auc_of(means), f"auc_{PLAIN}": found["auc"]}
+        found |= {"auc": auc_of(means), "auc_plain": found["auc"]}
     return {**found, "seconds": time.perf_counter() - start}
 
 
@@ -244,8 +244,7 @@ def summarise(fits: Sequence[Fit]) -> list[dict[str, Any]]:
     """Return one row per method, size, epsilon and number of steps."""
     names = ("method", "num_records", "epsilon", "n_steps")
     rows = []
-    other = f"auc_{PLAIN}"
-    fits = [*fits, *({**f, "method": PLAIN, "auc": f[other]} for f in fits if other in f)]
+    fits = [*fits, *({**f, "method": "plain", "auc": f["auc_plain"]} for f in fits if "auc_plain" in f)]
     for key, group in groups(fits, names).items():
         values = [fit["auc"] for fit in group]
         mean, error = mean_and_error(values)
@@ -263,12 +262,7 @@ def summarise(fits: Sequence[Fit]) -> list[dict[str, Any]]:
         )
 
     def place(row: dict[str, Any]) -> tuple[Any, ...]:
-        return (
-            (*METHODS, PLAIN).index(row["method"]),
-            row["num_records"],
-            row["epsilon"] or np.inf,
-            row["n_steps"],
-        )
+        return METHODS.index(row["method"]), row["num_records"], row["epsilon"] or np.inf, row["n_steps"]
 
     return sorted(rows, key=place)
 
@@ -322,7 +316,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, 4, figsize=(20.0, 4.2), layout="constrained")
     *boxed, last = axes
     sizes = sorted({row["num_records"] for row in pick(rows, n_steps=steps)})
-    for ax, method in zip(boxed, (*METHODS[1:], PLAIN), strict=True):
+    for ax, method in zip(boxed, METHODS[1:], strict=True):
         budgets = sorted({row["epsilon"] for row in pick(rows, method=method, n_steps=steps)})
         for k, size in enumerate(sizes):
             own = [
