@@ -14,9 +14,11 @@ differs.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from attacks.outlets import difference, listening, outlets_of
 from attacks.records import Hostile, few, hostile_records
 from attacks.shares import CLIP, Shares, alike
 from attacks.subjects import PLACE, Subject
-from pymc_dpvi.errors import PrivacyError
+from pymc_dpvi.errors import ArgumentError, PrivacyError
 
 __all__ = ["COMPILING", "EVALUATING", "Begun", "Finding", "Refused", "attack_fits", "attack_rows"]
 
@@ -99,6 +101,8 @@ def attack_rows(subject: Subject, backend: str, skip: int = 0) -> Iterator[Event
         with listening() as heard:
             try:
                 clean = [shares.gradients(ordinary, point) for point in shares.points]
+            except (AttributeError, NameError):  # a mistake, which would be the same for every record
+                raise
             except Exception as error:
                 yield Refused(f"{type(error).__name__} on ordinary records")
                 return
@@ -180,6 +184,7 @@ def attack_fits(subject: Subject, backend: str, skip: int = 0, most: int = 6) ->
         clean = outlets_of(subject, subject.neighbour(None), backend)
         if "refused" in clean:
             yield Refused(clean["refused"])
+        _refuse_mistakes(subject, clean)
         arrays, names = subject.arrays()
         hostile_ones = [h for h in hostile_records(arrays, names, PLACE) if subject.may_hold(h.rows)]
         cases: list[Hostile | None] = [*few(hostile_ones, most), None]
@@ -201,6 +206,19 @@ def attack_fits(subject: Subject, backend: str, skip: int = 0, most: int = 6) ->
                 moved = _others(subject, hostile, arrays)
                 if not all(map(alike, shares, moved)):
                     yield Finding(subject.name, backend, label, "it moves the gradients of other records")
+
+
+def _refuse_mistakes(subject: Subject, clean: dict[str, Any]) -> None:
+    """Raise if ordinary records are not fitted because of a mistake, of the package or of a plant.
+
+    The error would be the same for every record, so that nothing would ever be found.
+    """
+    if "refused" in clean:
+        with contextlib.suppress(PrivacyError):
+            subject.split(subject.neighbour(None))  # with the exceptions as they are raised
+            raise AssertionError(f"{subject.name} is refused, and no check refuses it: {clean['refused']}")
+    elif clean["fit"] and not clean["fit"].startswith(ArgumentError.__name__):  # as on a backend that cannot
+        raise AssertionError(f"{subject.name}: the fit of ordinary records raises {clean['fit']}")
 
 
 def _others(subject: Subject, hostile: Hostile | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

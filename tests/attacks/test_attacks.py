@@ -18,7 +18,9 @@ from attacks.records import FLOATS, few, hostile_records, values
 from attacks.shares import Shares
 from attacks.subjects import PLACE, SUBJECTS, Subject
 from attacks.watch import Crew, Task
+from pymc_dpvi import DPADVI
 from pymc_dpvi.engine.graph_keys import source_hash
+from pymc_dpvi.graph.records import RecordModel
 
 BACKENDS = ("python", "numba", "c", "c without a compiler", "jax")
 ROWS = [name for name in SUBJECTS if not name.startswith("operation")]
@@ -99,6 +101,17 @@ def test_what_cannot_be_survived_is_found(name: str) -> None:
     assert all(PLANTS[name].found in f.what for f in result.findings)
     first, second = (f.record for f in result.findings)
     assert first != second
+
+
+def breaks(self: object, *args: object) -> bool:
+    raise AttributeError("no such name")
+
+
+@pytest.mark.parametrize(("owner", "name"), [(RecordModel, "may_be_released"), (DPADVI, "_warn")])
+def test_a_mistake_is_no_refusal(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, name, breaks)
+    with pytest.raises((AssertionError, AttributeError), match=r"AttributeError|no such name"):
+        list(attack_fits(SUBJECTS["columns: curve_on_a_grid"], "PYTHON", most=1))
 
 
 def test_nothing_is_found_where_nothing_is_planted() -> None:
