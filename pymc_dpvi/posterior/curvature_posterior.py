@@ -1,10 +1,10 @@
 r"""Draws of the curvature of the log-likelihood, given the noisy slopes of its gradient.
 
 In: estimates :math:`\hat\Lambda_{jk} \sim N(\Lambda_{jk}, v_{jk})` (k, k), by `gradient_regression`. Out:
-draws of :math:`\Lambda = B B^{\top}`, positive semi-definite. B has :math:`\nu = k + 2` columns, normal with
-:math:`\operatorname{Var} B_{jm} = d_j / \nu`. The prior of d has the scale of
-:math:`\operatorname{tr} \Lambda \approx N C^2 / \log(1/p)`, which holds if a share p of N records is beyond
-the clip norm C. Hamiltonian Monte Carlo moves B, Gibbs steps move d and the common factor m. See
+draws of :math:`\Lambda = B B^{\top}`, positive semi-definite. B has :math:`\nu = \lfloor 3k/2\rfloor + 2`
+columns, normal with :math:`\operatorname{Var} B_{jm} = d_j / \nu`. The prior of d has the scale of
+:math:`\operatorname{tr} \Lambda \approx 0.4\, N C^2 / \log(1/p)`, if a share p of N records is beyond the clip
+norm C: at the optimum the factor would be 1, and beside it gradients are longer. Hamiltonian Monte Carlo moves B, Gibbs steps move d and the common factor m. See
 ``docs/noise_aware.md``, section 3.
 
 Privacy: post-processing of the released sums; costs nothing. It must never read a record.
@@ -23,8 +23,8 @@ __all__ = ["CurvatureScale", "draw_curvature"]
 
 #: Standard deviation of the logarithm of one direction's curvature about its share of the trace.
 _DIRECTIONS = 1.0
-#: Standard deviation of the logarithm of the trace about that from the clip norm.
-_IDENTITY = 0.7
+#: The trace, in units of what the squared gradients add up to; and the standard deviation of its logarithm.
+_OF_SQUARES, _IDENTITY = 0.4, 1.0
 #: The same for a fixed clip norm, which tells nothing.
 _UNKNOWN = 3.0
 _CHAINS = 16
@@ -47,7 +47,7 @@ class CurvatureScale:
     ) -> CurvatureScale:
         """Infer it from a noisy number of records, its noise, the clip norm, and the share beyond it."""
         number = max(num_records, stddev)
-        trace = number * l2_clip_norm**2 / math.log(1.0 / share_to_clip)
+        trace = _OF_SQUARES * number * l2_clip_norm**2 / math.log(1.0 / share_to_clip)
         return cls(trace, math.hypot(_IDENTITY, min(stddev / number, 1.0)))
 
     @classmethod
@@ -107,7 +107,7 @@ class _Chains:
     ) -> None:
         k = len(curvature)
         self._rng, self._curvature, self._log_stddev = rng, curvature, log_stddev
-        self._nu = k + 2
+        self._nu = 3 * k // 2 + 2
         self._log_prior = np.log(prior)
         # Each pair of entries is one number.
         self._weight = np.where(np.eye(k) > 0, 1.0, 0.5) / variance
