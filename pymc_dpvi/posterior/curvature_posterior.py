@@ -3,9 +3,9 @@ r"""Draws of the curvature of the log-likelihood, given the noisy slopes of its 
 In: estimates :math:`\hat\Lambda_{jk} \sim N(\Lambda_{jk}, v_{jk})` (k, k), by `gradient_regression`. Out:
 draws of :math:`\Lambda = B B^{\top}`, positive semi-definite. B has :math:`\nu = \lfloor 3k/2\rfloor + 2`
 columns, normal with :math:`\operatorname{Var} B_{jm} = d_j / \nu`. The prior of d has the scale of
-:math:`\operatorname{tr} \Lambda \approx 0.4\, N C^2 / \log(1/p)`, if a share p of N records is beyond the clip
-norm C: at the optimum the factor would be 1, and beside it gradients are longer. Hamiltonian Monte Carlo moves B, Gibbs steps move d and the common factor m. See
-``docs/noise_aware.md``, section 3.
+:math:`\operatorname{tr} \Lambda \approx 0.4\, N C^2 / \log(1/p)`, if a share p of N records is beyond the
+clip norm C: at the optimum the factor would be 1, and beside it gradients are longer. Hamiltonian Monte Carlo
+moves B, Gibbs steps move d and the common factor m. See ``docs/noise_aware.md``, section 3.
 
 Privacy: post-processing of the released sums; costs nothing. It must never read a record.
 """
