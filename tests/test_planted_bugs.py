@@ -508,6 +508,11 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
         {},
     ),
     "the noise is known to the update": (Plant(step_graph, "private_sum", noise_taken_off), ONE_WAY, {}),
+    "the likelihood counts twice": (
+        Plant(RecordModel, "row_logp", property(lambda self: 2.0 * real_row_logp.fget(self))),
+        GRADIENT,
+        ADAPTIVE,
+    ),
     "prior inside the sum": (Plant(RecordModel, "row_logp", property(with_prior)), GRADIENT, {}),
     "shuffled batches accounted as Poisson": (batches(shuffled), BATCHES, {}),
     "batches of fixed size drawn for Poisson": (batches(fixed_size), BATCHES, {}),

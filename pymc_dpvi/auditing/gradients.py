@@ -8,6 +8,8 @@ aligned gradients with one latent draw a step; vanilla gradients contain a share
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -22,6 +24,8 @@ from pymc_dpvi.mechanism.limits import SLACK
 from pymc_dpvi.posterior.approximation import DPApproximation
 
 __all__ = ["check_gradients"]
+
+_LARGE = 1e3  # a clip norm, in units of the first one, at which few gradients are clipped
 
 
 def check_gradients(
@@ -43,21 +47,28 @@ def check_gradients(
     flat = put([pt.concatenate([g.flatten() for g in grads])], draw, latents.split(z))
     oracle = python_function([*record.rows, z], flat)
     worst, seen = 0.0, 0
-    for i in range(probe.num_ordinary):
+    # Where the clip norm can be moved, also at one so large that nothing is clipped, which shows the lengths.
+    scales = (1.0,) if probe.step.running_clip is None else (1.0, _LARGE)
+    for i, scale in itertools.product(range(probe.num_ordinary), scales):
         with np.errstate(all="ignore"):
             (gradient,) = oracle(*(p[i : i + 1] for p in probe.pool), here)
+        gradient = gradient / scale
         size = float(np.linalg.norm(gradient))
         if not np.isfinite(size):
             continue
         probe.load([i])
+        probe.clip_scale = scale
         added = probe.release(probe.quiet, base_draws)
         bound = clip * (1.0 - SLACK)
         expected = gradient * min(1.0, bound / size) if size else gradient
         if probe.tally_weight:
             within = min(max(2.5 - 2.0 * size / bound, 0.0), 1.0)
             expected = np.append(expected, probe.tally_weight * bound * np.array([within, 1.0 - within]))
-        worst = max(worst, float(np.linalg.norm(added - expected)) / clip)
-        seen += 1
+        # A short gradient is compared by its own length.
+        shown = min(size, bound) / clip if scale > 1.0 else 1.0
+        worst = max(worst, float(np.linalg.norm(added - expected)) / clip / max(shown, 1e-4))
+        seen += scale == 1.0
+    probe.clip_scale = 1.0
     # The kernel clips at a little less (rounding to the lattice), and float32 has fewer digits.
     allowed = 1e-4 if pytensor.config.floatX == "float64" else 1e-3
     return CheckResult(
