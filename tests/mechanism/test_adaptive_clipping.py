@@ -211,18 +211,19 @@ def test_how_many_were_clipped_is_told_by_the_counts_not_by_the_aim():
 
 
 def test_the_scale_of_the_curvature_is_that_of_exponential_squares():
-    """`CurvatureScale.of_clipping` of what a run has released; the trace is the sum of the squares."""
+    """`CurvatureScale.of_clipping` of what a run has released; the trace is a share of the sum of the squares."""
+    share = curvature_posterior._OF_SQUARES
     squares = np.random.default_rng(2).exponential(9.0, size=50_000)
     clip = math.sqrt(np.quantile(squares, 0.9))
     exact = CurvatureScale.of_clipping(50_000, 0.0, clip, 0.1)
-    assert exact.trace == pytest.approx(squares.sum(), rel=0.03)
-    assert exact.trace == pytest.approx(50_000 * clip**2 / math.log(10.0), rel=1e-12)
+    assert exact.trace == pytest.approx(share * squares.sum(), rel=0.03)
+    assert exact.trace == pytest.approx(share * 50_000 * clip**2 / math.log(10.0), rel=1e-12)
     assert exact.log_stddev == curvature_posterior._IDENTITY
     # Doubt about the number adds to it, and noise alone leaves a number as large as the noise.
     vague = CurvatureScale.of_clipping(1000.0, 500.0, 2.0, 0.1)
     assert vague.log_stddev == pytest.approx(math.hypot(curvature_posterior._IDENTITY, 0.5))
     nobody = CurvatureScale.of_clipping(-30.0, 500.0, 2.0, 0.1)
-    assert nobody.trace == pytest.approx(500.0 * 4.0 / math.log(10.0))
+    assert nobody.trace == pytest.approx(share * 500.0 * 4.0 / math.log(10.0))
     assert nobody.log_stddev == pytest.approx(math.hypot(curvature_posterior._IDENTITY, 1.0))
 
 
