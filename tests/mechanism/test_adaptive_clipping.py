@@ -211,7 +211,7 @@ def test_how_many_were_clipped_is_told_by_the_counts_not_by_the_aim():
 
 
 def test_the_scale_of_the_curvature_is_that_of_exponential_squares():
-    """`CurvatureScale.of_clipping` of what a run has released; the trace is a share of the sum of the squares."""
+    """`CurvatureScale.of_clipping` of what a run has released: a share of the sum of the squares."""
     share = curvature_posterior._OF_SQUARES
     squares = np.random.default_rng(2).exponential(9.0, size=50_000)
     clip = math.sqrt(np.quantile(squares, 0.9))
