@@ -572,6 +572,13 @@ def test_without_a_bug_the_same_checks_pass(setting: str):
         assert found.passed, str(found)
 
 
+@pytest.mark.parametrize("noise_multiplier", [1e4, 1e8])
+def test_a_coarse_lattice_is_no_bug(noise_multiplier: float):
+    """With so much noise, short gradients are lost in the rounding to the lattice."""
+    found = build(adaptive=True, noise_multiplier=noise_multiplier).gradients()
+    assert found.passed, str(found)
+
+
 def test_planting_alone_breaks_nothing(monkeypatch: pytest.MonkeyPatch):
     """The stand-ins are right when they do the right thing."""
     tally(ramp)(monkeypatch)

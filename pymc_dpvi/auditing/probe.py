@@ -128,8 +128,9 @@ class Probe:
     synthetic records, the first `num_ordinary` ordinary and the others hostile; `blocks`, the entries of the
     release by free variable or variational parameter; `num_noise`, the release's length; `draw_shape`, that
     of a step's base draws; `rounding`, the unit of the coarsest floating-point type in use; `quiet`, noise of
-    zeros; `l2_clip_norm`, C; `tally_weight`, κ, 0 if no records are counted; `clip_scale`, an adaptive clip
-    norm in multiples of C (in the units of the release, records are clipped at C all the same).
+    zeros; `l2_clip_norm`, C; `tally_weight`, κ, 0 if no records are counted; `spacing`, that of the lattice;
+    `clip_scale`, an adaptive clip norm in multiples of C (in the units of the release, records are clipped at
+    C all the same).
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class Probe:
             self.blocks["counts of records"] = np.arange(first, self.num_noise)
         self.l2_clip_norm = mechanism.l2_clip_norm
         self.tally_weight = mechanism.tally_weight
+        self.spacing = mechanism.noise.spacing
         self.clip_scale = 1.0
         floats = [p.dtype for p in self.pool if p.dtype.kind == "f"]
         self.rounding = max(float(np.finfo(d).eps) for d in (*floats, self.step.dtype))
