@@ -1,7 +1,7 @@
-"""What every test file shares: PyTensor's warning about BLAS, two tiny models, and a third of the zoo.
+"""What every test file shares: PyTensor's warning about BLAS, two tiny models, and a part of the zoo.
 
-A whole fit compiles for ten seconds and more, so a run fits a third of the zoo with PyMC 5 and another third
-with PyMC 6. Which third changes from commit to commit.
+A whole fit compiles for ten seconds and more, so a run fits a sixth of the zoo with PyMC 5 and another sixth
+with PyMC 6. Which sixth changes from commit to commit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part-of-zoo",
         metavar="K/M",
-        help="of the tests marked zoo, every M-th from the K-th on; 'third': every third, by the commit's "
+        help="of the tests marked zoo, every M-th from the K-th on; 'sixth': every sixth, by the commit's "
         "number and PyMC's version",
     )
 
@@ -45,10 +45,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     part = config.getoption("--part-of-zoo")
     if part is None:
         return
-    if part == "third":
+    if part == "sixth":
         counting = ["git", "rev-list", "--count", "HEAD"]
         counted = subprocess.run(counting, cwd=config.rootpath, capture_output=True, text=True, check=False)
-        part = f"{(int(counted.stdout or 0) + int(pm.__version__.split('.')[0])) % 3}/3"
+        part = f"{(int(counted.stdout or 0) + int(pm.__version__.split('.')[0])) % 6}/6"
     first, every = map(int, part.split("/"))
     models = [item for item in items if item.get_closest_marker("zoo")]
     left_out = set(models) - set(models[first::every])
