@@ -36,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part-of-zoo",
         metavar="K/M",
-        help="of the tests marked zoo, every M-th from the K-th on; K may be 'turn', which the commit's number "
-        "and PyMC's version decide",
+        help="of the tests marked zoo, every M-th from the K-th on; K may be 'turn', which the commit's "
+        "number and PyMC's version decide",
     )
 
 
