@@ -107,8 +107,15 @@ class DPADVI(Inference):  # type: ignore[misc]
     budget : PrivacyBudget, optional
         What all fits on these data may spend together. Each `fit` and `refine` is charged to it before
         noise is drawn, or refused. Without one, nothing limits the sum of several fits.
+    unit : str or array of int or str, optional
+        Whose the rows are, if a person may have several: the name of a ``pm.Data`` that holds one id per
+        row, that of a dim whose labels are ids, or the ids. A record is then all rows with one id; neither
+        ids nor numbers of persons or rows are released. By default a record is a row.
+    max_rows_per_unit : int, optional
+        With `unit`: of a person with more rows, so many are drawn anew in every step. Without it, clipping
+        alone bounds what a person with many rows does. The number is public.
     record_dim : str, optional
-        The dim that runs over records; only needed if lengths are ambiguous.
+        The dim that runs over rows; only needed if lengths are ambiguous.
     public_data : iterable of str
         Names of ``pm.Data`` that everybody may know, such as group-level tables. Any ``pm.Data`` that is not
         indexed by records must be named here.
@@ -139,7 +146,7 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     Privacy: making the method releases nothing. `fit` and `refine` release the noisy sums and all that is
     computed from them, at the cost that ``approx.privacy`` states. The unit of privacy is one row along the
-    leading axis of the observed variables.
+    leading axis of the observed variables, or with `unit` all rows of one person.
 
     References
     ----------
@@ -174,6 +181,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         accountant: Any = "pld",
         allow_unproven: bool = False,
         budget: PrivacyBudget | None = None,
+        unit: Any = None,
+        max_rows_per_unit: int | None = None,
         record_dim: str | None = None,
         public_data: Iterable[str] = (),
         random_seed: int | None = None,
@@ -203,9 +212,11 @@ class DPADVI(Inference):  # type: ignore[misc]
         model = pm.modelcontext(model)
         if not isinstance(model, pm.Model):
             raise ArgumentError(f"model must be a pymc.Model; found a {type(model).__name__}.")
+        asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit}
         self._record = explained(
-            lambda: build_record_model(model, record_dim=record_dim, public_data=public_data), model
+            lambda: build_record_model(model, record_dim=record_dim, public_data=public_data, **asked), model
         )
+        self._settings.check_unit(self._record.units is not None)
         starting = check_starting_values(self._record, start, start_sigma, self._family._group_class)
         self._rng = np.random.default_rng(random_seed)
         self._insecure_noise_seed = insecure_noise_seed
@@ -227,7 +238,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             )
         explained(lambda: check_finite_start(self._record, self._approx.latents, self._approx.start), model)
         explained(lambda: check_separable(self._record, self._approx.latents, self._approx.start), model)
-        self._settings.check_sampler(self._record.num_records)
+        self._settings.check_sampler(self._record.num_units)
         warn_of_single_precision(self._approx.latents.value_vars)
         self.state = None
 
@@ -335,7 +346,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             model=self._record.model,
         )
         candidates = bounded(backends(backend, compile_kwargs), list(self._record.factors.values()))
-        mechanism = self._settings.mechanism(asked.n, self._record.num_records)
+        mechanism = self._settings.mechanism(asked.n, self._record.num_units)
         cost = self._cost(mechanism, asked.n)
         self._charge_budget(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
         step, taken = self._compiled_step(candidates, mechanism, asked, obj_optimizer)
@@ -449,6 +460,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             run,
             self._approx._report,
             unit=self._record.unit,
+            by_unit=self._record.units is not None,
             secure_randomness=streams.secure,
             public_arrays=self._record.public_arrays,
             withheld=self._approx.withheld,
@@ -459,7 +471,7 @@ class DPADVI(Inference):  # type: ignore[misc]
     def _warn(self) -> None:
         """Give the warnings of a fit, before it is charged."""
         seeded = self._insecure_noise_seed is not None
-        warn_before_charge(self._settings, self._record.model, self._record.num_records, seeded=seeded)
+        warn_before_charge(self._settings, self._record.model, self._record.num_units, seeded=seeded)
 
     def _restore_iterate(self) -> None:
         """Put the last iterate back in place of the average, so that the next run starts from it."""
@@ -492,13 +504,15 @@ class DPADVI(Inference):  # type: ignore[misc]
             self._mechanism,
             self._streams,
             self._rng,
-            self._record.num_records,
+            self._record.num_units,
             n,
             every=self._asked.every,
             before=self._steps_run,
+            units=self._record.units,
         )
         try:
-            public = self._settings.num_records_public
+            # How fast steps are tells how many rows persons have.
+            public = self._settings.num_records_public and self._record.units is None
             with StepProgress(n, cost, progressbar, theme, keep_speed=public) as progress:
                 for done in steps:
                     progress.advance(done - drawn)

@@ -112,6 +112,14 @@ class PrivacySettings:
         if (self.sampler == "poisson" and self.sampling_prob is not None) or self.batch_size is not None:
             self._make_sampler(1, num_records)
 
+    def check_unit(self, by_unit: bool) -> None:
+        """Raise an ArgumentError if records are all rows of a person, and that does not go with these."""
+        if by_unit and self.gradient == "vanilla":
+            raise ArgumentError(
+                "gradient='vanilla' gives each row a share of the prior, so it cannot be used with unit=. "
+                "Leave it out: the default, 'aligned', needs no such share."
+            )
+
     def _make_sampler(self, n_steps: int, num_records: int) -> Sampler:
         sampling_prob = self.sampling_prob
         if self._chooses_sampling:

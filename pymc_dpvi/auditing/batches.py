@@ -26,6 +26,7 @@ from scipy import stats
 from pymc_dpvi.auditing import statistics as st
 from pymc_dpvi.auditing.report import CheckResult
 from pymc_dpvi.auditing.transcript import LoopStep, summarise
+from pymc_dpvi.graph.units import Units
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.sampling import FixedSizeSampler
 
@@ -38,19 +39,30 @@ Batches = list[NDArray[np.int64]]
 
 
 def check_batches(
-    mechanism: Mechanism, streams: Streams, rng: np.random.Generator, n_steps: int
+    mechanism: Mechanism,
+    streams: Streams,
+    rng: np.random.Generator,
+    n_steps: int,
+    *,
+    by_unit: bool = False,
+    max_rows: int | None = None,
 ) -> CheckResult:
     """Check (C): batches have the law of the event that accounts for them; rng is public.
 
-    The statistic is the smallest p-value, corrected for the number of tests.
+    If `by_unit`, records are persons with several rows, whose batches are read back from those of rows. The
+    statistic is the smallest p-value, corrected for the number of tests.
     """
     event = mechanism.sampler.dp_event(dp_accounting.GaussianDpEvent(mechanism.noise_multiplier))
     num_records, law = _setting(mechanism, event)
     listener = LoopStep(None)
-    listener.run(mechanism, streams, rng, num_records, n_steps)
-    batches = listener.batches
+    units = _made_up(num_records, max_rows, rng) if by_unit else None
+    listener.run(mechanism, streams, rng, num_records, n_steps, units)
+    read = listener.batches if units is None else [_persons(b, units) for b in listener.batches]
+    batches = [b for b in read if b is not None]
     found: dict[str, Any]
-    if len(batches) != n_steps or not all(_is_batch(b, num_records) for b in batches):
+    if len(batches) < len(read):
+        found = {"a person without some of their rows, or with a row of somebody else": 0.0}
+    elif len(batches) != n_steps or not all(_is_batch(b, num_records) for b in batches):
         found = {"a record that is twice in a batch, or none of the data": 0.0}
     elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
         found = _poisson(batches, num_records, event.sampling_probability, rng)
@@ -84,6 +96,29 @@ def _setting(mechanism: Mechanism, event: Any) -> tuple[int, str]:
     if isinstance(mechanism.sampler, FixedSizeSampler):
         fitting = mechanism.sampler.num_records  # public, and the only one that it takes
     return fitting, law
+
+
+def _made_up(num_records: int, max_rows: int | None, rng: np.random.Generator) -> Units:
+    """Give each of the synthetic persons one to six rows, in no order."""
+    codes = np.repeat(np.arange(num_records), rng.integers(1, 7, size=num_records))
+    return Units.by_codes(rng.permutation(codes), "the same id", max_rows)
+
+
+def _persons(marked: NDArray[np.int64], units: Units) -> NDArray[np.int64] | None:
+    """Return whose the rows of a batch are; None unless each has all that are due, together and in order."""
+    whose = np.empty(len(units.rows), dtype=np.int64)
+    counts = units.starts[1:] - units.starts[:-1]
+    whose[units.rows] = np.repeat(np.arange(len(units)), counts)
+    rows, ends = marked >> 1, np.flatnonzero(marked & 1)
+    persons = whose[rows[ends]]
+    due = counts[persons] if units.max_rows is None else np.minimum(counts[persons], units.max_rows)
+    starts = np.concatenate([[0], np.cumsum(due)])
+    together = starts[-1] == rows.size and (starts[1:] == ends + 1).all()
+    if not together or (whose[rows] != np.repeat(persons, due)).any():
+        return None
+    inside = np.ones(rows.size, dtype=bool)
+    inside[starts[:-1]] = False
+    return persons if (np.diff(rows, prepend=-1)[inside] > 0).all() else None
 
 
 def _is_batch(batch: NDArray[np.int64], num_records: int) -> bool:

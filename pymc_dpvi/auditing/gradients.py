@@ -1,9 +1,10 @@
 r"""Whether what a record adds to the sum is its own clipped gradient, and nothing else.
 
-The oracle is slow and simple: the log-density of one record, without the prior, which must not be in the sum.
-It is differentiated and evaluated in Python, one record at a time, with no vectorisation, no factored blocks
-and no rewriting for stability. If records are counted, their counts are compared, too. This is measured for
-aligned gradients with one latent draw a step; vanilla gradients contain a share of the prior.
+The oracle is slow and simple: the log-density of one row, without the prior, which must not be in the sum.
+It is differentiated and evaluated in Python, one row at a time, with no vectorisation, no factored blocks
+and no rewriting for stability. The gradient of a person with several rows is the sum of theirs. If records
+are counted, their counts are compared, too. This is measured for aligned gradients with one latent draw a
+step; vanilla gradients contain a share of the prior.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def check_gradients(
     scales = (1.0,) if probe.step.running_clip is None else (1.0, _LARGE)
     for i, scale in itertools.product(range(probe.num_ordinary), scales):
         with np.errstate(all="ignore"):
-            (gradient,) = oracle(*(p[i : i + 1] for p in probe.pool), here)
-        gradient = gradient / scale
+            own = [oracle(*(p[r : r + 1] for p in probe.pool), here)[0] for r in probe.members[i]]
+            gradient = np.sum(own, axis=0, dtype=np.float64) / scale
         size = float(np.linalg.norm(gradient))
         if not np.isfinite(size):
             continue

@@ -27,18 +27,22 @@ from pytensor.graph.basic import Constant, Variable
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.graph.densities import rebuild_likelihood
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import Rows, hostile_records, synthetic_records
 from pymc_dpvi.graph.traversal import walk
-from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.graph.units import Units
+from pymc_dpvi.mechanism.mechanism import Draws, Mechanism, Streams
 from pymc_dpvi.posterior.approximation import DPApproximation
+from pymc_dpvi.randomness.keystream import KeyStream
 from pymc_dpvi.sampling import FullBatchSampler
 
 __all__ = ["Probe", "without_sampling"]
 
 _ROWS = 2  # synthetic records that are made at a time
+_MANY_ROWS = 500  # of one synthetic person, if a record is all rows of one
 _POOL_NUMBERS = 20_000_000  # entries of the matrix of all records' contributions, at most
 
 Vector = NDArray[np.float64]
@@ -124,13 +128,14 @@ def without_sampling(mechanism: Mechanism) -> Mechanism:
 class Probe:
     """One compiled private step on synthetic records; the user's arrays are never evaluated.
 
-    Attributes: `leaks`, what the gradients depend on besides the noisy sum and public things; `pool`, the
-    synthetic records, the first `num_ordinary` ordinary and the others hostile; `blocks`, the entries of the
-    release by free variable or variational parameter; `num_noise`, the release's length; `draw_shape`, that
-    of a step's base draws; `rounding`, the unit of the coarsest floating-point type in use; `quiet`, noise of
-    zeros; `l2_clip_norm`, C; `tally_weight`, κ, 0 if no records are counted; `spacing`, that of the lattice;
-    `clip_scale`, an adaptive clip norm in multiples of C (in the units of the release, records are clipped at
-    C all the same).
+    Attributes: `leaks`, what the gradients depend on besides the noisy sum and public things; `pool`,
+    synthetic rows; `members`, the rows of each synthetic record, the first `num_ordinary` ordinary and the
+    others hostile: one row each, or those of a person (`_persons`); `blocks`, the entries of the release by
+    free variable or variational parameter; `num_noise`, the release's length; `draw_shape`, that of a
+    step's base draws; `rounding`, the unit of the coarsest floating-point type in use; `quiet`, noise of
+    zeros; `l2_clip_norm`, C; `tally_weight`, κ, 0 if no records are counted; `spacing`, that of the
+    lattice; `clip_scale`, an adaptive clip norm in multiples of C (in the units of the release, records are
+    clipped at C all the same).
     """
 
     def __init__(
@@ -151,7 +156,11 @@ class Probe:
             longest = max(32, _POOL_NUMBERS // (n_mc * latents.size))
             hostile = _some(hostile, longest - min(len(ordinary[0]), longest // 2), rng)
             ordinary = _some(ordinary, longest // 2, rng)
-            self.num_ordinary = len(ordinary[0])
+            if record.units is None:
+                self.members = [np.array([i]) for i in range(len(ordinary[0]) + len(hostile[0]))]
+                self.num_ordinary = len(ordinary[0])
+            else:
+                self.members, self.num_ordinary = _persons(len(ordinary[0]), len(hostile[0]), longest, rng)
             self.pool: Rows = [np.concatenate(both) for both in zip(ordinary, hostile, strict=True)]
             tables = [
                 pytensor.shared(p[:1], name=a.name) for p, a in zip(self.pool, record.arrays, strict=True)
@@ -186,17 +195,22 @@ class Probe:
         self.rounding = max(float(np.finfo(d).eps) for d in (*floats, self.step.dtype))
         self.quiet = np.zeros_like(self.noise(mechanism, Streams.make(0), 1)[0])
         self._loaded = 0
+        self._by_unit = record.units is not None
+        self._units: Units | None = None
+        self._stream = KeyStream.from_os()
 
     def __len__(self) -> int:
         """Return the number of synthetic records."""
-        return len(self.pool[0])
+        return len(self.members)
 
-    def load(self, rows: Sequence[int] | NDArray[np.int64]) -> None:
-        """Make these synthetic records, by their numbers in the pool, the data set."""
-        self._loaded = len(rows)
-        at = np.asarray(
-            rows if len(rows) else [0], dtype=np.int64
-        )  # a table needs a row, which no batch will have
+    def load(self, records: Sequence[int] | NDArray[np.int64]) -> None:
+        """Make these synthetic records, by their numbers, the data set."""
+        self._loaded = len(records)
+        own = [self.members[i] for i in records]
+        at = np.concatenate(own) if own else np.array([0])  # a table needs a row, which no batch will have
+        self._units = None
+        if self._by_unit and own:
+            self._units = Units.by_codes(np.repeat(np.arange(len(own)), [len(m) for m in own]), "the same id")
         for table, records in zip(self._tables, self.pool, strict=True):
             table.set_value(records[at], borrow=True)
 
@@ -214,7 +228,10 @@ class Probe:
             batch = np.arange(self._loaded, dtype=np.int64)
         if self.step.running_clip is not None:
             self.step.running_clip.reset(self.clip_scale)
-        self.step(batch, np.array([0, batch.size]), noise[None], draw[None], np.zeros(1))
+        draws = Draws(batch, np.array([0, batch.size]), noise[None])
+        if self._units is not None:
+            draws = in_rows(draws, self._units, self._stream)
+        self.step(draws.indices, draws.offsets, draws.noise, draw[None], np.zeros(1))
         return self._release.value()
 
     def draws(self, rng: np.random.Generator, n: int) -> NDArray[Any]:
@@ -239,6 +256,29 @@ def _ordinary(record: RecordModel, latents: Latents, start: np.ndarray, rng: np.
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
     made = [rows for rows, _ in synthetic_records(record, many, latents, z, start, rng)]
     return [np.concatenate([rows[k] for rows in made]) for k in range(len(record.arrays))]
+
+
+def _persons(
+    ordinary: int, hostile: int, most: int, rng: np.random.Generator
+) -> tuple[list[NDArray[np.int64]], int]:
+    """Make up persons from rows, of which the ordinary ones come first; and count the ordinary persons.
+
+    Some have one row, some a few, one has `_MANY_ROWS`. Of the rows of a hostile person, one or all are
+    hostile.
+    """
+
+    def some(low: int, high: int, size: int) -> NDArray[np.int64]:
+        return rng.integers(low, high, size=size)
+
+    alone = [np.array([i]) for i in range(min(ordinary, most // 3))]
+    several = [some(0, ordinary, size) for size in rng.integers(2, 8, size=min(ordinary, 2 + most // 8))]
+    many = [some(0, ordinary, _MANY_ROWS)]
+    bad = [
+        np.append(some(0, ordinary, size), i)
+        for i, size in zip(range(ordinary, ordinary + hostile), rng.integers(0, 4, size=hostile), strict=True)
+    ]
+    bad += [some(ordinary, ordinary + hostile, size) for size in (2, 5, _MANY_ROWS)]
+    return [*alone, *several, *many, *bad], len(alone) + len(several) + len(many)
 
 
 def _some(rows: Rows, most: int, rng: np.random.Generator) -> Rows:

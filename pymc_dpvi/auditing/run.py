@@ -110,7 +110,7 @@ def audit(
     record, approx, settings = audited._record, audited._approx, audited._settings
     if not all(np.isfinite(p.get_value(borrow=True)).all() for p in approx.params):
         raise ArgumentError("the method's variational parameters are not finite; make a new method to audit.")
-    mechanism = settings.mechanism(n, record.num_records)
+    mechanism = settings.mechanism(n, record.num_units)
 
     def compiled(candidate: Backend) -> Probe:
         kwargs: dict[str, Any] = {"compile_kwargs": dict(candidate.step), "rows_kwargs": dict(candidate.rows)}
@@ -130,7 +130,14 @@ def audit(
         *oracle,
         check_lattice(probe, mechanism, streams, rng),
         check_noise(probe, mechanism, streams, rng, kept),
-        check_batches(mechanism, streams, rng, runs),
+        check_batches(
+            mechanism,
+            streams,
+            rng,
+            runs,
+            by_unit=record.units is not None,
+            max_rows=None if record.units is None else record.units.max_rows,
+        ),
         check_randomness(mechanism, audited._insecure_noise_seed),
         check_attack(attack, claimed),
     )
@@ -138,6 +145,7 @@ def audit(
     facts = {
         "method": type(audited).__name__,
         "gradients": mechanism.gradient,
+        **({} if record.units is None else {"record": record.unit}),
         "backend": taken,
         "latent values": str(approx.latents.size),
         "numbers released a step": str(probe.num_noise),

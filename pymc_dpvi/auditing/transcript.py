@@ -19,6 +19,7 @@ from pymc_dpvi.auditing.probe import Probe, Vector
 from pymc_dpvi.auditing.report import CheckResult
 from pymc_dpvi.engine.loop import iterate
 from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.graph.units import Units
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.sampling import FixedSizeSampler
 
@@ -63,9 +64,11 @@ class LoopStep:
         rng: np.random.Generator,
         num_records: int,
         n_steps: int,
+        units: Units | None = None,
     ) -> None:
         """Run the package's own loop."""
-        for _ in iterate(cast(PrivateStep, self), mechanism, streams, rng, num_records, n_steps):
+        step = cast(PrivateStep, self)
+        for _ in iterate(step, mechanism, streams, rng, num_records, n_steps, units=units):
             pass
 
 

@@ -1,10 +1,12 @@
 """Code that is written at run time: functions for numba whose arguments differ in number or type.
 
-There are three, all short. What they call is ordinary code in `clipping`, `kernels` and `fetching`.
+There are four, all short. What they call is ordinary code in `clipping`, `kernels`, `unit_sums` and
+`fetching`.
 
 * `write_add_clipped`: the clipped sum of some records, with one or two arrays for each block of the gradient.
   It could be ordinary code, a `literal_unroll` over a tuple of blocks. That was measured: it runs as fast,
   and takes numba twice as long to compile, a second more in every first fit.
+* `write_add_units`: the same for rows that are added up by person before they are clipped.
 * `write_microbatched_sum`: the sum of a batch, one microbatch at a time.
 * `write_loop`: many steps in one loop. numba compiles a function for a fixed list of arguments, and in a loop
   it makes no tuple of arrays of different types, which this one and the one above would need.
@@ -34,11 +36,19 @@ import numba
 import numpy as np
 from pytensor.link.numba.dispatch.basic import numba_njit
 
-from pymc_dpvi.engine import clipping, kernels
+from pymc_dpvi.engine import clipping, kernels, unit_sums
 from pymc_dpvi.engine.fetching import in_order, places_of, take_entries, take_rows
 from pymc_dpvi.graph.blocks import Form
 
-__all__ = ["ROWS", "SHAPE", "inlined", "write_add_clipped", "write_loop", "write_microbatched_sum"]
+__all__ = [
+    "ROWS",
+    "SHAPE",
+    "inlined",
+    "write_add_clipped",
+    "write_add_units",
+    "write_loop",
+    "write_microbatched_sum",
+]
 
 #: Messages of errors that come up at the rehearsal, before anything is spent.
 ROWS = "every block needs a row per record of a microbatch"
@@ -80,8 +90,8 @@ _BLOCKS = {
 
 
 def _defined(name: str, lines: Sequence[str], **more: Any) -> Any:
-    """Define a function from its source, over `clipping`, `kernels`, NumPy and `more`."""
-    scope = {**vars(kernels), **vars(clipping), "np": np, **more}
+    """Define a function from its source, over `clipping`, `kernels`, `unit_sums`, NumPy and `more`."""
+    scope = {**vars(kernels), **vars(clipping), **vars(unit_sums), "np": np, **more}
     exec("\n".join(lines), scope)
     return scope[name]
 
@@ -142,6 +152,58 @@ def write_add_clipped(layout: Sequence[Form]) -> Callable[..., None]:
     )
 
 
+#: For each form of a block: columns, and what adds row i to the person's sum.
+_ROWS_OF_UNITS = {
+    "dense": ("{x}.shape[1]", "add_row({x}, i, person, at)"),
+    "outer": ("{x}.shape[1] * {y}.shape[1]", "add_row_outer({x}, {y}, i, person, at)"),
+    "products": ("{x}.shape[2] * {y}.shape[2]", "add_row_products({x}, {y}, i, person, at)"),
+    "sparse": ("{size}", "add_row_sparse({x}, {y}, i, person, at, {size})"),
+}
+
+
+_OF_UNITS = ("marked", "begin", "count", "bound", "units", "person", "high", "low", "tally")
+
+
+def write_add_units(layout: Sequence[Form]) -> Callable[..., None]:
+    """Write ``(*arrays, marked, begin, count, bound, units, person, high, low, tally) -> None``: `unit_sums`.
+
+    For two blocks, the second outer::
+
+        def add_units(x0, x1, x2, marked, begin, count, bound, units, person, high, low, tally):
+            check(person.size == high.size == x0.shape[1] + x1.shape[1] * x2.shape[1])
+            for i in range(count):
+                at, to = 0, x0.shape[1]
+                add_row(x0, i, person, at)
+                at, to = to, to + x1.shape[1] * x2.shape[1]
+                add_row_outer(x1, x2, i, person, at)
+                if marked[begin + i] & 1:
+                    add_unit(person, bound, units, high, low, tally)
+    """
+    names: list[str] = []
+    sizes, rows = [], []
+    for form in layout:
+        own = {"x": f"x{len(names)}", "y": f"x{len(names) + 1}", "size": form.size}
+        names += [f"x{len(names) + k}" for k in range(form.num_arrays)]
+        size, row = (line.format(**own) for line in _ROWS_OF_UNITS[form.kind])
+        sizes.append(size)
+        rows += [f"at, to = to, to + {size}", row]
+    return _defined(
+        "add_units",
+        [
+            f"def add_units({', '.join(names)}, {', '.join(_OF_UNITS)}):",
+            f"    if not person.size == high.size == {' + '.join(sizes)}:",
+            "        raise ValueError('one noise entry per column is needed')",
+            f"    if count < 0 or count > {' or count > '.join(f'{n}.shape[0]' for n in names)}:",
+            "        raise ValueError('every block needs a row per record')",
+            "    for i in range(count):",
+            "        to = 0",
+            *(f"        {line}" for line in rows),
+            "        if marked[begin + i] & 1:",
+            "            add_unit(person, bound, units, high, low, tally)",
+        ],
+    )
+
+
 #: Code that fetches the rows of a microbatch, by the number of axes.
 _FETCH = {1: "take_entries({}, indices, first, length)", 2: "take_rows({}, indices, first, length)"}
 
@@ -153,6 +215,7 @@ def write_microbatched_sum(
     num_shared: int,
     num_arrays: int,
     sampled: bool,
+    by_unit: bool = False,
     **numbers: Any,
 ) -> tuple[Callable[..., np.ndarray], str]:
     """Write ``(*records, *shared, [indices,] count, noise, spacing) -> release``; return it and its source.
@@ -162,13 +225,15 @@ def write_microbatched_sum(
     per_record : numba dispatcher
         ``(*rows, *shared) -> arrays``.
     add_clipped : callable
-        Of `write_add_clipped`.
+        Of `write_add_clipped`, or of `write_add_units`.
     num_axes : sequence of int
         Numbers of axes of the record arrays.
     num_shared, num_arrays : int
         Lengths of ``shared`` and of ``arrays``.
     sampled : bool
         Whether there are indices.
+    by_unit : bool
+        Whether they are those of `unit_sums`, and rows are added up by person.
     **numbers
         ``length`` of a microbatch, ``l2_clip_norm``, ``tally_weight``.
     """
@@ -181,12 +246,20 @@ def write_microbatched_sum(
         f"        {row} = {_FETCH.get(axes, '{}[places_of(indices, first, length)]').format(name)}"
         for row, name, axes in zip(rows, records, num_axes, strict=True)
     ]
-    names = [*records, *shared, *(["indices"] if sampled else []), "count", "noise", "number"]
+    indices = (["marked"] if by_unit else ["indices"]) if sampled else []
+    names = [*records, *shared, *indices, "count", "noise", "number"]
+    added = ", ".join(f"{array}_in_order" for array in arrays)
+    if by_unit:
+        add = f"{added}, marked, first, min(length, n - first), bound, units, person, high, low, tally"
+    else:
+        add = f"{added}, min(length, n - first), bound, units, high, low, tally"
     lines = [
         f"def microbatched_sum({', '.join(names)}):",
         "    spacing, n = number.item(), count.item()",
         *([] if sampled else ["    indices = np.arange(max(n, 1))"]),
+        *(["    indices = marked >> 1"] if by_unit else []),
         "    bound, units, high, low, tally = start_of_sum(noise.size, l2_clip_norm, tally_weight, spacing)",
+        *(["    person = np.zeros(high.size)"] if by_unit else []),
         "    for first in range(0, max(n, 1), length):",
         *fetch,
         "        if n == 0:",
@@ -195,8 +268,7 @@ def write_microbatched_sum(
         f"        if {' or '.join(f'{array}.shape[0] != length' for array in arrays)}:",
         f"            raise ValueError({ROWS!r})",
         *(f"        {array}_in_order = in_order({array})" for array in arrays),
-        f"        add_clipped({', '.join(f'{array}_in_order' for array in arrays)}, "
-        "min(length, n - first), bound, units, high, low, tally)",
+        f"        add_clipped({add})",
         "    return round_and_add(high, low, tally, noise, spacing)",
     ]
     function = _defined(

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.errors import PrivacyError
+from pymc_dpvi.graph.units import Units
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.pages import SCALE_PREDICTORS
 
@@ -44,19 +46,21 @@ def iterate(
     n_steps: int,
     every: int = 0,
     before: int = 0,
+    units: Units | None = None,
 ) -> Iterator[int]:
     """Run the steps; yield the number of steps done, now and then.
 
     The step updates the variational parameters and their average in place. Batches and noise come from
     `streams`, base draws (public) from `rng`. If `every` is positive, yield after the first step, after each
-    step whose number in all runs (`before` steps earlier) is a multiple of it, and after the last. A
+    step whose number in all runs (`before` steps earlier) is a multiple of it, and after the last. With
+    `units`, `num_records` is the number of persons, and the step gets their rows (`unit_batches`). A
     FloatingPointError if the variational parameters become non-finite.
     """
     # What is seen from outside, such as the step at which an error is found, must not depend on the number of
     # records: that decides only for how many steps batches are drawn at once.
     numbers = step.num_noise + int(np.prod(step.draw_shape))
     longest = int(np.clip(_CHUNK_NUMBERS / numbers, 1, _CHUNK_STEPS))
-    expected = mechanism.sampler.sampling_prob * num_records
+    expected = mechanism.sampler.sampling_prob * (num_records if units is None else len(units.rows))
     steps_at_once = int(np.clip(_CHUNK_NUMBERS / max(1.0, expected), 1, longest))
     process = os.getpid()
     stride = 1
@@ -66,6 +70,8 @@ def iterate(
         for first in range(begin, end, steps_at_once):
             size = min(steps_at_once, end - first)
             draws = mechanism.draw(streams, num_records, size, step.num_noise)
+            if units is not None:
+                draws = in_rows(draws, units, streams.sampling)
             own_draws = base_draws[first - begin : first - begin + size]
             weights = _weights(first, size, n_steps)
             t = 0

@@ -58,7 +58,12 @@ from pytensor.tensor.type import DenseTensorType
 from pymc_dpvi.engine import clipping
 from pymc_dpvi.engine.clipping import PLAIN_RECORDS
 from pymc_dpvi.engine.compile_cache import Postponed
-from pymc_dpvi.engine.generated_code import ROWS, write_add_clipped, write_microbatched_sum
+from pymc_dpvi.engine.generated_code import (
+    ROWS,
+    write_add_clipped,
+    write_add_units,
+    write_microbatched_sum,
+)
 from pymc_dpvi.engine.graph_keys import graph_key, source_hash
 from pymc_dpvi.engine.private_sum import PrivateSum, sum_type
 from pymc_dpvi.errors import PrivacyError
@@ -93,6 +98,9 @@ class MicrobatchedSum(Op):
         Whether batches are given by indices; otherwise the batch is all records.
     length : int
         Number of records in a microbatch.
+    by_unit : bool
+        Whether the rows of a person are added up before they are clipped; indices are then marked
+        (`unit_sums`).
     rows_key : str, optional
         Key of the graph that `per_record` was made from.
 
@@ -109,6 +117,7 @@ class MicrobatchedSum(Op):
         num_record_arrays: int,
         sampled: bool,
         length: int,
+        by_unit: bool = False,
         rows_key: str | None = None,
     ) -> None:
         self.mark = mark
@@ -116,10 +125,11 @@ class MicrobatchedSum(Op):
         self.num_record_arrays = num_record_arrays
         self.sampled = sampled
         self.length = length
-        parts = (mark._props(), num_record_arrays, sampled, length, rows_key)
+        self.by_unit = by_unit
+        parts = (mark._props(), num_record_arrays, sampled, length, by_unit, rows_key)
         #: For `graph_keys`.
         self.graph_key = None if rows_key is None else hashlib.sha256(repr(parts).encode()).hexdigest()
-        self.add_clipped = write_add_clipped(mark.layout)
+        self.add_clipped = (write_add_units if by_unit else write_add_clipped)(mark.layout)
 
     def make_node(self, *inputs: Any) -> Apply:
         """Build the node; see the class for the inputs."""
@@ -138,6 +148,9 @@ class MicrobatchedSum(Op):
         bound, units, *sums = clipping.start_of_sum(
             noise.size, self.mark.l2_clip_norm, self.mark.tally_weight, spacing
         )
+        marked = indices
+        if indices is not None and self.by_unit:
+            indices, person = indices >> 1, np.zeros(sums[0].size)
         for first in range(0, max(n, 1), self.length):
             places = np.minimum(np.arange(first, first + self.length), max(n, 1) - 1)
             if indices is not None:
@@ -146,7 +159,11 @@ class MicrobatchedSum(Op):
             arrays = self.per_record(*rows, *shared)
             if any(np.shape(a)[0] != self.length for a in arrays):
                 raise ValueError(ROWS)
-            self.add_clipped(*map(np.asarray, arrays), min(self.length, n - first), bound, units, *sums)
+            added, count = [*map(np.asarray, arrays)], min(self.length, n - first)
+            if self.by_unit:
+                self.add_clipped(*added, marked, first, count, bound, units, person, *sums)
+            else:
+                self.add_clipped(*added, count, bound, units, *sums)
         output_storage[0][0] = clipping.round_and_add(*sums, noise, spacing)
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
@@ -164,6 +181,7 @@ def _numba_microbatched_sum(op: MicrobatchedSum, node: Apply, **kwargs: Any) -> 
         len(node.inputs) - op.num_record_arrays - op.sampled - 3,
         op.mark.num_arrays,
         op.sampled,
+        op.by_unit,
         length=op.length,
         l2_clip_norm=op.mark.l2_clip_norm,
         tally_weight=op.mark.tally_weight,
@@ -189,6 +207,7 @@ def in_microbatches(
     data: Sequence[Variable],
     indices: Variable | None,
     compile_kwargs: Mapping[str, Any],
+    by_unit: bool = False,
 ) -> list[Variable]:
     """Replace every `PrivateSum` in a graph by a `MicrobatchedSum`.
 
@@ -204,6 +223,8 @@ def in_microbatches(
         Which rows: an int64 vector; all if None.
     compile_kwargs : dict
         For PyTensor's ``function``, with ``mode``.
+    by_unit : bool
+        Whether `indices` are marked (`unit_sums`): the rows of a person are added up before they are clipped.
 
     Raises
     ------
@@ -229,7 +250,7 @@ def in_microbatches(
         outputs_of_rows = without_loops(substituted(arrays, {**rows, **shared}))
         per_record = _rows_function(inputs, outputs_of_rows, compile_kwargs)
         key = graph_key(inputs, outputs_of_rows)
-        op = MicrobatchedSum(mark, per_record, len(data), indices is not None, length, key)
+        op = MicrobatchedSum(mark, per_record, len(data), indices is not None, length, by_unit, key)
         swap[variable] = op(*data, *shared, *which, *rest)
     return list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
 

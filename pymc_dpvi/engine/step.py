@@ -100,7 +100,8 @@ class PrivateStep:
         # Last, so that the optimiser is handed the release itself.
         rows_kwargs = {**compile_kwargs, **(rows_kwargs or {})}
         indices = None if graph.is_whole else graph.indices
-        new = in_microbatches([*updates.values(), *rows], graph.batch, graph.data, indices, rows_kwargs)
+        of_rows = graph.batch, graph.data, indices, rows_kwargs, record.units is not None
+        new = in_microbatches([*updates.values(), *rows], *of_rows)
         for op in {v.owner.op for v in walk(new) if v.owner is not None}:
             if isinstance(op, MicrobatchedSum):
                 weakref.finalize(self, op.forget).atexit = False

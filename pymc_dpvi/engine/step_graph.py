@@ -91,7 +91,7 @@ class StepGraph:
         self.base_draws = pt.matrix("base_draws", dtype=floatx, shape=self.draw_shape)
         self.weight = pt.scalar("weight", dtype=floatx)
         self.per_step = [self.indices, self.count, self.noise, self.base_draws, self.weight]
-        self.is_whole = mechanism.sampler.name == "full_batch"
+        self.is_whole = mechanism.sampler.name == "full_batch" and record.units is None
         self.data = record.data()
         self.batch = [self._rows(d, row) for d, row in zip(self.data, record.rows, strict=True)]
 
@@ -114,7 +114,7 @@ class StepGraph:
             self.noisy = self._noisy_sum(per_record)
             ends = np.cumsum([0, *self.sizes])
             grads = [-self.noisy[a:b] * self.scale for a, b in itertools.pairwise(ends)]
-        mechanism.check_lattice(record.num_records, self.num_noise)
+        mechanism.check_lattice(record.num_units, self.num_noise)
         self.grads = [
             g.reshape(p.get_value(borrow=True).shape).astype(p.type.dtype)
             for g, p in zip(grads, self.params, strict=True)

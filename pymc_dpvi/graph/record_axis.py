@@ -18,6 +18,7 @@ from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.selections import function_of_lengths
 from pymc_dpvi.graph.shape_constants import is_structural
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, substituted, walk
+from pymc_dpvi.graph.units import Units
 
 __all__ = ["describe_unit", "find_record_arrays", "find_record_axis"]
 
@@ -229,9 +230,11 @@ def _refuse_lengths_alone(
             )
 
 
-def describe_unit(model: pm.Model, dims: frozenset[str]) -> str:
+def describe_unit(model: pm.Model, dims: frozenset[str], units: Units | None = None) -> str:
     """Say what one record is, for the report."""
     terms = model.observed_RVs or model.potentials
     observed = ", ".join(f"'{v.name}'" for v in terms)
     dim = f" (dim {', '.join(repr(d) for d in sorted(dims))})" if dims else ""
+    if units is not None:
+        return units.describe(f"{observed}{dim}")
     return f"one row along the leading axis of {observed}{dim}"

@@ -4,12 +4,12 @@ The model is an ordinary one on the full data,
 
 .. math:: \log p(x_1,\dots,x_N, z) = \log p(z) + \sum_{i=1}^{N} \log p(x_i \mid z),
 
-where a *record* :math:`x_i` is one row along the leading axis that the observed variables share, and
-:math:`z` are the unconstrained latent values. :func:`build_record_model` reads as the list of what is
-checked, in order. It finds the arrays that are indexed by records, and rebuilds the likelihood with every one
-of them replaced by a placeholder of one row. So :math:`\log p(x_i \mid z)` can depend on that row and on
-:math:`z` alone: the sensitivity of the mechanism rests on this. `separability` checks that the terms add up
-to the model's own log-density.
+where a *row* :math:`x_i` is one along the leading axis that the observed variables share, and :math:`z` are
+the unconstrained latent values. A *record* is one row, or all rows of one person (`units`).
+:func:`build_record_model` reads as the list of what is checked, in order. It finds the arrays that are
+indexed by records, and rebuilds the likelihood with every one of them replaced by a placeholder of one row.
+So :math:`\log p(x_i \mid z)` can depend on that row and on :math:`z` alone: the sensitivity of the
+mechanism rests on this. `separability` checks that the terms add up to the model's own log-density.
 
 Any other array is declared public by the user, or harmless (`private_constants`), or the model is refused.
 The privacy report lists what counts as public (`public_data`).
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pymc as pm
 import pytensor
@@ -47,6 +48,7 @@ from pymc_dpvi.graph.record_axis import describe_unit, find_record_arrays, find_
 from pymc_dpvi.graph.selections import refuse_masks
 from pymc_dpvi.graph.shape_constants import joined_numbers, shape_vectors, written_triangles
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
+from pymc_dpvi.graph.units import Units, dims_of_units, find_units, refuse_axes_over_units
 from pymc_dpvi.graph.unrolled_loops import is_long
 from pymc_dpvi.lowering import fast_compile
 
@@ -58,7 +60,7 @@ class RecordModel:
     """One record's log-density, the data-free prior, and the arrays that hold the records."""
 
     model: pm.Model  # the user's, unchanged
-    num_records: int = field(repr=False)  # N: for sampling batches; no part of any release
+    num_records: int = field(repr=False)  # N, of rows; no part of any release
     record_dims: frozenset[str]  # dims that run over records: they and their coords are never released
     arrays: tuple[Variable, ...] = field(repr=False)  # of the model, of leading length N
     rows: tuple[TensorVariable, ...]  # their one-row placeholders, shape (1, ...)
@@ -69,6 +71,12 @@ class RecordModel:
     public: frozenset[Variable]  # arrays that the user declared public
     unit: str  # what a record is, in words
     in_range: tuple[TensorVariable, ...] = ()  # conditions: indices from public arrays are in range
+    units: Units | None = None  # the rows of each person; None if a record is a row
+
+    @property
+    def num_units(self) -> int:
+        """How many records there are: persons or rows. For sampling batches, and no part of any release."""
+        return self.num_records if self.units is None else len(self.units)
 
     @property
     def row_logp(self) -> TensorVariable:
@@ -152,7 +160,8 @@ class RecordModel:
         """
         named = self.model.named_vars_to_dims
         declared = {d for v in self.public for d in named.get(v.name) or () if d is not None}
-        return frozenset((global_dims(self.model) | declared) - self.record_dims)
+        held = self.record_dims | dims_of_units(self.model, self.units)
+        return frozenset((global_dims(self.model) | declared) - held)
 
     def check_unchanged(self) -> None:
         """Raise if the model has changed since it was checked.
@@ -174,6 +183,8 @@ class RecordModel:
                     f"{array_name(self.model, array)} has another shape now than when the method was made "
                     "(pm.set_data), so the checks of the model hold no longer. Make a new DPADVI."
                 )
+        if self.units is not None:
+            self.units.check_unchanged()
         # -1: no length is compared with N any more. A new array (of a Potential) is refused as undeclared.
         assert_no_record_array(replace(self, num_records=-1))
         self.check_public()
@@ -202,11 +213,14 @@ def build_record_model(
     *,
     record_dim: str | None = None,
     public_data: Iterable[str | Variable] = (),
+    unit: Any = None,
+    max_rows_per_unit: int | None = None,
 ) -> RecordModel:
     """Split a PyMC model into one record's log-density and a data-free prior, or refuse it.
 
-    `record_dim` names the dim that runs over records, needed only where lengths are ambiguous; `public_data`
-    names ``pm.Data`` that are known to everybody and belong to no record.
+    `record_dim` names the dim that runs over rows, needed only where lengths are ambiguous; `public_data`
+    names ``pm.Data`` that are known to everybody and belong to no record; `unit` and `max_rows_per_unit`
+    say whose the rows are (`units`).
 
     Each check relies on those before it. None looks at the value of a record, with one exception: whether a
     constant array in the model is as regular as a grid is judged by its entries (docs/limitations.md, 1).
@@ -223,6 +237,9 @@ def build_record_model(
     refuse_masks(model, public)
     # 4. The observed variables share one leading axis: a record is one row along it.
     num_records, observed_dims = find_record_axis(model, record_dim)
+    #    Or all rows of one person: then no variable has a value for each person.
+    units = find_units(model, unit, max_rows_per_unit, num_records, public)
+    refuse_axes_over_units(model, units)
     # 5. The arrays that run along it. An array that is not found here must pass 10.
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
     # 6. No latent value per record, no prior or start from records, no draw or Potential for all records
@@ -248,7 +265,8 @@ def build_record_model(
         prior_logp=prior,
         public_arrays=(),
         public=frozenset(public),
-        unit=describe_unit(model, observed_dims),
+        unit=describe_unit(model, observed_dims, units),
+        units=units,
     )
     # 10. Nothing in these graphs holds other records, or numbers of theirs: the proof that a record enters
     #     its own term alone.
@@ -265,8 +283,10 @@ def build_record_model(
 
 
 def _lengths(record: RecordModel) -> list[Variable]:
-    """Return the lengths of the records' dims: the number of records."""
-    return [record.model.dim_lengths[d] for d in record.record_dims]
+    """Return the lengths of the records' dims: the number of rows, or of persons."""
+    return [
+        record.model.dim_lengths[d] for d in record.record_dims | dims_of_units(record.model, record.units)
+    ]
 
 
 def _guarded(record: RecordModel) -> RecordModel:

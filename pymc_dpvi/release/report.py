@@ -71,6 +71,8 @@ class PrivacyReport:
         for) or ``"lattice"`` (in whole multiples of a spacing, whose rounding is accounted for).
     budget : str, optional
         Name of the `PrivacyBudget` that the runs were charged to, if there was one.
+    by_unit : bool
+        Whether a record is all rows of one id (``DPADVI(unit=...)``), and not one row.
 
     Raises
     ------
@@ -98,6 +100,7 @@ class PrivacyReport:
     runs: tuple[PrivacyRun, ...] = ()
     noise: str = "gaussian_float64"
     budget: str | None = None
+    by_unit: bool = False
 
     def __post_init__(self) -> None:
         for name in ("neighboring_relation", "unit", "sampler", "gradient", "accountant", "guarantee"):
@@ -111,7 +114,7 @@ class PrivacyReport:
             raise ArgumentError(f"PrivacyReport: noise must be one of {list(_NOISES)}.")
         if self.budget is not None and not isinstance(self.budget, str):
             raise ArgumentError("PrivacyReport: budget must be a string or None.")
-        for name in ("secure_randomness", "num_records_public"):
+        for name in ("secure_randomness", "num_records_public", "by_unit"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"PrivacyReport: {name} must be True or False.")
         for name in ("public_arrays", "withheld"):
@@ -227,6 +230,7 @@ class PrivacyReport:
             noise=self.noise,
             num_records_public=self.num_records_public,
             public_arrays=self.public_arrays,
+            by_unit=self.by_unit,
         )
 
     @property
@@ -334,6 +338,7 @@ class PrivacyReport:
             "delta": self.delta,
             "neighboring_relation": self.neighboring_relation,
             "unit": self.unit,
+            "by_unit": self.by_unit,
             "sampler": self.sampler,
             "gradient": self.gradient,
             "accountant": self.accountant,

@@ -1,8 +1,8 @@
 """The file format of a privacy report: strict JSON with a version. All older versions can be read.
 
-Version 5 added ``backend`` to the runs, version 4 ``run_id``, version 3 ``tally_weight`` and
-``default_sampling``; before it, every clip norm was fixed. Version 2 added ``noise`` and ``budget``; before
-it, noise was drawn in floating point, and there were no budgets.
+Version 6 added ``by_unit``, version 5 ``backend`` to the runs, version 4 ``run_id``, version 3
+``tally_weight`` and ``default_sampling``; before it, every clip norm was fixed. Version 2 added ``noise``
+and ``budget``; before it, noise was drawn in floating point, and there were no budgets.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from pymc_dpvi.errors import ArgumentError
 __all__ = ["header", "read", "to_number", "write"]
 
 _FORMAT = "pymc_dpvi.PrivacyReport"
-_VERSION = 5
+_VERSION = 6
 _BEFORE: dict[int, dict[str, Any]] = {
-    1: {"noise": "gaussian_float64", "budget": None},
-    2: {},
-    3: {},
-    4: {},
+    1: {"noise": "gaussian_float64", "budget": None, "by_unit": False},
+    **{version: {"by_unit": False} for version in (2, 3, 4, 5)},
     _VERSION: {},
 }
 

@@ -38,13 +38,23 @@ def obstacles(*, secure_randomness: bool, noise: str, guarantee: str, accountant
 
 
 def assumptions(
-    *, was_run: bool, noise: str, num_records_public: bool, public_arrays: Sequence[str] = ()
+    *,
+    was_run: bool,
+    noise: str,
+    num_records_public: bool,
+    public_arrays: Sequence[str] = (),
+    by_unit: bool = False,
 ) -> tuple[str, ...]:
     """Say what the guarantee of one run, or of a plan, rests on."""
+    one = "row" if by_unit else "record"
+    whose = (
+        "All rows of one id are one record, and a person has one id. For somebody with k ids"
+        if by_unit
+        else "One person contributes one record. For somebody with k records"
+    )
     said = [
-        f"The model treats each record by itself; this {'was' if was_run else 'is'} checked before the fit.",
-        "One person contributes one record. For somebody with k records multiply epsilon by k "
-        "(delta grows too).",
+        f"The model treats each {one} by itself; this {'was' if was_run else 'is'} checked before the fit.",
+        f"{whose} multiply epsilon by k (delta grows too).",
     ]
     if noise == "gaussian_float64":
         said.append("Noise is added in floating point; its rounding is not accounted for.")

@@ -1,0 +1,227 @@
+"""Whose rows are whose: ``DPADVI(unit=...)``, by which a record is all rows of one person.
+
+In: ids, one for each row, as an array, as the name of a ``pm.Data`` or as that of a dim whose labels they
+are. Out: :class:`Units`, the rows sorted by person. Equal ids are one person. Ids are compared exactly, as
+integers or as strings: two persons taken for one would have twice the influence that is accounted for.
+
+The likelihood stays a product over rows, and each row's log-density is the one of `records`. A person's
+gradient is the sum over their rows, and it is this sum that is clipped (`engine.unit_sums`).
+
+What must never leave: an id, the number of persons, anybody's number of rows. So a free variable with an axis
+as long as there are persons is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+
+from pymc_dpvi.arguments import check_integer
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.public_data import shown
+from pymc_dpvi.graph.traversal import array_value, is_array, walk
+
+__all__ = ["Units", "dims_of_units", "find_units", "refuse_axes_over_units"]
+
+_EXAMPLE = (
+    "Type unit='person' for a pm.Data of the model with one id per row, or unit=ids for an array of them."
+)
+
+
+@dataclass(frozen=True)
+class Units:
+    """The rows of each person.
+
+    Person p has the rows ``rows[starts[p] : starts[p + 1]]``, in the order of the data. With `max_rows`, a
+    person who has more is represented by that many of them, drawn anew in every step. `source` is the
+    ``pm.Data`` that holds the ids, if one does, and `ids` what it held.
+    """
+
+    rows: np.ndarray = field(repr=False)  # int64, (N,)
+    starts: np.ndarray = field(repr=False)  # int64, (P + 1,)
+    words: str  # whose rows, for the report: "the same 'person'"
+    max_rows: int | None = None
+    source: Variable | None = field(default=None, repr=False)
+    ids: Any = field(default=None, repr=False)
+
+    @classmethod
+    def by_codes(cls, codes: np.ndarray, words: str, max_rows: int | None = None, **held: Any) -> Units:
+        """Sort rows by person; `codes`, (N,), number the persons from 0, and each has a row."""
+        rows = np.argsort(codes, kind="stable").astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(np.bincount(codes))]).astype(np.int64)
+        return cls(rows, starts, words, max_rows, **held)
+
+    def __len__(self) -> int:
+        """Return the number of persons: for sampling batches, and no part of any release."""
+        return len(self.starts) - 1
+
+    def check_unchanged(self) -> None:
+        """Raise if ``pm.set_data`` has put other ids into the model."""
+        if self.source is not None and not np.array_equal(array_value(self.source), self.ids):
+            raise UnsupportedModelError(
+                f"The ids in '{self.source.name}' are others now than when the method was made "
+                "(pm.set_data), so it is not known whose the rows are. Make a new DPADVI."
+            )
+
+    def describe(self, observed: str) -> str:
+        """Say what one record is, for the report; `observed` names the observed variables."""
+        drawn = (
+            ""
+            if self.max_rows is None
+            else (f"; of more than {self.max_rows} rows, {self.max_rows} are drawn anew in every step")
+        )
+        return f"all rows of {observed} with {self.words}{drawn}"
+
+
+def find_units(
+    model: pm.Model, unit: Any, max_rows: Any, num_rows: int, public: Sequence[Variable] | set[Variable]
+) -> Units | None:
+    """Return the rows of each person; None if a record is a row. The arguments are those of `DPADVI`."""
+    if max_rows is not None:
+        max_rows = check_integer("max_rows_per_unit", max_rows)
+        if unit is None:
+            raise ArgumentError(
+                "max_rows_per_unit= says how many rows of a person count, so it needs unit=. " + _EXAMPLE
+            )
+    if unit is None:
+        return None
+    source, ids, words = _ids(model, unit)
+    if source is not None and source in public:
+        raise ArgumentError(
+            f"unit={shown(unit)} is also named in public_data: the ids say whose the rows are, and are not "
+            "public. Leave it out there."
+        )
+    codes = _codes(ids, words, num_rows, of_data=source is not None)
+    held = {} if source is None else {"source": source, "ids": np.array(array_value(source))}
+    return Units.by_codes(codes, words, max_rows, **held)
+
+
+def _ids(model: pm.Model, unit: Any) -> tuple[Variable | None, Any, str]:
+    """Return the model's variable that holds the ids, if there is one, the ids, and words for them."""
+    if isinstance(unit, Variable):
+        if unit.name is None or model.named_vars.get(unit.name) is not unit:
+            raise ArgumentError(f"unit must be a pm.Data of the model, or its name. {_EXAMPLE}")
+        unit = unit.name
+    if isinstance(unit, str):
+        var = model.named_vars.get(unit)
+        if isinstance(var, SharedVariable) and is_array(var):
+            return var, array_value(var), f"the same '{unit}'"
+        if var is None and unit in model.dim_lengths:
+            labels = model.coords.get(unit)
+            if labels is None:
+                raise ArgumentError(
+                    f"unit={unit!r} is a dim without labels, so it says nobody's id. Give it labels, "
+                    f"coords={{{unit!r}: ids}}, or type unit=ids."
+                )
+            return None, list(labels), f"the same label of '{unit}'"
+        names = sorted([*(repr(d.name) for d in model.data_vars), *map(repr, model.dim_lengths)])
+        raise ArgumentError(
+            f"unit={unit!r} is no pm.Data and no dim of the model, which has {', '.join(names) or 'none'}. "
+            + _EXAMPLE
+        )
+    return None, unit, "the same id in unit="
+
+
+def _codes(ids: Any, words: str, num_rows: int, *, of_data: bool) -> np.ndarray:
+    """Return the number of each row's person, from 0 on; int64, (N,)."""
+    if hasattr(ids, "to_numpy"):
+        ids = ids.to_numpy()
+    if not isinstance(ids, np.ndarray | list | tuple):
+        raise ArgumentError(f"unit must be ids, one for each row; found a {type(ids).__name__}. {_EXAMPLE}")
+    # Not np.asarray of strings: NumPy's own would drop null characters at the end, and two ids be one.
+    array = (
+        ids
+        if isinstance(ids, np.ndarray) and ids.dtype.kind != "U"
+        else np.array(_objects(ids), dtype=object)
+    )
+    if array.ndim != 1 or len(array) != num_rows:
+        raise ArgumentError(
+            "unit must have one id for each row of the observed variables, in their order: a vector as long "
+            f"as they are. Found {'another length' if array.ndim == 1 else f'{array.ndim} axes'}. {_EXAMPLE}"
+        )
+    if array.dtype.kind in "iu":
+        if of_data and (array < 0).any():
+            raise ArgumentError(
+                "unit has negative ids. PyMC keeps the integers of a pm.Data in 32 bits, in which large ones "
+                "wrap around, so that two persons may have become one. Give the ids themselves: unit=ids."
+            )
+        codes = np.unique(array, return_inverse=True)[1]
+    elif array.dtype.kind == "O":
+        codes = _codes_of_objects(array)
+    else:
+        found = {"f": "floats", "b": "True and False", "M": "dates"}.get(array.dtype.kind, str(array.dtype))
+        raise ArgumentError(
+            f"unit must have integers or strings as ids; found {found}. Type ids.astype(int) if they are "
+            "whole numbers, or ids.astype(str)."
+        )
+    codes = np.asarray(codes, dtype=np.int64).ravel()
+    if codes.max() < 1:
+        raise ArgumentError(
+            f"All rows have {words}: they would be one person's, and there is nothing to learn privately "
+            "from one. Give each person an id of their own."
+        )
+    return codes
+
+
+def _objects(ids: Any) -> np.ndarray:
+    out = np.empty(len(ids), dtype=object)
+    out[:] = [str(i) if isinstance(i, np.str_) else i for i in ids]
+    return out
+
+
+def _codes_of_objects(ids: np.ndarray) -> np.ndarray:
+    """As `_codes` for ids that are Python objects: all strings, or all integers, by their equality."""
+    kinds = {str if isinstance(i, str) else int if _is_integer(i) else type(i) for i in ids}
+    if kinds not in ({str}, {int}):
+        strange = sorted(k.__name__ for k in kinds - {str, int}) or ["both strings and integers"]
+        raise ArgumentError(
+            "unit must have strings or integers as ids, all of one kind and none missing; found "
+            f"{', '.join(strange)}. Drop the rows without an id, or give each of them an id of its own."
+        )
+    number: dict[Any, int] = {}
+    return np.array([number.setdefault(i, len(number)) for i in ids], dtype=np.int64)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def dims_of_units(model: pm.Model, units: Units | None) -> frozenset[str]:
+    """Return the dims as long as there are persons, whose labels may be their ids."""
+    if units is None:
+        return frozenset()
+    return frozenset(
+        d for d, labels in model.coords.items() if labels is not None and len(labels) == len(units)
+    )
+
+
+def refuse_axes_over_units(model: pm.Model, units: Units | None) -> None:
+    """Raise if a free variable has a value for each person, or the likelihood reads the ids."""
+    if units is None:
+        return
+    shapes = model.eval_rv_shapes()
+    advice = (
+        "A value for each person cannot be released, and their number is private. Leave the variable out: "
+        "the spread between persons is then part of the noise of a row."
+    )
+    for rv in model.free_RVs:
+        for axis, length in enumerate(shapes[rv.name]):
+            if length == len(units):
+                raise UnsupportedModelError(
+                    f"The free variable '{rv.name}' has an axis (axis {axis}) as long as there are persons, "
+                    f"by unit=. {advice} If the length is the same by chance, give the axis one entry more."
+                )
+    if units.source is None:
+        return
+    for term in [*model.observed_RVs, *model.potentials]:
+        if units.source in walk([term, model.rvs_to_values.get(term, term)], stop=model.free_RVs):
+            raise UnsupportedModelError(
+                f"The likelihood '{term.name}' reads '{units.source.name}', the ids of the persons. {advice} "
+                "For what is known of a person (age, treatment), give the model one entry per row."
+            )
