@@ -99,8 +99,10 @@ class Suite:
         backend: str = "FAST_COMPILE",
         adaptive: bool = False,
         seed: int = 1,
+        unit: Any = None,
+        max_rows: int | None = None,
     ) -> None:
-        self.record = build_record_model(model)
+        self.record = build_record_model(model, unit=unit, max_rows_per_unit=max_rows)
         self.approx = FAMILIES[family](self.record, random_seed=1)
         self.mechanism = mechanism(sampler, gradient, noise_multiplier, adaptive)
         self.rng = np.random.default_rng(seed)
@@ -140,7 +142,9 @@ class Suite:
         return check_noise(self.probe, self.mechanism, self.streams, self.rng, n)
 
     def batches(self, n: int = 600) -> CheckResult:
-        return check_batches(self.mechanism, self.streams, self.rng, n)
+        units = self.record.units
+        by_unit = {"by_unit": units is not None, "max_rows": None if units is None else units.max_rows}
+        return check_batches(self.mechanism, self.streams, self.rng, n, **by_unit)
 
     def randomness(self) -> CheckResult:
         return check_randomness(self.mechanism, None)

@@ -48,7 +48,7 @@ from pymc_dpvi.graph.record_axis import describe_unit, find_record_arrays, find_
 from pymc_dpvi.graph.selections import refuse_masks
 from pymc_dpvi.graph.shape_constants import joined_numbers, shape_vectors, written_triangles
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
-from pymc_dpvi.graph.units import Units, dims_of_units, find_units, refuse_axes_over_units
+from pymc_dpvi.graph.units import Units, find_units, refuse_axes_over_units
 from pymc_dpvi.graph.unrolled_loops import is_long
 from pymc_dpvi.lowering import fast_compile
 
@@ -160,8 +160,7 @@ class RecordModel:
         """
         named = self.model.named_vars_to_dims
         declared = {d for v in self.public for d in named.get(v.name) or () if d is not None}
-        held = self.record_dims | dims_of_units(self.model, self.units)
-        return frozenset((global_dims(self.model) | declared) - held)
+        return frozenset((global_dims(self.model) | declared) - self.record_dims)
 
     def check_unchanged(self) -> None:
         """Raise if the model has changed since it was checked.
@@ -283,7 +282,10 @@ def build_record_model(
 
 
 def _lengths(record: RecordModel) -> list[Variable]:
-    """Return the lengths of the records' dims: the number of rows, or of persons."""
+    """Return the lengths of the dims that may run over rows or persons: their number.
+
+    Of persons, any dim may be that is not a free variable's or a declared array's. No length is compared.
+    """
     return [
         record.model.dim_lengths[d] for d in record.record_dims | dims_of_units(record.model, record.units)
     ]

@@ -27,7 +27,7 @@ from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
-__all__ = ["Units", "dims_of_units", "find_units", "refuse_axes_over_units"]
+__all__ = ["Units", "find_units", "refuse_axes_over_units"]
 
 _EXAMPLE = (
     "Type unit='person' for a pm.Data of the model with one id per row, or unit=ids for an array of them."
@@ -157,8 +157,8 @@ def _codes(ids: Any, words: str, num_rows: int, *, of_data: bool) -> np.ndarray:
     else:
         found = {"f": "floats", "b": "True and False", "M": "dates"}.get(array.dtype.kind, str(array.dtype))
         raise ArgumentError(
-            f"unit must have integers or strings as ids; found {found}. Type ids.astype(int) if they are "
-            "whole numbers, or ids.astype(str)."
+            f"unit must have integers or strings as ids; found {found}. Drop rows without "
+            "an id, and type ids.astype(int) if the others are whole numbers, or ids.astype(str)."
         )
     codes = np.asarray(codes, dtype=np.int64).ravel()
     if codes.max() < 1:
@@ -190,15 +190,6 @@ def _codes_of_objects(ids: np.ndarray) -> np.ndarray:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def dims_of_units(model: pm.Model, units: Units | None) -> frozenset[str]:
-    """Return the dims as long as there are persons, whose labels may be their ids."""
-    if units is None:
-        return frozenset()
-    return frozenset(
-        d for d, labels in model.coords.items() if labels is not None and len(labels) == len(units)
-    )
 
 
 def refuse_axes_over_units(model: pm.Model, units: Units | None) -> None:

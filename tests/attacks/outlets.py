@@ -123,6 +123,7 @@ def outlets_of(subject: Subject, model: pm.Model, backend: str) -> dict[str, Any
         **_SETTINGS,
         "record_dim": subject.record_dim,
         "public_data": subject.public_data,
+        "unit": subject.unit,
         "model": model,
     }
     left: dict[str, Any] = {}

@@ -42,7 +42,7 @@ class Subject:
         Builds the model on given columns; on its own if they are None.
     columns : callable
         The columns that are changed; None if they are the record arrays of the model.
-    record_dim, public_data : optional
+    record_dim, public_data, unit : optional
         As of `DPADVI`.
     float32 : bool
     """
@@ -53,6 +53,7 @@ class Subject:
     record_dim: str | None = None
     public_data: tuple[str, ...] = ()
     float32: bool = False
+    unit: str | None = None
 
     def flags(self) -> AbstractContextManager[None]:
         """Return the configuration under which all of it happens."""
@@ -60,7 +61,8 @@ class Subject:
 
     def split(self, model: pm.Model) -> RecordModel:
         """Take the model apart."""
-        return build_record_model(model, record_dim=self.record_dim, public_data=self.public_data)
+        given = {"record_dim": self.record_dim, "public_data": self.public_data, "unit": self.unit}
+        return build_record_model(model, **given)
 
     def arrays(self) -> tuple[list[np.ndarray], list[str]]:
         """Return the ordinary columns, and what they are called."""
@@ -123,6 +125,8 @@ def _writable(array: Any) -> np.ndarray:
 Columns = Callable[[], Data]
 COLUMNS: dict[str, tuple[Callable[[Data], pm.Model], Columns]] = {}
 GRID = 19
+#: Those of them whose records are persons with several rows.
+BY_PERSON = ("visits", "look_ups_at_visits")
 
 
 def on_columns(columns: Columns) -> Callable[[Callable[[Data], pm.Model]], Callable[[Data], pm.Model]]:
@@ -187,6 +191,35 @@ def integers_throughout(data: Data) -> pm.Model:
         eta = a[pm.Data("group", data["group"])] + b[0] * lag**2 + b[1] * pt.abs(lag) + b[2] * answer
         pm.Poisson("count", pt.exp(pt.clip(eta, -3, 3)), observed=data["count"])
         pm.Bernoulli("answered", logit_p=eta, observed=data["answer"])
+    return model
+
+
+def _whose(rows: int) -> np.ndarray:
+    """Return whose the rows of a `panel` are, also if the one that is changed has been taken away."""
+    who = np.arange(GRID) * 5 % 7
+    return who if rows == GRID else np.delete(who, PLACE)
+
+
+@on_columns(panel)
+def visits(data: Data) -> pm.Model:
+    """Several rows of a person, one of which is changed."""
+    with pm.Model(coords={"who": [f"person {i}" for i in range(7)]}) as model:
+        pm.Data("person", _whose(len(data["y"])))
+        b, s = pm.Normal("b", 0, 1, shape=2), pm.HalfNormal("s")
+        pm.Deterministic("total", b.sum() * model.dim_lengths["who"])
+        mean = b[0] + b[1] * pm.Data("time", data["time"])
+        pm.Normal("y", mean, s, observed=data["y"])
+    return model
+
+
+@on_columns(panel)
+def look_ups_at_visits(data: Data) -> pm.Model:
+    """Sparse gradients and counts, for persons."""
+    with pm.Model() as model:
+        pm.Data("person", _whose(len(data["y"])))
+        a, lag = pm.Normal("a", 0, 1, shape=3), pm.Normal("lag_effect", 0, 1, shape=6)
+        eta = a[pm.Data("group", data["group"])] + lag[pm.Data("lag", data["lag"])]
+        pm.Poisson("count", pt.exp(pt.clip(eta, -3, 3)), observed=data["count"])
     return model
 
 
@@ -364,7 +397,10 @@ def _of_the_zoo(entry: Entry) -> Subject:
 
 def _all() -> Mapping[str, Subject]:
     subjects = [_of_the_zoo(entry) for entry in ZOO.values()]
-    subjects += [Subject(f"columns: {n}", make, columns) for n, (make, columns) in COLUMNS.items()]
+    subjects += [
+        Subject(f"columns: {n}", make, columns, unit="person" if n in BY_PERSON else None)
+        for n, (make, columns) in COLUMNS.items()
+    ]
     subjects += [Subject(f"operation: {n}", partial(operation_model, n), operation_data) for n in OPERATIONS]
     return {subject.name: subject for subject in subjects}
 

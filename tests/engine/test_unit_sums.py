@@ -1,0 +1,174 @@
+"""Sums over persons: rows are added up first and clipped then, the same in every batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pymc_dpvi.engine import clipping
+from pymc_dpvi.engine.generated_code import write_add_units
+from pymc_dpvi.engine.unit_batches import in_rows
+from pymc_dpvi.graph.blocks import Form
+from pymc_dpvi.graph.units import Units
+from pymc_dpvi.mechanism.limits import SLACK
+from pymc_dpvi.mechanism.mechanism import Draws
+from pymc_dpvi.randomness.keystream import KeyStream
+
+SPACING = 2.0**-36
+SIZE = 7
+LAYOUT = (Form("dense"), Form("outer"), Form("products"), Form("sparse", SIZE), Form("sparse", SIZE, True))
+WIDTH = 3 + 2 * 3 + 2 * 2 + 2 * SIZE
+CLIP = 1.5
+
+
+def arrays_of(rng: np.random.Generator, n: int) -> list[np.ndarray]:
+    """Gradients of n rows in every form."""
+    distinct = np.array([rng.permutation(SIZE)[:2] for _ in range(n)]).reshape(n, 2)
+    return [
+        rng.normal(size=(n, 3)).astype("float32"),
+        rng.normal(size=(n, 2)),
+        rng.normal(size=(n, 3)),
+        rng.normal(size=(n, 4, 2)),
+        rng.normal(size=(n, 4, 2)),
+        rng.normal(size=(n, 3)),
+        rng.integers(0, SIZE, size=(n, 3)),
+        rng.normal(size=(n, 2)),
+        distinct,
+    ]
+
+
+def dense(arrays: list[np.ndarray]) -> np.ndarray:
+    """The same gradients written out, one row after the other."""
+    a, l2, r2, l3, r3, e, p, e2, p2 = arrays
+    rows = []
+    for i in range(len(a)):
+        sparse = np.zeros((2, SIZE))
+        for entries, places, out in ((e[i], p[i], sparse[0]), (e2[i], p2[i], sparse[1])):
+            for v, k in zip(entries, places, strict=True):
+                out[k] += v
+        products = sum(np.outer(x, y) for x, y in zip(l3[i], r3[i], strict=True))
+        rows.append(np.concatenate([a[i], np.outer(l2[i], r2[i]).ravel(), np.ravel(products), *sparse]))
+    return np.array(rows).reshape(len(a), WIDTH)
+
+
+def summed(
+    arrays: list[np.ndarray], units: Units, persons: Any, length: int = 1000, tally_weight: float = 0.0
+) -> np.ndarray:
+    """What is released of a batch of persons, in pieces of some number of rows."""
+    tallies = 2 if tally_weight else 0
+    noise = np.zeros(WIDTH + tallies, dtype=np.int64)
+    persons = np.asarray(persons, dtype=np.int64)
+    draws = in_rows(Draws(persons, np.array([0, persons.size]), noise[None]), units, KeyStream.from_os())
+    bound, k, *sums = clipping.start_of_sum(noise.size, CLIP, tally_weight, SPACING)
+    add, person = write_add_units(LAYOUT), np.zeros(WIDTH)
+    rows = draws.indices >> 1
+    for first in range(0, rows.size, length):
+        some = [a[rows[first : first + length]] for a in arrays]
+        add(*some, draws.indices, first, len(some[0]), bound, k, person, *sums)
+    assert not person.any()
+    return clipping.round_and_add(*sums, noise, SPACING)
+
+
+def clipped(gradient: np.ndarray) -> np.ndarray:
+    size = np.linalg.norm(gradient)
+    bound = CLIP * (1 - SLACK) - np.sqrt(WIDTH) * SPACING
+    return gradient * min(1.0, bound / size) if np.isfinite(size) else np.zeros_like(gradient)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 9))
+def test_sums_are_those_of_rows_written_out(seed: int, n_persons: int, length: int):
+    rng = np.random.default_rng(seed)
+    codes = rng.permutation(np.repeat(np.arange(n_persons), rng.integers(1, 12, size=n_persons)))
+    arrays = arrays_of(rng, codes.size)
+    units = Units.by_codes(codes, "the same id")
+    persons = rng.permutation(n_persons)[: rng.integers(1, n_persons + 1)]
+    rows = dense(arrays)
+    expected = sum(clipped(rows[codes == p].sum(axis=0)) for p in persons)
+    np.testing.assert_allclose(summed(arrays, units, persons, length), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_person_is_the_same_bit_by_bit_in_every_batch():
+    """Alone in pieces of any length; with others, up to the rounding of the sum to the lattice."""
+    rng = np.random.default_rng(3)
+    codes = rng.permutation(np.repeat(np.arange(40), rng.integers(1, 60, size=40)))
+    units, arrays = Units.by_codes(codes, "the same id"), arrays_of(rng, codes.size)
+    alone = summed(arrays, units, [11])
+    for length in (1, 7, 96):
+        np.testing.assert_array_equal(alone, summed(arrays, units, [11], length))
+    for others in ([3], [0, 39, 5], rng.permutation(np.delete(np.arange(40), 11))):
+        without = summed(arrays, units, others, 24)
+        together = summed(arrays, units, [*others, 11], 24)
+        assert np.abs(together - without - alone).max() <= SPACING
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_a_person_without_a_finite_sum_counts_as_zero(value: float):
+    rng = np.random.default_rng(4)
+    codes = np.repeat(np.arange(3), 5)
+    units, arrays = Units.by_codes(codes, "the same id"), arrays_of(rng, codes.size)
+    expected = summed(arrays, units, [0, 2])
+    arrays[1][7, 0] = value  # of person 1
+    np.testing.assert_array_equal(summed(arrays, units, [0, 1, 2]), expected)
+
+
+def test_a_position_outside_of_its_block_makes_the_person_zero():
+    rng = np.random.default_rng(5)
+    units, arrays = Units.by_codes(np.repeat(np.arange(3), 5), "the same id"), arrays_of(rng, 15)
+    expected = summed(arrays, units, [0, 2])
+    for wrong in (-1, SIZE, 2**62):
+        arrays[6][8, 1] = wrong
+        np.testing.assert_array_equal(summed(arrays, units, [0, 1, 2]), expected)
+
+
+def test_persons_are_counted_once_whatever_their_rows():
+    rng = np.random.default_rng(6)
+    codes = np.repeat(np.arange(5), [1, 500, 3, 7, 2])
+    units, arrays = Units.by_codes(codes, "the same id"), arrays_of(rng, codes.size)
+    released = summed(arrays, units, np.arange(5), tally_weight=0.5)
+    one = 0.5 * CLIP * (1 - SLACK)
+    assert released[-2:].sum() == pytest.approx(5 * one, rel=1e-9)
+
+
+def test_batches_of_rows_are_whole_persons():
+    rng = np.random.default_rng(7)
+    codes = rng.permutation(np.repeat(np.arange(9), rng.integers(1, 7, size=9)))
+    units = Units.by_codes(codes, "the same id")
+    persons, offsets = np.array([4, 1, 8, 0, 4], dtype=np.int64), np.array([0, 2, 2, 5])
+    draws = in_rows(Draws(persons, offsets, np.zeros((3, 1), np.int64)), units, KeyStream.from_os())
+    for t, own in enumerate(([4, 1], [], [8, 0, 4])):
+        marked = draws.indices[draws.offsets[t] : draws.offsets[t + 1]]
+        expected = [np.flatnonzero(codes == p) for p in own]
+        np.testing.assert_array_equal(marked >> 1, np.concatenate([[], *expected]))
+        ends = np.cumsum([len(e) for e in expected]) - 1
+        np.testing.assert_array_equal(np.flatnonzero(marked & 1), ends)
+
+
+def test_of_many_rows_a_uniform_subset_is_drawn_anew():
+    codes = np.repeat(np.arange(3), [2, 6, 3])
+    units = Units.by_codes(codes, "the same id", max_rows=3)
+    stream, steps = KeyStream.from_insecure_seed(1, "sampling"), 6000
+    persons = np.tile(np.arange(3), steps).astype(np.int64)
+    draws = in_rows(Draws(persons, np.arange(steps + 1) * 3, np.zeros((steps, 1), np.int64)), units, stream)
+    assert (np.diff(draws.offsets) == 2 + 3 + 3).all()
+    batches = (draws.indices >> 1).reshape(steps, 8)
+    assert (batches[:, :2] == [0, 1]).all() and (batches[:, 5:] == [8, 9, 10]).all()
+    own = batches[:, 2:5]
+    assert (np.diff(own, axis=1) > 0).all() and own.min() == 2 and own.max() == 7
+    subsets, counts = np.unique(own, axis=0, return_counts=True)
+    assert len(subsets) == 20  # of 3 rows of 6
+    assert np.sum((counts - steps / 20) ** 2 / (steps / 20)) < 60.0  # chi-squared of 19 degrees: 1 in 10⁶
+
+
+def test_arrays_of_another_width_are_refused():
+    rng = np.random.default_rng(8)
+    arrays, sums = arrays_of(rng, 2), clipping.start_of_sum(WIDTH + 1, CLIP, 0.0, SPACING)
+    with pytest.raises(ValueError, match="one noise entry per column"):
+        write_add_units(LAYOUT)(*arrays, np.array([0, 3]), 0, 2, *sums[:2], np.zeros(WIDTH), *sums[2:])
+    right = clipping.start_of_sum(WIDTH, CLIP, 0.0, SPACING)
+    with pytest.raises(ValueError, match="a row per record"):
+        write_add_units(LAYOUT)(*arrays, np.array([0, 3]), 0, 3, *right[:2], np.zeros(WIDTH), *right[2:])

@@ -1,0 +1,232 @@
+"""Bugs of a step whose records are persons with several rows, planted one by one: the suite must catch each.
+
+As `test_planted_bugs`, which has the bugs that both kinds of records can have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+from suite import CLIP, Suite, layers, look_ups, regression
+
+from pymc_dpvi.engine import loop, microbatch
+from pymc_dpvi.engine.unit_batches import in_rows
+from pymc_dpvi.engine.unit_sums import add_row, add_unit
+from pymc_dpvi.graph.units import Units
+from pymc_dpvi.mechanism.mechanism import Draws
+from pymc_dpvi.randomness.keystream import KeyStream
+
+IDS = np.random.default_rng(0).permutation(np.repeat(np.arange(9), [1, 1, 1, 2, 2, 3, 4, 4, 6]))
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+Add = Callable[..., None]
+
+
+def build(model: Callable[[], pm.Model] = regression, **kwargs: Any) -> Suite:
+    return Suite(model(), **{"unit": IDS, **kwargs})
+
+
+def sums(make: Callable[[Any], Add]) -> Plant:
+    """Put another sum over persons in place of the package's."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(microbatch, "write_add_units", make)
+
+    return plant
+
+
+def written_out(layout: Any, arrays: Any, count: int) -> np.ndarray:
+    """The rows of dense and outer blocks as one matrix, in order."""
+    rest, columns = iter(arrays), []
+    for form in layout:
+        assert form.kind in ("dense", "outer")
+        left = np.asarray(next(rest))[:count]
+        if form.kind == "outer":
+            right_ = np.asarray(next(rest))[:count]
+            left = (left[:, :, None] * right_[:, None, :]).reshape(count, left.shape[1] * right_.shape[1])
+        columns.append(left)
+    return np.concatenate(columns, axis=1)
+
+
+def over_rows(
+    layout: Any,
+    when: Callable[[int, np.ndarray], bool] = lambda i, marked: bool(marked[i] & 1),
+    skip: Callable[[int, np.ndarray], bool] = lambda i, marked: False,
+    end: Callable[[np.ndarray, int], float] = lambda person, rows: 0.0,
+) -> Add:
+    """As it should be, but for when a person ends, which rows are left out, and what is left of the sum."""
+
+    def add_units(*args: Any) -> None:
+        *arrays, marked, begin, count, bound, units, person, high, low, tally = args
+        matrix, rows = written_out(layout, arrays, count), 0
+        for i in range(count):
+            rows += 1
+            if not skip(begin + i, marked):
+                add_row(matrix, i, person, 0)
+            if when(begin + i, marked):
+                share = end(person, rows)
+                kept = share * np.where(np.isfinite(person), person, 0.0)
+                add_unit(person, bound, units, high, low, tally)
+                person[:] = kept
+                rows = 0
+
+    return add_units
+
+
+def right(layout: Any) -> Add:
+    return over_rows(layout)
+
+
+def clipped_by_row(layout: Any) -> Add:
+    return over_rows(layout, when=lambda i, marked: True)
+
+
+def each_row_clipped_and_added_up(layout: Any) -> Add:
+    """The sum of clipped rows is as long as there are rows."""
+
+    def add_units(*args: Any) -> None:
+        *arrays, _, _, count, _, _, _, high, _, _ = args
+        rows = written_out(layout, arrays, count)
+        with np.errstate(all="ignore"):
+            rows = np.where(np.isfinite(np.sum(rows**2, axis=1))[:, None], rows, 0.0)
+            sizes = np.linalg.norm(rows, axis=1, keepdims=True)
+            high += (rows * np.minimum(1.0, CLIP * 0.999 / np.where(sizes > 0, sizes, 1.0))).sum(axis=0)
+
+    return add_units
+
+
+def two_persons_taken_for_one(layout: Any) -> Add:
+    """As if their ids had collided: the mark between two neighbours in the batch is lost."""
+
+    def when(i: int, marked: np.ndarray) -> bool:
+        ends = np.count_nonzero(marked[: i + 1] & 1)
+        return bool(marked[i] & 1) and (ends % 2 == 0 or i == len(marked) - 1)
+
+    return over_rows(layout, when)
+
+
+def without_the_last_row(layout: Any) -> Add:
+    def skip(i: int, marked: np.ndarray) -> bool:
+        return bool(marked[i] & 1) and i > 0 and not marked[i - 1] & 1
+
+    return over_rows(layout, skip=skip)
+
+
+def divided_by_the_rows(layout: Any) -> Add:
+    """Means over the rows, where the model has a product."""
+
+    def end(person: np.ndarray, rows: int) -> float:
+        person /= rows
+        return 0.0
+
+    return over_rows(layout, end=end)
+
+
+def what_is_left_goes_on(layout: Any) -> Add:
+    """The sum of a person is not made zero after it was added."""
+    return over_rows(layout, end=lambda person, rows: 0.5)
+
+
+def batches(bug: Callable[[Draws, Units, KeyStream], Draws]) -> Plant:
+    """Turn batches of persons into batches of rows in another way, in the package's loop."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loop, "in_rows", bug)
+
+    return plant
+
+
+def rows_are_sampled(draws: Draws, units: Units, stream: KeyStream) -> Draws:
+    """The coins are thrown for rows: a person with many rows is there more often."""
+    n_steps, n = len(draws.offsets) - 1, len(units.rows)
+    rng = np.random.default_rng(int(stream.words(1)[0]))
+    share = draws.indices.size / (n_steps * len(units))
+    made = [2 * np.flatnonzero(rng.random(n) < share) + 1 for _ in range(n_steps)]
+    offsets = np.cumsum([0, *map(len, made)])
+    return dataclasses.replace(draws, indices=np.concatenate(made), offsets=offsets)
+
+
+def a_row_too_few(draws: Draws, units: Units, stream: KeyStream) -> Draws:
+    made = in_rows(draws, units, stream)
+    marked = made.indices.copy()
+    first = np.flatnonzero((marked & 1) == 0)[0]  # not the only row of its person
+    offsets = made.offsets - (made.offsets > first)
+    return dataclasses.replace(made, indices=np.delete(marked, first), offsets=offsets)
+
+
+def a_row_of_somebody_else(draws: Draws, units: Units, stream: KeyStream) -> Draws:
+    made = in_rows(draws, units, stream)
+    marked = made.indices.copy()
+    marked[3] = 2 * units.rows[-1] + (marked[3] & 1)
+    return dataclasses.replace(made, indices=marked)
+
+
+def more_rows_than_the_cap(draws: Draws, units: Units, stream: KeyStream) -> Draws:
+    return in_rows(draws, dataclasses.replace(units, max_rows=None), stream)
+
+
+SENSITIVITY: Any = Suite.sensitivity
+GRADIENT: Any = Suite.gradients
+BATCHES: Any = Suite.batches
+
+BUGS: dict[str, tuple[Plant, Any, dict[str, Any]]] = {
+    "rows are clipped, not persons": (sums(clipped_by_row), SENSITIVITY, {}),
+    "rows are clipped and then added up": (sums(each_row_clipped_and_added_up), SENSITIVITY, {}),
+    "two ids collide": (sums(two_persons_taken_for_one), SENSITIVITY, {}),
+    "the last row is lost": (sums(without_the_last_row), GRADIENT, {}),
+    "means of rows": (sums(divided_by_the_rows), GRADIENT, {"adaptive": True}),
+    "one person's sum goes into the next one's": (sums(what_is_left_goes_on), SENSITIVITY, {}),
+    "rows are counted, not persons": (sums(clipped_by_row), SENSITIVITY, {"adaptive": True}),
+    "rows are sampled, not persons": (batches(rows_are_sampled), BATCHES, {}),
+    "a row is missing": (batches(a_row_too_few), BATCHES, {}),
+    "a row is somebody else's": (batches(a_row_of_somebody_else), BATCHES, {}),
+    "the cap is not kept": (batches(more_rows_than_the_cap), BATCHES, {"max_rows": 3}),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch):
+    plant, check, setting = BUGS[bug]
+    plant(monkeypatch)
+    found = check(build(**setting))
+    assert not found.passed, str(found)
+    assert "raises" not in found.words
+
+
+@pytest.mark.parametrize("setting", [{}, {"adaptive": True}, {"max_rows": 3}], ids=str)
+def test_without_a_bug_the_same_checks_pass(setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    for stand_in in (None, right):
+        if stand_in is not None:
+            sums(stand_in)(monkeypatch)
+        suite = build(**setting)
+        for check in (SENSITIVITY, GRADIENT, BATCHES):
+            found = check(suite)
+            assert found.passed, str(found)
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "poisson, replace", "full batch", "full batch, replace"])
+@pytest.mark.parametrize(
+    "model", [regression, layers, pytest.param(look_ups, marks=pytest.mark.slow)], ids=lambda m: m.__name__
+)
+@pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
+def test_every_form_of_a_gradient_is_as_private_by_person(
+    model: Callable[[], pm.Model], sampler: str, backend: str
+):
+    suite = build(model, sampler=sampler, backend=backend, adaptive=True)
+    assert max(len(m) for m in suite.probe.members) == 500
+    for check in (
+        Suite.one_way_out,
+        SENSITIVITY,
+        GRADIENT,
+        Suite.lattice,
+        Suite.noise,
+        BATCHES,
+        Suite.attack,
+    ):
+        found = check(suite)
+        assert found.passed, str(found)
