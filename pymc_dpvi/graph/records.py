@@ -286,9 +286,10 @@ def _lengths(record: RecordModel) -> list[Variable]:
 
     Of persons, any dim may be that is not a free variable's or a declared array's. No length is compared.
     """
-    return [
-        record.model.dim_lengths[d] for d in record.record_dims | dims_of_units(record.model, record.units)
-    ]
+    model, dims = record.model, set(record.record_dims)
+    if record.units is not None:
+        dims |= model.dim_lengths.keys() - record.released_dims
+    return [model.dim_lengths[d] for d in dims]
 
 
 def _guarded(record: RecordModel) -> RecordModel:
