@@ -44,6 +44,7 @@ from pymc_dpvi.engine.loop import averages_from, iterate
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, UnsupportedModelError
+from pymc_dpvi.graph.local_rules import Quadrature
 from pymc_dpvi.graph.mismatch import explained
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
@@ -114,6 +115,9 @@ class DPADVI(Inference):  # type: ignore[misc]
     max_rows_per_unit : int, optional
         With `unit`: of a person with more rows, so many are drawn anew in every step. Without it, clipping
         alone bounds what a person with many rows does. The number is public.
+    guide : dict, optional
+        How variables with a value for each person, ``u[person]``, are integrated out: name of a variable to
+        `Quadrature`. By default by adaptive quadrature, and discrete ones by adding up all their values.
     record_dim : str, optional
         The dim that runs over rows; only needed if lengths are ambiguous.
     public_data : iterable of str
@@ -183,6 +187,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         budget: PrivacyBudget | None = None,
         unit: Any = None,
         max_rows_per_unit: int | None = None,
+        guide: Mapping[str, Quadrature] | None = None,
         record_dim: str | None = None,
         public_data: Iterable[str] = (),
         random_seed: int | None = None,
@@ -212,7 +217,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         model = pm.modelcontext(model)
         if not isinstance(model, pm.Model):
             raise ArgumentError(f"model must be a pymc.Model; found a {type(model).__name__}.")
-        asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit}
+        asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit, "guide": guide}
         self._record = explained(
             lambda: build_record_model(model, record_dim=record_dim, public_data=public_data, **asked), model
         )

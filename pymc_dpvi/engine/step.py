@@ -22,7 +22,7 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.backends import StepFailedError, reason_of
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.gradient_moments import GradientTrace
-from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
+from pymc_dpvi.engine.microbatch import LocalSum, MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
@@ -103,7 +103,7 @@ class PrivateStep:
         of_rows = graph.batch, graph.data, indices, rows_kwargs, record.units is not None
         new = in_microbatches([*updates.values(), *rows], *of_rows)
         for op in {v.owner.op for v in walk(new) if v.owner is not None}:
-            if isinstance(op, MicrobatchedSum):
+            if isinstance(op, MicrobatchedSum | LocalSum):
                 weakref.finalize(self, op.forget).atexit = False
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -39,7 +40,14 @@ from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.graph.blocks import Block
 from pymc_dpvi.graph.families import Family
-from pymc_dpvi.graph.gradients import Latents, aligned_gradients, informed, prior_gradients, vanilla_gradients
+from pymc_dpvi.graph.gradients import (
+    Latents,
+    aligned_gradients,
+    informed,
+    local_terms,
+    prior_gradients,
+    vanilla_gradients,
+)
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.mechanism.mechanism import Mechanism
@@ -93,7 +101,12 @@ class StepGraph:
         self.per_step = [self.indices, self.count, self.noise, self.base_draws, self.weight]
         self.is_whole = mechanism.sampler.name == "full_batch" and record.units is None
         self.data = record.data()
-        self.batch = [self._rows(d, row) for d, row in zip(self.data, record.rows, strict=True)]
+        rows = record.rows[: len(self.data)]
+        self.batch = [self._rows(d, row) for d, row in zip(self.data, rows, strict=True)]
+        # What is made for each row as it is needed (`local_sums`): local values, and whether a person begins.
+        self.batch += [
+            row.type.clone(shape=(None, *row.type.shape[1:]))() for row in record.rows[len(rows) :]
+        ]
 
         drawn: dict[Variable, Variable] = {family.symbolic_initial: self.base_draws}
         self.z, logq = graph_replace(
@@ -131,11 +144,15 @@ class StepGraph:
     def _noisy_sum(self, per_record: Sequence[Block]) -> TensorVariable:
         """Noisy sum of clipped gradients, shape ``(size,)``; sets an adaptive clip norm's `clip_updates`."""
         of_batch = self.noise, self.mechanism.l2_clip_norm, self.spacing, self.count
+        local: dict[str, Any] = {}
+        if self.record.local is not None:
+            terms = local_terms(self.record, self.batch, self.latents, self.z)
+            local = {"places": self.record.local.places, "terms": terms}
         if self.running_clip is None:
-            return private_sum(per_record, *of_batch)
+            return private_sum(per_record, *of_batch, **local)
         clip_scale = self.running_clip.scale
         scaled = [b.scaled(1.0 / clip_scale) for b in per_record]
-        released = private_sum(scaled, *of_batch, tally_weight=self.mechanism.tally_weight)
+        released = private_sum(scaled, *of_batch, tally_weight=self.mechanism.tally_weight, **local)
         self.clip_updates = self.running_clip.updates(released[self.size :], self.spacing, self.scale)
         return released[: self.size] * clip_scale
 

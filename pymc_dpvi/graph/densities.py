@@ -23,6 +23,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graph.local_latents import PRIOR, Locals
 from pymc_dpvi.graph.marginalised import is_marginal
 from pymc_dpvi.graph.model_checks import draws, record_potentials, refuse_draws, refuse_shape_alone
 from pymc_dpvi.graph.private_constants import says_nothing
@@ -56,16 +57,35 @@ class Likelihood:
 
 
 def rebuild_likelihood(
-    model: pm.Model, num_records: int, dims: frozenset[str], arrays: Sequence[Variable], *, rows: int
+    model: pm.Model,
+    num_records: int,
+    dims: frozenset[str],
+    arrays: Sequence[Variable],
+    *,
+    rows: int,
+    local: Locals | None = None,
 ) -> Likelihood:
-    """Remake the likelihood with `rows` records instead of `num_records`."""
+    """Remake the likelihood with `rows` records instead of `num_records`.
+
+    With `local` variables, each row has a person of its own; `model` is then the view of the global ones.
+    """
     placeholders = [
         # Not pt.tensor(name=...), which reads a name such as "1|g" or "a, b" as a signature.
         TensorType(a.type.dtype, shape=(rows, *array_shape(a)[1:]))(name=f"{a.name or 'records'}_row")
         for a in arrays
     ]
     # Free variables become placeholders too: PyMC must not try to derive densities through them.
-    free = {rv: rv.type(name=f"{rv.name}_value") for rv in model.free_RVs}
+    free: dict[Variable, Variable] = {rv: rv.type(name=f"{rv.name}_value") for rv in model.free_RVs}
+    by_person: dict[Variable, Variable] = {}
+    constrained: dict[Variable, Variable] = {}
+    if local is not None:
+        at, first = local.placeholders(rows)
+        own = {
+            rv: TensorType(rv.type.dtype, shape=(rows, *shape))(name=f"{rv.name}_value")
+            for rv, shape in zip(local.variables, local.shapes, strict=True)
+        }
+        by_person = local.tables({**free, **own}, rows)
+        constrained = dict(zip(own.values(), local.constrained(at), strict=True))
     lengths = {
         model.dim_lengths[d]: pt.constant(rows, dtype="int64")
         for d in dims
@@ -77,7 +97,7 @@ def rebuild_likelihood(
     values = [model.rvs_to_values[rv] for rv in observed]
     new, memo = resize_records(
         [*observed, *potentials, *values],
-        {**dict(zip(arrays, placeholders, strict=True)), **free, **lengths},
+        {**dict(zip(arrays, placeholders, strict=True)), **free, **lengths, **by_person},
         num_records=num_records,
         rows=rows,
         resize=observed,
@@ -90,12 +110,16 @@ def rebuild_likelihood(
             f"PyMC cannot derive the log-density of the observed variables {sorted(names.values())}. Use a "
             "distribution that has one, or pm.CustomDist(..., logp=...)."
         )
-    terms = in_values(model, derived, free)
+    terms = in_values(model, derived, free, constrained)
     # Outcomes that share a marginalised variable have one joint term; pymc_extras gives the others a zero.
     for k, rv in enumerate(observed):
         if is_marginal(rv.owner.op) and isinstance(terms[k], Constant) and terms[k].type.ndim == 0:
             terms[k] = pt.zeros((rows,))
     factors = dict(zip((v.name for v in (*observed, *potentials)), terms, strict=True))
+    if local is not None:
+        factors[PRIOR] = local.log_prior(at, first)
+        placeholders += [at, first]
+        derived = [*derived, factors[PRIOR], *constrained.values()]
     for name, term in factors.items():
         if draws(term):
             refuse_draws(name)
@@ -140,11 +164,17 @@ def _log_densities(
 
 
 def in_values(
-    model: pm.Model, graphs: Sequence[Variable], free: Mapping[Variable, Variable]
+    model: pm.Model,
+    graphs: Sequence[Variable],
+    free: Mapping[Variable, Variable],
+    local: Mapping[Variable, Variable] | None = None,
 ) -> list[TensorVariable]:
-    """Write graphs of the free variables' placeholders in the model's unconstrained values."""
+    """Write graphs of the free variables' placeholders in the model's unconstrained values.
+
+    `local` maps placeholders of local variables to what they are of their unconstrained ones.
+    """
     constrained = model.replace_rvs_by_values(list(model.free_RVs))
-    stand_ins = {free[rv]: c for rv, c in zip(model.free_RVs, constrained, strict=True)}
+    stand_ins = {free[rv]: c for rv, c in zip(model.free_RVs, constrained, strict=True)} | dict(local or {})
     # Then also in the sizes of random variables, which `resize_records` does not go through.
     return list(substituted(resize_records(graphs, stand_ins, num_records=-1, rows=-1)[0], stand_ins))
 

@@ -51,7 +51,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.graph.blocks import MOST_PRODUCTS, Form
 from pymc_dpvi.graph.traversal import walk
 
-__all__ = ["Use", "find_uses", "lift_uses"]
+__all__ = ["Use", "find_uses", "integer_indices", "lift_uses"]
 
 _INDEXING = ("AdvancedSubtensor", "AdvancedSubtensor1", "Subtensor")
 #: A look-up, or several products, must be shorter than the gradient by this factor.
@@ -88,12 +88,15 @@ def _integers(node: Apply) -> list[tuple[int, TensorVariable]]:
     """Return axes and indices of a node that looks up some axes by integers and takes the others whole."""
     if type(node.op).__name__ not in _INDEXING:
         return []
-    entries = enumerate(_entries(node) or ())
+    entries = enumerate(integer_indices(node) or ())
     return [(axis, pt.as_tensor_variable(e)) for axis, e in entries if e is not None]
 
 
-def _entries(node: Apply) -> list[Variable | None] | None:
-    """Return an integer index per axis, None where all of it is taken; None if there is anything else."""
+def integer_indices(node: Apply) -> list[Variable | None] | None:
+    """Return an integer index per axis, None where all of it is taken; None if there is anything else.
+
+    `node` is one that reads entries of an array.
+    """
     if type(node.op).__name__ == "AdvancedSubtensor1":
         return [node.inputs[1]]
     idx_list = getattr(node.op, "idx_list", None)

@@ -46,6 +46,7 @@ __all__ = [
     "aligned_gradients",
     "in_draws",
     "informed",
+    "local_terms",
     "prior_and_slope",
     "prior_gradients",
     "put",
@@ -163,6 +164,31 @@ def aligned_gradients(
             block = Block(left, right[0] if right else None, use.form)
             out.append(block.scaled(1.0 / np.sqrt(n_mc)) if n_mc > 1 else block)
     return out
+
+
+def local_terms(
+    record: RecordModel, batch: Sequence[TensorVariable], latents: Latents, z: TensorVariable
+) -> list[TensorVariable]:
+    """Return what integrates the local values of a batch of rows out (`engine.local_sums`).
+
+    Log-density of each row at its local values and the latent draw `z`, (1, D): (batch,); and by the d local values
+    of its person, the log-density again, its gradient, (batch, d), and its second derivatives, (batch, d, d).
+    """
+    assert record.local is not None
+    (logp,), draw = in_draws([record.row_logp], latents)
+    logp = _stable(logp)
+    local = record.rows[len(record.arrays)]
+    (slope,) = _gradient(logp, [local], record.factors)
+    size = record.local.size
+    curvature = [_gradient(slope[0, k], [local], record.factors)[0][0] for k in range(size)]
+    value = logp[None] if logp.type.ndim == 0 else logp
+    one = [_as_float(a) for a in (value, slope[0], pt.stack(curvature))]
+    rows = [b.type() for b in batch]
+    value, slope, curvature = put(
+        _over_batch(record, one, rows), [*draw, *rows], [*latents.split(z[0]), *batch]
+    )
+    value = value[:, 0]
+    return [value, value, slope, curvature]
 
 
 def _as_float(factor: TensorVariable) -> TensorVariable:

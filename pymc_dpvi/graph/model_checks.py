@@ -31,6 +31,7 @@ __all__ = [
     "hint_of_loops",
     "hint_of_orientation",
     "record_potentials",
+    "refuse_discrete",
     "refuse_draws",
     "refuse_shape_alone",
 ]
@@ -58,7 +59,7 @@ def _axes_over_records(model: pm.Model, var: Variable, num_records: int) -> list
 def check_before_records(model: pm.Model) -> None:
     """Refuse what can be seen before the record axis is known.
 
-    Missing values, discrete or no free variables, Minibatch, total_size, sparse or xtensor data,
+    Missing values, no free variables, Minibatch, total_size, sparse or xtensor data,
     distributions whose density is no formula.
     """
     if not model.free_RVs:
@@ -74,11 +75,6 @@ def check_before_records(model: pm.Model) -> None:
                 f"value per record ('{rv.name}'). Such latents cannot be released. Drop the records "
                 "with missing values (a rule that looks at one record at a time is fine), or model "
                 "missingness with an indicator column."
-            )
-        if rv.dtype in discrete_dtypes:
-            raise UnsupportedModelError(
-                f"The free variable '{rv.name}' is discrete ({rv.dtype}); variational inference needs "
-                "continuous ones. Marginalise it, for example with pm.Mixture."
             )
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
     for var in walk([*roots, *model.potentials], into_size=True):
@@ -119,6 +115,16 @@ def check_before_records(model: pm.Model) -> None:
             raise UnsupportedModelError(
                 f"The observed variable '{rv.name}' has total_size. DPADVI draws its own batches, and "
                 "only those are accounted for: give the model the full data and drop total_size."
+            )
+
+
+def refuse_discrete(model: pm.Model) -> None:
+    """Raise for a discrete free variable that is not local (`local_latents`)."""
+    for rv in model.free_RVs:
+        if rv.dtype in discrete_dtypes:
+            raise UnsupportedModelError(
+                f"The free variable '{rv.name}' is discrete ({rv.dtype}); variational inference needs "
+                "continuous ones. Marginalise it, for example with pm.Mixture."
             )
 
 

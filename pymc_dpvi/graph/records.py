@@ -33,6 +33,7 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph.densities import initial_points, log_prior, rebuild_likelihood, unevaluated
 from pymc_dpvi.graph.guards import guard_records
+from pymc_dpvi.graph.local_latents import PRIOR, Locals, split_local
 from pymc_dpvi.graph.model_checks import (
     array_name,
     check_against_records,
@@ -40,6 +41,7 @@ from pymc_dpvi.graph.model_checks import (
     check_orientation,
     global_dims,
     record_potentials,
+    refuse_discrete,
 )
 from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
 from pymc_dpvi.graph.private_constants import is_opaque_value, opaque_part, refuse_private_constants
@@ -63,7 +65,9 @@ class RecordModel:
     num_records: int = field(repr=False)  # N, of rows; no part of any release
     record_dims: frozenset[str]  # dims that run over records: they and their coords are never released
     arrays: tuple[Variable, ...] = field(repr=False)  # of the model, of leading length N
-    rows: tuple[TensorVariable, ...]  # their one-row placeholders, shape (1, ...)
+    rows: tuple[
+        TensorVariable, ...
+    ]  # their one-row placeholders, (1, ...), and those of `local`, if there is it
     value_vars: tuple[TensorVariable, ...]  # unconstrained values of the free variables: the inputs z
     factors: dict[str, TensorVariable]  # log-density of the row by observed variable or Potential, (1, ...)
     prior_logp: TensorVariable  # scalar: log prior plus Jacobians plus data-free Potentials
@@ -72,11 +76,19 @@ class RecordModel:
     unit: str  # what a record is, in words
     in_range: tuple[TensorVariable, ...] = ()  # conditions: indices from public arrays are in range
     units: Units | None = None  # the rows of each person; None if a record is a row
+    local: Locals | None = (
+        None  # variables with a value for each person; `model` is then the view of the others
+    )
 
     @property
     def num_units(self) -> int:
         """How many records there are: persons or rows. For sampling batches, and no part of any release."""
         return self.num_records if self.units is None else len(self.units)
+
+    @property
+    def whole_model(self) -> pm.Model:
+        """The user's model, with local variables if there are some."""
+        return self.model if self.local is None else self.local.model
 
     @property
     def row_logp(self) -> TensorVariable:
@@ -146,6 +158,7 @@ class RecordModel:
     def _holds_data(self, var: Variable) -> bool:
         """Whether `var` holds records, is their number, or hides what it holds (`opaque_part`)."""
         held = {*self.arrays, *self.model.observed_RVs, *_lengths(self)}
+        held.update(() if self.local is None else self.local.variables)
         if var in held:
             return True
         if var.owner is not None:
@@ -171,12 +184,15 @@ class RecordModel:
         model = self.model
         terms = [*model.observed_RVs, *record_potentials(model, self.arrays)]
         values = tuple(model.rvs_to_values[v] for v in model.free_RVs)
-        if values != self.value_vars or self.factors.keys() != {v.name for v in terms}:
+        names = {v.name for v in terms} | (set() if self.local is None else {PRIOR})
+        whole = self.whole_model
+        others = len(whole.free_RVs) - len(values) - (0 if self.local is None else len(self.local.variables))
+        if values != self.value_vars or self.factors.keys() != names or others:
             raise UnsupportedModelError(
                 "The model has other variables now than when the method was made, so the checks of the model "
                 "hold no longer. Make a new DPADVI."
             )
-        for array, row in zip(self.arrays, self.rows, strict=True):
+        for array, row in zip(self.arrays, self.rows[: len(self.arrays)], strict=True):
             if array_shape(array) != (self.num_records, *row.type.shape[1:]):
                 raise UnsupportedModelError(
                     f"{array_name(self.model, array)} has another shape now than when the method was made "
@@ -214,12 +230,13 @@ def build_record_model(
     public_data: Iterable[str | Variable] = (),
     unit: Any = None,
     max_rows_per_unit: int | None = None,
+    guide: Any = None,
 ) -> RecordModel:
     """Split a PyMC model into one record's log-density and a data-free prior, or refuse it.
 
     `record_dim` names the dim that runs over rows, needed only where lengths are ambiguous; `public_data`
     names ``pm.Data`` that are known to everybody and belong to no record; `unit` and `max_rows_per_unit`
-    say whose the rows are (`units`).
+    say whose the rows are (`units`), and `guide` how local variables are integrated out (`local_rules`).
 
     Each check relies on those before it. None looks at the value of a record, with one exception: whether a
     constant array in the model is as regular as a grid is judged by its entries (docs/limitations.md, 1).
@@ -236,9 +253,12 @@ def build_record_model(
     refuse_masks(model, public)
     # 4. The observed variables share one leading axis: a record is one row along it.
     num_records, observed_dims = find_record_axis(model, record_dim)
-    #    Or all rows of one person: then no variable has a value for each person.
+    #    Or all rows of one person: then a variable with a value for each person is local, and integrated out.
     units = find_units(model, unit, max_rows_per_unit, num_records, public)
-    refuse_axes_over_units(model, units)
+    local = split_local(model, units, guide)
+    model = model if local is None else local.view()
+    refuse_discrete(model)
+    refuse_axes_over_units(model, units, local is not None)
     # 5. The arrays that run along it. An array that is not found here must pass 10.
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
     # 6. No latent value per record, no prior or start from records, no draw or Potential for all records
@@ -250,7 +270,7 @@ def build_record_model(
     # 8. No array has its records in columns: it would stay whole when the others become one row.
     check_orientation(model, num_records, arrays, public)
     # 9. The likelihood can be written for one record, and its density follows from numbers, not from draws.
-    one = rebuild_likelihood(model, num_records, dims, arrays, rows=1)
+    one = rebuild_likelihood(model, num_records, dims, arrays, rows=1, local=local)
     prior = log_prior(model, arrays)
     start = initial_points(model)
     record = RecordModel(
@@ -266,6 +286,7 @@ def build_record_model(
         public=frozenset(public),
         unit=describe_unit(model, observed_dims, units),
         units=units,
+        local=local,
     )
     # 10. Nothing in these graphs holds other records, or numbers of theirs: the proof that a record enters
     #     its own term alone.

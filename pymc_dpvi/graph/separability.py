@@ -206,7 +206,8 @@ def _paired(small: Variable, large: Variable) -> dict[Variable, Variable]:
 
 
 def _likelihood(record: RecordModel, rows: int) -> Likelihood:
-    return rebuild_likelihood(record.model, record.num_records, record.record_dims, record.arrays, rows=rows)
+    own = record.model, record.num_records, record.record_dims, record.arrays
+    return rebuild_likelihood(*own, rows=rows, local=record.local)
 
 
 def _over_rows(

@@ -192,8 +192,11 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def refuse_axes_over_units(model: pm.Model, units: Units | None) -> None:
-    """Raise if a free variable has a value for each person, or the likelihood reads the ids."""
+def refuse_axes_over_units(model: pm.Model, units: Units | None, is_local: bool) -> None:
+    """Raise if a global variable has a value for each person, or the likelihood reads the ids otherwise.
+
+    `is_local` says that local variables are looked up by them (`local_latents`).
+    """
     if units is None:
         return
     shapes = model.eval_rv_shapes()
@@ -208,7 +211,7 @@ def refuse_axes_over_units(model: pm.Model, units: Units | None) -> None:
                     f"The free variable '{rv.name}' has an axis (axis {axis}) as long as there are persons, "
                     f"by unit=. {advice} If the length is the same by chance, give the axis one entry more."
                 )
-    if units.source is None:
+    if units.source is None or is_local:
         return
     for term in [*model.observed_RVs, *model.potentials]:
         if units.source in walk([term, model.rvs_to_values.get(term, term)], stop=model.free_RVs):

@@ -1,0 +1,303 @@
+r"""Clipped sums over persons whose local values are integrated out: `unit_sums` with latent values of a person.
+
+The share of person p is the clipped gradient of :math:`\log\int e^{\ell_p(u)}du` by the rule of `local_rules`,
+
+.. math:: g_p = \sum_k \omega_k \sum_{r \in R_p} \nabla_z \ell_r(u_k), \qquad
+          \omega_k \propto w_k \exp\Big(\sum_{r \in R_p} \ell_r(u_k)\Big) ,
+
+where the prior of u counts as a part of the person's first row. Three passes over the rows of a batch:
+
+1. *Mode* (if the places are adaptive). Newton's method from u = 0 for all persons at once, each with a step that is
+   halved until the density grows. A person is left alone once a step is short beside the width of the posterior.
+2. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives at the mode.
+3. *Gradients* of each row at each place: a row is fetched as often as there are places.
+
+Every number of a person follows from the rows of that person and from public values, in a fixed order of additions.
+So a share is the same in every batch, and the proof is the one of `unit_sums`: whatever a share is, it is clipped.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from pymc_dpvi.engine.unit_sums import add_unit
+
+__all__ = [
+    "LONGEST_SEARCH",
+    "add_derivatives",
+    "add_place",
+    "begin_search",
+    "first_rows",
+    "move",
+    "of_open",
+    "pairs_of",
+    "place_nodes",
+    "rows_of_search",
+    "starts_of",
+]
+
+#: Most evaluations in the search of a mode.
+LONGEST_SEARCH = 40
+#: A search ends if its next step is shorter than this, in standard deviations.
+_SHORT = 0.02
+
+_kernel = numba.njit(cache=True, fastmath=False)
+
+
+@_kernel
+def starts_of(marked: np.ndarray, count: int) -> np.ndarray:  # pragma: no cover
+    """Return where in the batch each person begins, and where the last one ends: (persons + 1,)."""
+    persons = 0
+    for i in range(count):
+        persons += marked[i] & 1
+    out = np.zeros(persons + 1, np.int64)
+    p = 0
+    for i in range(count):
+        if marked[i] & 1:
+            p += 1
+            out[p] = i + 1
+    return out
+
+
+@_kernel
+def first_rows(starts: np.ndarray) -> np.ndarray:  # pragma: no cover
+    """Return 1 for each person's first row, 0 for the others: (rows,)."""
+    out = np.zeros(starts[-1])
+    for p in range(starts.size - 1):
+        out[starts[p]] = 1.0
+    return out
+
+
+@_kernel
+def begin_search(persons: int, size: int) -> tuple[np.ndarray, ...]:  # pragma: no cover
+    """Return the state of the searches.
+
+    They are: the points to evaluate, the best points, the steps from these, (persons, size); the best log-densities
+    and the numbers of evaluations left, (persons,); minus the second derivatives at the best points, (persons,
+    size, size), the identity to begin with.
+    """
+    curvature = np.zeros((persons, size, size))
+    for p in range(persons):
+        for j in range(size):
+            curvature[p, j, j] = 1.0
+    return (
+        np.zeros((persons, size)),
+        np.zeros((persons, size)),
+        np.zeros((persons, size)),
+        np.full(persons, -np.inf),
+        np.full(persons, LONGEST_SEARCH),
+        curvature,
+    )
+
+
+@_kernel
+def of_open(starts: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # pragma: no cover
+    """Return the places in the batch of the rows of persons whose search goes on, and whose they are."""
+    rows = 0
+    for p in range(left.size):
+        if left[p] > 0:
+            rows += starts[p + 1] - starts[p]
+    places, whose = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    k = 0
+    for p in range(left.size):
+        if left[p] > 0:
+            for i in range(starts[p], starts[p + 1]):
+                places[k], whose[k] = i, p
+                k += 1
+    return places, whose
+
+
+@_kernel
+def rows_of_search(
+    rows: np.ndarray,
+    begins: np.ndarray,
+    places: np.ndarray,
+    whose: np.ndarray,
+    at: np.ndarray,
+    first: int,
+    length: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover
+    """Return the rows of a microbatch of the search, their local values, and whether a person begins there.
+
+    Copies of the last row fill it up; without any row, it is the first of the data, at zero.
+    """
+    window, begin = np.zeros(length, np.int64), np.zeros(length)
+    local = np.zeros((length, at.shape[1]))
+    for j in range(length if places.size else 0):
+        t = min(first + j, places.size - 1)
+        window[j], begin[j] = rows[places[t]], begins[places[t]]
+        for k in range(at.shape[1]):
+            local[j, k] = at[whose[t], k]
+    return window, local, begin
+
+
+@_kernel
+def pairs_of(
+    rows: np.ndarray, begins: np.ndarray, whose: np.ndarray, nodes: np.ndarray, first: int, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover
+    """Return the same for a microbatch of pairs of a row and a place, row by row."""
+    window, begin = np.zeros(length, np.int64), np.zeros(length)
+    local = np.zeros((length, nodes.shape[2]))
+    total = whose.size * nodes.shape[1]
+    for j in range(length if total else 0):
+        t = min(first + j, total - 1)
+        i, place = t // nodes.shape[1], t % nodes.shape[1]
+        window[j], begin[j] = rows[i], begins[i]
+        for k in range(nodes.shape[2]):
+            local[j, k] = nodes[whose[i], place, k]
+    return window, local, begin
+
+
+@_kernel
+def add_derivatives(
+    value: np.ndarray,
+    slope: np.ndarray,
+    curvature: np.ndarray,
+    whose: np.ndarray,
+    first: int,
+    count: int,
+    values: np.ndarray,
+    slopes: np.ndarray,
+    curvatures: np.ndarray,
+) -> None:  # pragma: no cover
+    """Add rows' log-densities and derivatives to those of their persons."""
+    for i in range(count):
+        p = whose[first + i]
+        values[p] += np.float64(value[i])
+        for j in range(slope.shape[1]):
+            slopes[p, j] += np.float64(slope[i, j])
+            for k in range(slope.shape[1]):
+                curvatures[p, j, k] -= np.float64(curvature[i, j, k])
+
+
+@_kernel
+def _triangle(matrix: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover
+    """Cholesky's factor; a pivot that is not positive is replaced, so that there always is one."""
+    size = matrix.shape[0]
+    for j in range(size):
+        for i in range(j, size):
+            total = matrix[i, j]
+            for k in range(j):
+                total -= out[i, k] * out[j, k]
+            if i == j:
+                if not (total > 1e-10 * (1e-10 + abs(matrix[j, j]))):  # also NaN
+                    total = abs(matrix[j, j])
+                    if not (1e-8 < total < np.inf):
+                        total = 1.0
+                out[j, j] = np.sqrt(total)
+            else:
+                out[i, j] = total / out[j, j]
+
+
+@_kernel
+def move(
+    values: np.ndarray,
+    slopes: np.ndarray,
+    curvatures: np.ndarray,
+    at: np.ndarray,
+    best: np.ndarray,
+    step: np.ndarray,
+    best_value: np.ndarray,
+    left: np.ndarray,
+    best_curvature: np.ndarray,
+) -> None:  # pragma: no cover
+    """Move each open search on by one evaluation: a Newton step if the density grew, else half of the last."""
+    size = at.shape[1]
+    lower, half = np.zeros((size, size)), np.zeros(size)
+    for p in range(left.size):
+        if left[p] <= 0:
+            continue
+        left[p] -= 1
+        length = 0.0
+        if values[p] > best_value[p]:
+            best_value[p] = values[p]
+            _triangle(curvatures[p], lower)
+            for j in range(size):  # lower @ half = slope
+                total = slopes[p, j]
+                for k in range(j):
+                    total -= lower[j, k] * half[k]
+                half[j] = total / lower[j, j]
+                length += half[j] * half[j]
+            for j in range(size - 1, -1, -1):  # lower.T @ step = half
+                total = half[j]
+                for k in range(j + 1, size):
+                    total -= lower[k, j] * step[p, k]
+                step[p, j] = total / lower[j, j]
+            for j in range(size):
+                best[p, j] = at[p, j]
+                for k in range(size):
+                    best_curvature[p, j, k] = curvatures[p, j, k]
+        else:
+            for j in range(size):
+                step[p, j] *= 0.5
+                for k in range(size):
+                    length += step[p, j] * best_curvature[p, j, k] * step[p, k]
+        if not (length > _SHORT * _SHORT):  # also NaN
+            left[p] = 0
+        for j in range(size):
+            at[p, j] = best[p, j] + step[p, j]
+
+
+@_kernel
+def place_nodes(
+    best: np.ndarray, curvature: np.ndarray, nodes: np.ndarray, adaptive: bool
+) -> np.ndarray:  # pragma: no cover
+    """Return where each person's integrand is evaluated: (persons, K, size)."""
+    persons, size = best.shape
+    out = np.empty((persons, nodes.shape[0], size))
+    lower, x = np.zeros((size, size)), np.zeros(size)
+    for p in range(persons):
+        if adaptive:
+            _triangle(curvature[p], lower)
+        for n in range(nodes.shape[0]):
+            if adaptive:
+                for j in range(size - 1, -1, -1):  # lower.T @ x = node
+                    total = nodes[n, j]
+                    for k in range(j + 1, size):
+                        total -= lower[k, j] * x[k]
+                    x[j] = total / lower[j, j]
+                    out[p, n, j] = best[p, j] + x[j]
+            else:
+                for j in range(size):
+                    out[p, n, j] = nodes[n, j]
+    return out
+
+
+@_kernel
+def add_place(
+    value: float,
+    place: int,
+    last: bool,
+    logs: np.ndarray,
+    log_weights: np.ndarray,
+    sums: np.ndarray,
+    share: np.ndarray,
+    bound: float,
+    units: int,
+    high: np.ndarray,
+    low: np.ndarray,
+    tally: np.ndarray,
+) -> None:  # pragma: no cover
+    """Add a row's log-density at a place; after a person's last one, weigh the sums of gradients and add them.
+
+    `logs` and `log_weights` are (K,), `sums` the gradients at all places end to end, (K * D,).
+    """
+    logs[place] += value
+    if not last:
+        return
+    top = -np.inf
+    for k in range(logs.size):
+        top = max(top, logs[k] + log_weights[k])
+    total = 0.0
+    for k in range(logs.size):
+        logs[k] = np.exp(logs[k] + log_weights[k] - top)
+        total += logs[k]
+    for k in range(logs.size):
+        weight = logs[k] / total if top > -np.inf else 0.0
+        for j in range(share.size):
+            if weight != 0.0:
+                share[j] += weight * sums[k * share.size + j]
+            sums[k * share.size + j] = 0.0
+        logs[k] = 0.0
+    add_unit(share, bound, units, high, low, tally)

@@ -1,0 +1,305 @@
+r"""Latent values of a person: which variables are local, and one person's density of them.
+
+A free variable is *local* if the likelihood takes its entries by person, ``u[person]``, where ``person`` is the
+``pm.Data`` of ``unit=``. It is never released. A person's term is
+
+.. math:: \log \int \prod_{r \in R_p} p(x_r \mid u, z)\; p(u \mid z)\, du ,
+
+a function of the rows of one person and of z, so that the sensitivity of the mechanism rests on the same proof.
+
+*One row.* Where the model looks something up by person, what it looks up, such as ``mu + sigma * u``, is rebuilt for
+as many persons as rows, each row with a person of its own. So in the graph of one row the person's values are a
+row of one more record array, ``local``; whether the row is a person's first is another one, ``first``, so that
+:math:`\log p(u \mid z)` can be the first row's. `engine.local_sums` makes both.
+
+*The view.* All other modules see a model of the global variables alone (`Locals.view`): to them local ones are not
+free, and whatever depends on one is private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.basic import Constant, Variable
+from pytensor.scalar.basic import Cast
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.type import TensorType, discrete_dtypes
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graph.factoring import integer_indices
+from pymc_dpvi.graph.local_rules import Places, enumeration, quadrature, rules_of
+from pymc_dpvi.graph.rebuild import resize_records
+from pymc_dpvi.graph.traversal import array_value, depends_on, is_array, walk
+from pymc_dpvi.graph.units import Units
+
+__all__ = ["PRIOR", "Locals", "split_local"]
+
+_LOOKING_UP = ("AdvancedSubtensor", "AdvancedSubtensor1")
+#: Name of the term of the local variables' prior.
+PRIOR = "prior of local variables"
+
+
+@dataclass(frozen=True)
+class Locals:
+    """The local variables of a model.
+
+    `look_ups` maps what is taken by person to its table and the other indices; `length` is that of all tables.
+    """
+
+    model: pm.Model  # the user's
+    variables: tuple[TensorVariable, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of one person's value
+    look_ups: Mapping[Variable, tuple[Variable, tuple[Any, ...]]]
+    length: int
+    places: Places
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the variables, as the user wrote them."""
+        return tuple(str(v.name) for v in self.variables)
+
+    @property
+    def size(self) -> int:
+        """Number of unconstrained values of a person."""
+        return sum(int(np.prod(s, dtype=int)) for s in self.shapes)
+
+    def view(self) -> pm.Model:
+        """Return the model with the global variables alone; it shares everything else with the user's."""
+        view = object.__new__(type(self.model))
+        view.__dict__.update(self.model.__dict__)
+        view.free_RVs = [rv for rv in self.model.free_RVs if rv not in self.variables]
+        return view
+
+    def placeholders(self, rows: int) -> tuple[TensorVariable, TensorVariable]:
+        """Return placeholders for the persons' unconstrained values, (rows, size), and for `first`, (rows,)."""
+        kinds = ("local", (rows, self.size)), ("first", (rows,))
+        local, first = (TensorType(pytensor.config.floatX, shape=shape)(name=name) for name, shape in kinds)
+        return local, first
+
+    def values(self, local: TensorVariable) -> dict[Variable, Variable]:
+        """Cut persons' values, (rows, size), into those of the variables' value variables."""
+        rows, at, out = local.type.shape[0], 0, {}
+        for rv, shape in zip(self.variables, self.shapes, strict=True):
+            value = self.model.rvs_to_values[rv]
+            size = int(np.prod(shape, dtype=int))
+            part = local[:, at : at + size].reshape((rows, *shape))
+            out[value] = (pt.round(part) if rv.dtype in discrete_dtypes else part).astype(value.type.dtype)
+            at += size
+        return out
+
+    def rebuilt(
+        self, graphs: Sequence[Variable], replacements: Mapping[Variable, Variable], rows: int
+    ) -> list[Any]:
+        """Rebuild graphs over persons for some number of them, one for each row."""
+        named = self.model.named_vars_to_dims
+        dims = {(named.get(v.name) or (None,))[0] for v in self.variables} - {None}
+        lengths = {
+            v: pt.constant(rows, dtype="int64")
+            for v in (self.model.dim_lengths.get(d) for d in dims)
+            if isinstance(v, Variable)
+        }
+        new, _ = resize_records(
+            list(graphs),
+            {**replacements, **lengths},
+            num_records=self.length,
+            rows=rows,
+            resize=self.variables,
+        )
+        return new
+
+    def tables(self, stand_ins: Mapping[Variable, Variable], rows: int) -> dict[Variable, Variable]:
+        """Return what stands in for each look-up by person, given stand-ins of the variables, (rows, ...)."""
+        bases = self.rebuilt([base for base, _ in self.look_ups.values()], stand_ins, rows)
+        return {
+            out: base[(slice(None), *rest)] if rest else base
+            for (out, (_, rest)), base in zip(self.look_ups.items(), bases, strict=True)
+        }
+
+    def constrained(self, local: TensorVariable) -> list[Any]:
+        """Return the persons' values of each variable in its own space, (rows, ...)."""
+        own = self.model.replace_rvs_by_values(list(self.variables))
+        return self.rebuilt(own, self.values(local), int(local.type.shape[0]))  # type: ignore[arg-type]
+
+    def log_prior(self, local: TensorVariable, first: TensorVariable) -> TensorVariable:
+        """Return the log prior of the persons' values with Jacobians, (rows,), where `first` is one, else 0."""
+        rows = int(local.type.shape[0])  # type: ignore[arg-type]
+        terms = self.model.logp(vars=list(self.variables), sum=False, jacobian=True)
+        parts = []
+        for term in self.rebuilt(terms, self.values(local), rows):
+            part = term.sum(axis=tuple(range(1, term.type.ndim))) if term.type.ndim > 1 else term
+            parts.append(pt.broadcast_to(part, (rows,)) if part.type.ndim == 0 else part)
+        return pt.switch(pt.gt(first, 0.5), pt.add(*parts) if len(parts) > 1 else parts[0], 0.0)
+
+
+def split_local(model: pm.Model, units: Units | None, guide: Any) -> Locals | None:
+    """Find the local variables of a model; None if there are none."""
+    free = list(model.free_RVs)
+    everything = [str(rv.name) for rv in free]
+    found = {} if units is None or units.source is None else _look_ups(model, units.source)
+    if not found:
+        rules_of(guide, (), everything)
+        return None
+    shapes = model.eval_rv_shapes()
+    lengths = {_length(base, free, shapes) for base, _ in found.values()}
+    if len(lengths) > 1 or None in lengths:
+        raise UnsupportedModelError(
+            f"The likelihood takes entries by '{units.source.name}' from tables of different lengths"  # type: ignore[union-attr]
+            ", so it cannot be seen which of them have one entry for each person. Give all variables of persons one dim."
+        )
+    (length,) = lengths
+    behind = set(walk([base for base, _ in found.values()], stop=free))
+    local = [rv for rv in free if rv in behind and rv.type.ndim and shapes[rv.name][0] == length]
+    _refuse_couplings(model, local, units)  # type: ignore[arg-type]
+    if len(local) == len(free):
+        raise UnsupportedModelError(
+            f"All free variables ({', '.join(map(repr, everything))}) are local to a person, so nothing is left to "
+            "release. Give their prior parameters that are variables: a mean, and a spread."
+        )
+    own = tuple(tuple(int(n) for n in shapes[rv.name][1:]) for rv in local)
+    rules = rules_of(guide, [str(rv.name) for rv in local], everything)
+    size = sum(int(np.prod(s, dtype=int)) for s in own)
+    return Locals(model, tuple(local), own, found, int(length), _places(local, own, size, rules))  # type: ignore[arg-type]
+
+
+def _is_ids(index: Any, source: Variable) -> bool:
+    """Whether an index is the ids, or the ids as another type of integers."""
+    while isinstance(index, Variable) and index is not source and index.owner is not None:
+        op = index.owner.op
+        if not (isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast)):
+            return False
+        index = index.owner.inputs[0]
+    return index is source
+
+
+def _look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variable, tuple[Any, ...]]]:
+    """Map what the likelihood takes by person from free variables to its table and the other indices."""
+    terms = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs), *model.potentials]
+    found: dict[Variable, tuple[Variable, tuple[Any, ...]]] = {}
+    for var in walk(terms, stop=model.free_RVs):
+        node = var.owner
+        if (
+            node is None
+            or type(node.op).__name__ not in _LOOKING_UP
+            or not (entries := integer_indices(node))
+        ):
+            continue
+        if not _is_ids(entries[0], source) or not depends_on([node.inputs[0]], model.free_RVs):
+            continue
+        rest = entries[1:]
+        if not all(e is None or (isinstance(e, Constant) and e.data.ndim == 0) for e in rest):
+            raise UnsupportedModelError(
+                f"The likelihood takes entries by '{source.name}' and by another index together. Take a person's values "
+                f"first, u[{source.name}], and of them what belongs to the row."
+            )
+        found[var] = (node.inputs[0], tuple(slice(None) if e is None else int(e.data) for e in rest))
+    return found
+
+
+def _length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, Any]) -> int | None:
+    """Return how many entries a table has; None if it cannot be seen."""
+    static = base.type.shape[0]  # type: ignore[attr-defined]
+    if static is not None and static > 1:
+        return int(static)
+    found = {
+        int(shapes[v.name][0]) for v in walk([base], stop=free) if v in set(free) and len(shapes[v.name]) > 0
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _refuse_couplings(model: pm.Model, local: Sequence[TensorVariable], units: Units) -> None:
+    """Raise if the prior ties persons to each other, to the data, or to what is released."""
+    names = ", ".join(f"'{rv.name}'" for rv in local)
+    for rv in local:
+        if rv.type.ndim - rv.owner.op.ndim_supp == 0:
+            raise NotSeparableError(
+                f"The prior of '{rv.name}' is one draw for all persons, so that they depend on each other. Give each "
+                f"person a value that is independent of the others' given the parameters, such as pm.Normal('{rv.name}', "
+                "0, sigma, dims=...)."
+            )
+        held = [
+            v for v in walk([rv], stop=[v for v in model.free_RVs if v is not rv]) if _is_of_data(model, v)
+        ]
+        if held:
+            raise UnsupportedModelError(
+                f"The prior of '{rv.name}' depends on data ('{held[0].name}'). What is known of a person belongs into "
+                "the mean of the rows: write b * x + u[person]."
+            )
+    for rv in model.free_RVs:
+        if rv not in local and depends_on([rv], local):
+            raise NotSeparableError(
+                f"The prior of '{rv.name}' depends on {names}, which are local to persons: it would tie them together."
+            )
+    observed = [*model.observed_RVs, units.source]
+    for pot in model.potentials:
+        if pot.name == PRIOR or (
+            depends_on([pot], local) and not depends_on([pot], observed, stop=model.free_RVs)
+        ):
+            raise NotSeparableError(
+                f"The Potential '{pot.name}' depends on {names} of all persons together, and not by rows. Write it "
+                "into the prior of each person's value."
+            )
+
+
+def _is_of_data(model: pm.Model, var: Variable) -> bool:
+    return (
+        var in model.data_vars
+        or var in model.observed_RVs
+        or (
+            is_array(var)
+            and array_value(var).ndim > 0
+            and var.name is not None
+            and var in model.named_vars.values()
+        )
+    )
+
+
+def _places(
+    local: Sequence[TensorVariable], shapes: Sequence[tuple[int, ...]], size: int, rules: Mapping[str, Any]
+) -> Places:
+    """Return where a person's integrand is evaluated."""
+    discrete = [rv.dtype in discrete_dtypes for rv in local]
+    if not any(discrete):
+        nodes = {rule.nodes for rule in rules.values()}
+        if len(nodes) > 1:
+            raise ArgumentError(
+                "guide has rules with different numbers of nodes; a person's values are integrated together. Name one."
+            )
+        return quadrature(size, nodes.pop() if nodes else None)
+    if not all(discrete):
+        raise UnsupportedModelError(
+            "A person has discrete and continuous local values "
+            f"({', '.join(repr(str(rv.name)) for rv in local)}), which cannot be integrated together yet. Write the "
+            "sum over the discrete one into the likelihood (pm.Mixture)."
+        )
+    if rules:
+        raise ArgumentError(
+            f"guide[{next(iter(rules))!r}] is a rule for continuous values; all of a discrete one's are "
+            "added up. Leave it out."
+        )
+    values = [
+        np.arange(n) + low
+        for rv, shape in zip(local, shapes, strict=True)
+        for low, n in [_support(rv)]
+        for _ in range(int(np.prod(shape, dtype=int)))
+    ]
+    return enumeration(values)
+
+
+def _support(rv: TensorVariable) -> tuple[int, int]:
+    """Return the least value of a discrete variable, and how many it has."""
+    kind = type(rv.owner.op).__name__
+    params = rv.owner.op.dist_params(rv.owner)
+    if kind == "BernoulliRV":
+        return 0, 2
+    if kind == "CategoricalRV" and (n := params[0].type.shape[-1]) is not None:
+        return 0, int(n)
+    raise UnsupportedModelError(
+        f"The local variable '{rv.name}' is discrete, and its values cannot be listed. Use pm.Bernoulli or pm.Categorical."
+    )
