@@ -350,6 +350,13 @@ class DPADVI(Inference):  # type: ignore[misc]
             known=list(inspect.signature(self.fit).parameters),
             model=self._record.model,
         )
+        if self._record.local is not None and asked.n_mc > 1:
+            raise ArgumentError(
+                f"obj_n_mc={asked.n_mc} cannot be used with local variables "
+                f"({', '.join(self._record.local.names)}), which are integrated out at one latent "
+                "draw. Leave it "
+                "out, and make more steps instead."
+            )
         candidates = bounded(backends(backend, compile_kwargs), list(self._record.factors.values()))
         mechanism = self._settings.mechanism(asked.n, self._record.num_units)
         cost = self._cost(mechanism, asked.n)

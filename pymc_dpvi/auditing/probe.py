@@ -252,7 +252,8 @@ class Probe:
 
 
 def _ordinary(record: RecordModel, latents: Latents, start: np.ndarray, rng: np.random.Generator) -> Rows:
-    many = rebuild_likelihood(record.model, record.num_records, record.record_dims, record.arrays, rows=_ROWS)
+    own = record.model, record.num_records, record.record_dims, record.arrays
+    many = rebuild_likelihood(*own, rows=_ROWS, local=record.local)
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
     made = [rows for rows, _ in synthetic_records(record, many, latents, z, start, rng)]
     return [np.concatenate([rows[k] for rows in made]) for k in range(len(record.arrays))]

@@ -190,6 +190,6 @@ def _method(model: Any, method: Any, kwargs: Mapping[str, Any]) -> DPADVI:
             f"audit() does not take {sorted(kwargs)} with a method that has been made; give them to "
             f"{type(method).__name__}(...)."
         )
-    if model is not None and method._record.model is not model:
+    if model is not None and method._record.whole_model is not model:
         raise ArgumentError("method was made for another model; make it with model=, or inside its context.")
     return method

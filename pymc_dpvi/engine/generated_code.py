@@ -293,8 +293,8 @@ def write_microbatched_sum(
 def write_add_pairs(layout: Sequence[Form]) -> Callable[..., None]:
     """Write what `local_sums` adds up: rows at places.
 
-    Its arguments are ``(*arrays, value, marked, first, count, logs, log_weights, sums, share, bound, units, high,
-    low, tally)``: as `write_add_units`, with each gradient added to the sum at its place.
+    Its arguments are ``(*arrays, value, marked, first, count, logs, log_weights, sums, share, bound,
+    units, high, low, tally)``: as `write_add_units`, with each gradient added to the sum at its place.
     """
     names: list[str] = []
     sizes, rows = [], []
@@ -338,8 +338,8 @@ def write_local_sum(
     Parameters
     ----------
     per_record, derivatives : tuple
-        ``(*rows, local, first, *shared) -> arrays, value`` and ``-> value, slope, curvature``, each with the names
-        of its shared inputs among ``s0``, ``s1``, ...
+        ``(*rows, local, first, *shared) -> arrays, value`` and ``-> value, slope, curvature``, each with
+        the names of its shared inputs among ``s0``, ``s1``, ...
     num_axes : sequence of int
         Numbers of axes of the record arrays.
     num_arrays : int
@@ -349,8 +349,8 @@ def write_local_sum(
     compiled : bool
         Whether numba will compile it; otherwise it is for Python.
     **numbers
-        ``length`` of a microbatch, ``l2_clip_norm``, ``tally_weight``, ``nodes``, ``log_weights``, ``adaptive``,
-        ``add_pairs``, ``num_shared``.
+        ``length`` of a microbatch, ``l2_clip_norm``, ``tally_weight``, ``nodes``, ``log_weights``,
+        ``adaptive``, ``add_pairs``, ``num_shared``.
     """
     records = [f"d{k}" for k in range(len(num_axes))]
     rows = [f"r{k}" for k in range(len(num_axes))]
@@ -390,7 +390,8 @@ def write_local_sum(
         f"            {', '.join(derived)}, = {calls[1]}",
         *(f"            {line}" for line in ordered(derived)),
         "            some = min(length, places.size - first)",
-        "            add_derivatives(value_, slope_, curved_, whose, first, some, values, slopes, curvatures)",
+        "            add_derivatives(value_, slope_, curved_, whose, first, some, values, slopes, "
+        "curvatures)",
         "        move(values, slopes, curvatures, at, best, step, best_value, left, best_curvature)",
     ]
     lines = [
@@ -399,7 +400,8 @@ def write_local_sum(
         "    bound, units, high, low, tally = start_of_sum(noise.size, l2_clip_norm, tally_weight, spacing)",
         "    rows, starts = marked >> 1, starts_of(marked, n)",
         "    begins = first_rows(starts)",
-        "    at, best, step, best_value, left, best_curvature = begin_search(starts.size - 1, nodes.shape[1])",
+        "    at, best, step, best_value, left, best_curvature = begin_search(starts.size - 1, "
+        "nodes.shape[1])",
         "    everybody, whose_all = of_open(starts, left)",
         *(search if numbers["adaptive"] else []),
         "    placed = place_nodes(best, best_curvature, nodes, adaptive)",

@@ -1,19 +1,23 @@
-r"""Clipped sums over persons whose local values are integrated out: `unit_sums` with latent values of a person.
+r"""Clipped sums over persons whose local values are integrated out: `unit_sums` with latent values.
 
-The share of person p is the clipped gradient of :math:`\log\int e^{\ell_p(u)}du` by the rule of `local_rules`,
+The share of person p is the clipped gradient of :math:`\log\int e^{\ell_p(u)}du` by the rule of
+`local_rules`,
 
 .. math:: g_p = \sum_k \omega_k \sum_{r \in R_p} \nabla_z \ell_r(u_k), \qquad
           \omega_k \propto w_k \exp\Big(\sum_{r \in R_p} \ell_r(u_k)\Big) ,
 
 where the prior of u counts as a part of the person's first row. Three passes over the rows of a batch:
 
-1. *Mode* (if the places are adaptive). Newton's method from u = 0 for all persons at once, each with a step that is
-   halved until the density grows. A person is left alone once a step is short beside the width of the posterior.
-2. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives at the mode.
-3. *Gradients* of each row at each place: a row is fetched as often as there are places.
+1. *Mode* (if the places are adaptive). Newton's method from u = 0 for all persons at once, each with a
+step that is
+   halved until the density grows. A person is left alone once a step is short beside the width of the
+   posterior.
+2. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives at
+the mode. 3. *Gradients* of each row at each place: a row is fetched as often as there are places.
 
-Every number of a person follows from the rows of that person and from public values, in a fixed order of additions.
-So a share is the same in every batch, and the proof is the one of `unit_sums`: whatever a share is, it is clipped.
+Every number of a person follows from the rows of that person and from public values, in a fixed order of
+additions. So a share is the same in every batch, and the proof is the one of `unit_sums`: whatever a
+share is, it is clipped.
 """
 
 from __future__ import annotations
@@ -73,9 +77,9 @@ def first_rows(starts: np.ndarray) -> np.ndarray:  # pragma: no cover
 def begin_search(persons: int, size: int) -> tuple[np.ndarray, ...]:  # pragma: no cover
     """Return the state of the searches.
 
-    They are: the points to evaluate, the best points, the steps from these, (persons, size); the best log-densities
-    and the numbers of evaluations left, (persons,); minus the second derivatives at the best points, (persons,
-    size, size), the identity to begin with.
+    They are: the points to evaluate, the best points, the steps from these, (persons, size); the best
+    log-densities and the numbers of evaluations left, (persons,); minus the second derivatives at the
+    best points, (persons, size, size), the identity to begin with.
     """
     curvature = np.zeros((persons, size, size))
     for p in range(persons):
@@ -202,7 +206,7 @@ def move(
     left: np.ndarray,
     best_curvature: np.ndarray,
 ) -> None:  # pragma: no cover
-    """Move each open search on by one evaluation: a Newton step if the density grew, else half of the last."""
+    """Move each open search on by one evaluation: a Newton step if the density grew, else half a step."""
     size = at.shape[1]
     lower, half = np.zeros((size, size)), np.zeros(size)
     for p in range(left.size):
@@ -279,7 +283,7 @@ def add_place(
     low: np.ndarray,
     tally: np.ndarray,
 ) -> None:  # pragma: no cover
-    """Add a row's log-density at a place; after a person's last one, weigh the sums of gradients and add them.
+    """Add a row's log-density at a place; after a person's last one, weigh the sums and add the share.
 
     `logs` and `log_weights` are (K,), `sums` the gradients at all places end to end, (K * D,).
     """

@@ -212,10 +212,8 @@ class LocalSum(Op):
     rows_key : str, optional
         Key of the graphs that the functions were made from.
 
-    Notes
-    -----
-    Inputs: the record arrays; what all records share; marked places of rows (`unit_sums`), how many there are;
-    noise; spacing. Output: that of `PrivateSum`.
+    Notes ----- Inputs: the record arrays; what all records share; marked places of rows (`unit_sums`),
+    how many there are; noise; spacing. Output: that of `PrivateSum`.
     """
 
     def __init__(
@@ -377,7 +375,7 @@ def in_microbatches(
             every = list(dict.fromkeys([*shared, *more]))
             names = [[f"s{every.index(v)}" for v in own] for own in (shared, more)]
             keys = None if key is None or key_of_terms is None else key + key_of_terms
-            functions = [(per_record, names[0]), (derivatives, names[1])]
+            functions = (per_record, names[0]), (derivatives, names[1])
             op = LocalSum(mark, *functions, len(data), len(every), length, keys)
             swap[variable] = op(*data, *every, *which, *rest)
     return list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)

@@ -171,8 +171,9 @@ def local_terms(
 ) -> list[TensorVariable]:
     """Return what integrates the local values of a batch of rows out (`engine.local_sums`).
 
-    Log-density of each row at its local values and the latent draw `z`, (1, D): (batch,); and by the d local values
-    of its person, the log-density again, its gradient, (batch, d), and its second derivatives, (batch, d, d).
+    They are the log-density of each row at its local values and the latent draw `z`, (1, D): (batch,); and by
+    the d local values of its person, the log-density again, its gradient, (batch, d), and its second
+    derivatives, (batch, d, d).
     """
     assert record.local is not None
     (logp,), draw = in_draws([record.row_logp], latents)

@@ -1,24 +1,26 @@
 r"""Latent values of a person: which variables are local, and one person's density of them.
 
-A free variable is *local* if the likelihood takes its entries by person, ``u[person]``, where ``person`` is the
-``pm.Data`` of ``unit=``. It is never released. A person's term is
+A free variable is *local* if the likelihood takes its entries by person, ``u[person]``, where ``person``
+is the ``pm.Data`` of ``unit=``. It is never released. A person's term is
 
 .. math:: \log \int \prod_{r \in R_p} p(x_r \mid u, z)\; p(u \mid z)\, du ,
 
-a function of the rows of one person and of z, so that the sensitivity of the mechanism rests on the same proof.
+a function of the rows of one person and of z, so that the sensitivity of the mechanism rests on the same
+proof.
 
-*One row.* Where the model looks something up by person, what it looks up, such as ``mu + sigma * u``, is rebuilt for
-as many persons as rows, each row with a person of its own. So in the graph of one row the person's values are a
-row of one more record array, ``local``; whether the row is a person's first is another one, ``first``, so that
-:math:`\log p(u \mid z)` can be the first row's. `engine.local_sums` makes both.
+*One row.* Where the model looks something up by person, what it looks up, such as ``mu + sigma * u``, is
+rebuilt for as many persons as rows, each row with a person of its own. So in the graph of one row the
+person's values are a row of one more record array, ``local``; whether the row is a person's first is
+another one, ``first``, so that :math:`\log p(u \mid z)` can be the first row's. `engine.local_sums` makes
+both.
 
-*The view.* All other modules see a model of the global variables alone (`Locals.view`): to them local ones are not
-free, and whatever depends on one is private.
+*The view.* All other modules see a model of the global variables alone (`Locals.view`): to them local
+ones are not free, and whatever depends on one is private.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +52,8 @@ PRIOR = "prior of local variables"
 class Locals:
     """The local variables of a model.
 
-    `look_ups` maps what is taken by person to its table and the other indices; `length` is that of all tables.
+    `look_ups` maps what is taken by person to its table and the other indices; `length` is that of all
+    tables.
     """
 
     model: pm.Model  # the user's
@@ -78,7 +81,7 @@ class Locals:
         return view
 
     def placeholders(self, rows: int) -> tuple[TensorVariable, TensorVariable]:
-        """Return placeholders for the persons' unconstrained values, (rows, size), and for `first`, (rows,)."""
+        """Return placeholders for persons' unconstrained values, (rows, size), and for `first`, (rows,)."""
         kinds = ("local", (rows, self.size)), ("first", (rows,))
         local, first = (TensorType(pytensor.config.floatX, shape=shape)(name=name) for name, shape in kinds)
         return local, first
@@ -128,7 +131,7 @@ class Locals:
         return self.rebuilt(own, self.values(local), int(local.type.shape[0]))  # type: ignore[arg-type]
 
     def log_prior(self, local: TensorVariable, first: TensorVariable) -> TensorVariable:
-        """Return the log prior of the persons' values with Jacobians, (rows,), where `first` is one, else 0."""
+        """Return the log prior of persons' values with Jacobians, (rows,), where `first` is one, else 0."""
         rows = int(local.type.shape[0])  # type: ignore[arg-type]
         terms = self.model.logp(vars=list(self.variables), sum=False, jacobian=True)
         parts = []
@@ -138,8 +141,10 @@ class Locals:
         return pt.switch(pt.gt(first, 0.5), pt.add(*parts) if len(parts) > 1 else parts[0], 0.0)
 
 
-def split_local(model: pm.Model, units: Units | None, guide: Any) -> Locals | None:
-    """Find the local variables of a model; None if there are none."""
+def split_local(
+    model: pm.Model, units: Units | None, guide: Any, public: Collection[Variable] = ()
+) -> Locals | None:
+    """Find the local variables of a model; None if there are none. `public` are arrays declared to be."""
     free = list(model.free_RVs)
     everything = [str(rv.name) for rv in free]
     found = {} if units is None or units.source is None else _look_ups(model, units.source)
@@ -151,15 +156,17 @@ def split_local(model: pm.Model, units: Units | None, guide: Any) -> Locals | No
     if len(lengths) > 1 or None in lengths:
         raise UnsupportedModelError(
             f"The likelihood takes entries by '{units.source.name}' from tables of different lengths"  # type: ignore[union-attr]
-            ", so it cannot be seen which of them have one entry for each person. Give all variables of persons one dim."
+            ", so it cannot be seen which of them have one entry for each person. Give all "
+            "variables of persons one dim."
         )
     (length,) = lengths
     behind = set(walk([base for base, _ in found.values()], stop=free))
     local = [rv for rv in free if rv in behind and rv.type.ndim and shapes[rv.name][0] == length]
-    _refuse_couplings(model, local, units)  # type: ignore[arg-type]
+    _refuse_couplings(model, local, units, public)  # type: ignore[arg-type]
     if len(local) == len(free):
         raise UnsupportedModelError(
-            f"All free variables ({', '.join(map(repr, everything))}) are local to a person, so nothing is left to "
+            f"All free variables ({', '.join(map(repr, everything))}) are local to a person, so "
+            "nothing is left to "
             "release. Give their prior parameters that are variables: a mean, and a spread."
         )
     own = tuple(tuple(int(n) for n in shapes[rv.name][1:]) for rv in local)
@@ -195,7 +202,8 @@ def _look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variabl
         rest = entries[1:]
         if not all(e is None or (isinstance(e, Constant) and e.data.ndim == 0) for e in rest):
             raise UnsupportedModelError(
-                f"The likelihood takes entries by '{source.name}' and by another index together. Take a person's values "
+                f"The likelihood takes entries by '{source.name}' and by another index together. "
+                "Take a person's values "
                 f"first, u[{source.name}], and of them what belongs to the row."
             )
         found[var] = (node.inputs[0], tuple(slice(None) if e is None else int(e.data) for e in rest))
@@ -213,28 +221,33 @@ def _length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, Any])
     return found.pop() if len(found) == 1 else None
 
 
-def _refuse_couplings(model: pm.Model, local: Sequence[TensorVariable], units: Units) -> None:
+def _refuse_couplings(
+    model: pm.Model, local: Sequence[TensorVariable], units: Units, public: Collection[Variable]
+) -> None:
     """Raise if the prior ties persons to each other, to the data, or to what is released."""
     names = ", ".join(f"'{rv.name}'" for rv in local)
     for rv in local:
         if rv.type.ndim - rv.owner.op.ndim_supp == 0:
             raise NotSeparableError(
-                f"The prior of '{rv.name}' is one draw for all persons, so that they depend on each other. Give each "
-                f"person a value that is independent of the others' given the parameters, such as pm.Normal('{rv.name}', "
+                f"The prior of '{rv.name}' is one draw for all persons, so that they depend on each "
+                "other. Give each "
+                "person a value that is independent of the others' given the parameters, such as "
+                f"pm.Normal('{rv.name}', "
                 "0, sigma, dims=...)."
             )
-        held = [
-            v for v in walk([rv], stop=[v for v in model.free_RVs if v is not rv]) if _is_of_data(model, v)
-        ]
+        others = [v for v in model.free_RVs if v is not rv]
+        held = [v for v in walk([rv], stop=others) if v not in public and _is_of_data(model, v)]
         if held:
             raise UnsupportedModelError(
-                f"The prior of '{rv.name}' depends on data ('{held[0].name}'). What is known of a person belongs into "
+                f"The prior of '{rv.name}' depends on data ('{held[0].name}'). What is known of a "
+                "person belongs into "
                 "the mean of the rows: write b * x + u[person]."
             )
     for rv in model.free_RVs:
         if rv not in local and depends_on([rv], local):
             raise NotSeparableError(
-                f"The prior of '{rv.name}' depends on {names}, which are local to persons: it would tie them together."
+                f"The prior of '{rv.name}' depends on {names}, which are local to persons: it would "
+                "tie them together."
             )
     observed = [*model.observed_RVs, units.source]
     for pot in model.potentials:
@@ -242,7 +255,8 @@ def _refuse_couplings(model: pm.Model, local: Sequence[TensorVariable], units: U
             depends_on([pot], local) and not depends_on([pot], observed, stop=model.free_RVs)
         ):
             raise NotSeparableError(
-                f"The Potential '{pot.name}' depends on {names} of all persons together, and not by rows. Write it "
+                f"The Potential '{pot.name}' depends on {names} of all persons together, and not by "
+                "rows. Write it "
                 "into the prior of each person's value."
             )
 
@@ -269,13 +283,15 @@ def _places(
         nodes = {rule.nodes for rule in rules.values()}
         if len(nodes) > 1:
             raise ArgumentError(
-                "guide has rules with different numbers of nodes; a person's values are integrated together. Name one."
+                "guide has rules with different numbers of nodes; a person's values are integrated "
+                "together. Name one."
             )
         return quadrature(size, nodes.pop() if nodes else None)
     if not all(discrete):
         raise UnsupportedModelError(
             "A person has discrete and continuous local values "
-            f"({', '.join(repr(str(rv.name)) for rv in local)}), which cannot be integrated together yet. Write the "
+            f"({', '.join(repr(str(rv.name)) for rv in local)}), which cannot be integrated "
+            "together yet. Write the "
             "sum over the discrete one into the likelihood (pm.Mixture)."
         )
     if rules:
@@ -301,5 +317,6 @@ def _support(rv: TensorVariable) -> tuple[int, int]:
     if kind == "CategoricalRV" and (n := params[0].type.shape[-1]) is not None:
         return 0, int(n)
     raise UnsupportedModelError(
-        f"The local variable '{rv.name}' is discrete, and its values cannot be listed. Use pm.Bernoulli or pm.Categorical."
+        f"The local variable '{rv.name}' is discrete, and its values cannot be listed. Use "
+        "pm.Bernoulli or pm.Categorical."
     )

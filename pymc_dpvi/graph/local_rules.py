@@ -5,11 +5,11 @@ The share of a person with data :math:`x_p` and local values u is the gradient o
 .. math:: \log \int e^{\ell_p(u)}\,du \approx \log \sum_k w_k\, e^{\ell_p(u_k)}, \qquad
           \ell_p(u) = \log p(x_p \mid u, z) + \log p(u \mid z) .
 
-*Quadrature* (Gauss and Hermite, adaptive: Naylor and Smith 1982; Liu and Pierce 1994): :math:`u_k = m + S x_k` for
-the nodes :math:`x_k` of a product rule, about the person's own mode m, with :math:`S S^\top` the inverse of
-minus the second derivatives there. The gradient holds the places still: it is the mean of the gradients at the
-places with the weights of the posterior, which is exact but for the error of the rule. *Enumeration*: all values of
-a discrete variable.
+*Quadrature* (Gauss and Hermite, adaptive: Naylor and Smith 1982; Liu and Pierce 1994): :math:`u_k = m + S
+x_k` for the nodes :math:`x_k` of a product rule, about the person's own mode m, with :math:`S S^\top` the
+inverse of minus the second derivatives there. The gradient holds the places still: it is the mean of the
+gradients at the places with the weights of the posterior, which is exact but for the error of the rule.
+*Enumeration*: all values of a discrete variable.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Quadrature:
     Parameters
     ----------
     nodes : int, optional
-        Nodes in each dimension. By default 7 for one or two values of a person, 4 for three, 3 for up to seven.
+        Nodes in each dimension. By default 7 for one or two values of a person, 4 for three, 3 for up to
+        seven.
 
     Raises
     ------
     ArgumentError
         If `nodes` is no whole number from 1 to 65.
 
-    Notes
-    -----
-    With one node it is Laplace's approximation without its determinant, which is too rough for spreads of random
-    effects. The time of a step grows with the number of places, ``nodes ** dimensions``.
+    Notes ----- With one node it is Laplace's approximation without its determinant, which is too rough
+    for spreads of random effects. The time of a step grows with the number of places, ``nodes **
+    dimensions``.
 
     Examples
     --------
@@ -67,8 +67,8 @@ class Quadrature:
 class Places:
     """Where a person's integrand is evaluated.
 
-    `at` are nodes, shape (K, d): values, or standard normal deviates from the mode if `adaptive`. `log_weights`,
-    (K,), are added to the integrand's logarithm there.
+    `at` are nodes, shape (K, d): values, or standard normal deviates from the mode if `adaptive`.
+    `log_weights`, (K,), are added to the integrand's logarithm there.
     """
 
     at: np.ndarray
@@ -93,8 +93,10 @@ def quadrature(dimensions: int, nodes: int | None) -> Places:
     if not nodes or nodes**dimensions > _MOST_PLACES:
         raise UnsupportedModelError(
             f"A person has {dimensions} local values, at too many places to integrate over them"
-            f"{f' with {nodes} nodes in each dimension' if nodes else ''}: at most {_MOST_PLACES} places, and seven "
-            "values, are supported. Give a person fewer values, or name fewer nodes: guide={'u': Quadrature(3)}."
+            f"{f' with {nodes} nodes in each dimension' if nodes else ''}: at most {_MOST_PLACES} "
+            "places, and seven "
+            "values, are supported. Give a person fewer values, or name fewer nodes: guide={'u': "
+            "Quadrature(3)}."
         )
     x, w = np.polynomial.hermite_e.hermegauss(nodes)
     at = np.array(list(itertools.product(x, repeat=dimensions)))
@@ -107,7 +109,8 @@ def enumeration(values: Sequence[np.ndarray]) -> Places:
     at = np.array(list(itertools.product(*values)), dtype=np.float64)
     if len(at) > _MOST_PLACES:
         raise UnsupportedModelError(
-            f"The discrete local values of a person have too many combinations to add up (more than {_MOST_PLACES})."
+            "The discrete local values of a person have too many combinations to add up (more than "
+            f"{_MOST_PLACES})."
         )
     return Places(at, np.zeros(len(at)), adaptive=False)
 
@@ -133,7 +136,8 @@ def rules_of(guide: Any, local: Sequence[str], everything: Sequence[str]) -> dic
             )
         if name not in local:
             raise ArgumentError(
-                f"guide[{name!r}] is a rule to integrate over a local variable, one with a value for each person, and "
+                f"guide[{name!r}] is a rule to integrate over a local variable, one with a value "
+                "for each person, and "
                 f"'{name}' is none: local are {sorted(local) or 'none'}. Leave it out."
             )
     return dict(guide)

@@ -255,7 +255,7 @@ def build_record_model(
     num_records, observed_dims = find_record_axis(model, record_dim)
     #    Or all rows of one person: then a variable with a value for each person is local, and integrated out.
     units = find_units(model, unit, max_rows_per_unit, num_records, public)
-    local = split_local(model, units, guide)
+    local = split_local(model, units, guide, public)
     model = model if local is None else local.view()
     refuse_discrete(model)
     refuse_axes_over_units(model, units, local is not None)

@@ -72,8 +72,9 @@ class DPApproximation(CheckedExpressions):
     privacy : PrivacyReport
         What was spent, and on which assumptions.
     withheld : tuple of str
-        Deterministics that `sample` leaves out: those that depend on records, on an array that nobody
-        declared public, on more than 64 constants, or on no free variable.
+        What `sample` leaves out: variables with a value for each person, and Deterministics that depend
+        on records, on an array that nobody declared public, on more than 64 constants, or on no free
+        variable.
     hist : ndarray
         Norms of the noisy gradients, one for each step; not the loss.
     """
@@ -109,10 +110,11 @@ class DPApproximation(CheckedExpressions):
 
     @property
     def withheld(self) -> tuple[str, ...]:
-        """Deterministics of the model, as it is now, that `sample` leaves out (`RecordModel.released`)."""
+        """Local variables, and Deterministics of the model as it is now, that `sample` leaves out."""
         record = self._record
         released = {d.name for d in record.released}
-        return tuple(d.name for d in record.model.deterministics if d.name not in released)
+        local = () if record.local is None else record.local.names
+        return *local, *(d.name for d in record.model.deterministics if d.name not in released)
 
     @property
     def latents(self) -> Latents:
