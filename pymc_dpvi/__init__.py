@@ -24,6 +24,7 @@ from pymc_dpvi.errors import (
     PrivacyWarning,
     UnsupportedModelError,
 )
+from pymc_dpvi.graph.local_rules import Quadrature
 from pymc_dpvi.inference import DPADVI, DPFullRankADVI, fit_dpadvi
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.planning import Plan, plan
@@ -57,6 +58,7 @@ __all__ = [
     "PrivacyReport",
     "PrivacyRun",
     "PrivacyWarning",
+    "Quadrature",
     "UnsupportedModelError",
     "audit",
     "check_release",

@@ -463,6 +463,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 sampler=mechanism.sampler,
                 accountant=self._settings.accountant,
                 run_id=run.run_id,
+                record="one row" if self._record.units is None else self._record.units.words,
                 dry_run=dry_run,
             )
 

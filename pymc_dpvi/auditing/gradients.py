@@ -16,7 +16,7 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
 
-from pymc_dpvi.auditing.integrals import marginal_gradient
+from pymc_dpvi.auditing.integrals import MarginalGradient
 from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import CheckResult
 from pymc_dpvi.graph.gradients import in_draws, put
@@ -53,11 +53,13 @@ def check_gradients(
     wanted = [pt.add(*terms), pt.concatenate([g.flatten() for g in grads])]
     oracle = python_function([*record.rows, z], put(wanted, draw, latents.split(z)))
 
+    marginal = None if record.local is None else MarginalGradient(record, latents)
+
     def of_person(members: np.ndarray) -> np.ndarray:
         rows = [[p[r : r + 1] for p in probe.pool] for r in members]
-        if record.local is None:
+        if marginal is None:
             return np.asarray(np.sum([oracle(*row, here)[1] for row in rows], axis=0, dtype=np.float64))
-        return marginal_gradient(oracle, rows, here, record.local)
+        return marginal(rows, here)
 
     worst, seen = 0.0, 0
     ordinary = [*range(probe.num_ordinary)]

@@ -2,7 +2,7 @@ r"""The gradient of a person's marginal log-density, the slow and obvious way.
 
 It is :math:`\nabla_z \log\int e^{\ell(u)}du = \int \nabla_z\ell(u)\,e^{\ell(u)}du \big/ \int
 e^{\ell(u)}du`, as sums over a regular grid of eight standard deviations on either side of the mode, which
-SciPy finds. All of it is evaluated in Python, one row and one point at a time. The values of a discrete
+SciPy finds. All of it is evaluated in Python, one row at a time. The values of a discrete
 variable are its grid.
 """
 
@@ -12,11 +12,16 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.replace import vectorize_graph
 from scipy import optimize
 
-from pymc_dpvi.graph.local_latents import Locals
+from pymc_dpvi.graph.gradients import Latents, in_draws, put
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.synthetic_records import python_function
 
-__all__ = ["marginal_gradient"]
+__all__ = ["MarginalGradient"]
 
 #: Points of the grid in each dimension, by the number of dimensions.
 _POINTS = {1: 161, 2: 33, 3: 17}
@@ -24,37 +29,47 @@ _WIDTH = 8.0
 _STEP = 1e-3  # of second derivatives by differences
 
 
-def marginal_gradient(
-    terms: Callable[..., list[np.ndarray]], rows: Sequence[Sequence[np.ndarray]], z: np.ndarray, local: Locals
-) -> np.ndarray:
-    """Return the gradient by z, (D,), of a person with these rows.
+class MarginalGradient:
+    """The gradient of a person's log-density with local values integrated out."""
 
-    `terms` gives the log-density and its gradient by z of ``(*row, local, first, z)``.
-    """
-    dtype = z.dtype
+    def __init__(self, record: RecordModel, latents: Latents) -> None:
+        assert record.local is not None
+        self._local = record.local
+        z = pt.vector("z", shape=(latents.size,), dtype=pytensor.config.floatX)
+        (density,), draw = in_draws([record.row_logp], latents)
+        grads = pytensor.grad(density, draw, disconnected_inputs="ignore", return_disconnected="zero")
+        slope = pt.concatenate([g.flatten() for g in grads])
+        own = record.rows[len(record.arrays)]
+        points = own.type.clone(shape=(None, *own.type.shape))()
+        graphs = vectorize_graph(put([density, slope], draw, latents.split(z)), {own: points})
+        rows = [points if r is own else r for r in record.rows]
+        self._terms = python_function([*rows, z], graphs)
 
-    def at(u: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = 0.0, np.zeros(z.shape)
-        for k, row in enumerate(rows):
-            first = np.asarray([1.0 if k == 0 else 0.0], dtype=dtype)
-            found = terms(*row, np.asarray(u, dtype=dtype).reshape(1, -1), first, z)
-            value, slope = value + float(found[0]), slope + found[1]
-        return value, slope
+    def __call__(self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray) -> np.ndarray:
+        """Return the gradient by z, (D,), of a person with these rows: of each, an entry of all arrays."""
 
-    grid = local.places.at if not local.places.adaptive else _grid(lambda u: at(u)[0], local.size)
-    values, slopes = zip(*(at(u) for u in grid), strict=True)
-    logs = np.asarray(values)
-    logs = np.where(np.isfinite(logs), logs, -np.inf)
-    weights = np.exp(logs - logs.max())
-    weights /= weights.sum()
-    return np.asarray(np.sum([w * slope for w, slope in zip(weights, slopes, strict=True) if w > 0], axis=0))
+        def at(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            values, slopes = np.zeros(len(points)), np.zeros((len(points), z.size))
+            for k, row in enumerate(rows):
+                first = np.asarray([float(k == 0)], dtype=z.dtype)
+                with np.errstate(all="ignore"):
+                    found = self._terms(*row, points[:, None].astype(z.dtype), first, z)
+                values, slopes = values + found[0], slopes + found[1]
+            return values, slopes
+
+        places, size = self._local.places, self._local.size
+        logs, slopes = at(places.at if not places.adaptive else _grid(lambda u: at(u)[0], size))
+        logs = np.where(np.isfinite(logs), logs, -np.inf)
+        weights = np.exp(logs - logs.max())
+        some = weights > 0
+        return np.asarray(weights[some] @ slopes[some] / weights.sum())
 
 
-def _grid(log_density: Callable[[np.ndarray], float], size: int) -> np.ndarray:
+def _grid(log_density: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
     """Return points about the mode, regular in coordinates in which the second derivatives are one."""
 
     def cost(u: np.ndarray) -> float:
-        value = -log_density(u)
+        value = -float(log_density(u[None])[0])
         return value if np.isfinite(value) else 1e300
 
     options = {"xatol": 1e-4, "fatol": 1e-6}

@@ -54,6 +54,8 @@ class Likelihood:
     # them, both in `rows` and `free`.
     generative: tuple[Variable, ...]
     derived: tuple[TensorVariable, ...]
+    # The same of local variables: the log-density of their prior, what it was rebuilt from, their values.
+    of_local: tuple[Variable, ...] = ()
 
 
 def rebuild_likelihood(
@@ -110,16 +112,20 @@ def rebuild_likelihood(
             f"PyMC cannot derive the log-density of the observed variables {sorted(names.values())}. Use a "
             "distribution that has one, or pm.CustomDist(..., logp=...)."
         )
-    terms = in_values(model, derived, free, constrained)
+    of_local: list[Variable] = []
+    if local is not None:
+        density, rebuilt = local.log_prior(at, first, own, free)
+        of_local = [density, *rebuilt, *constrained.values()]
+    terms = in_values(model, [*derived, *of_local[:1]], free, constrained)
     # Outcomes that share a marginalised variable have one joint term; pymc_extras gives the others a zero.
     for k, rv in enumerate(observed):
         if is_marginal(rv.owner.op) and isinstance(terms[k], Constant) and terms[k].type.ndim == 0:
             terms[k] = pt.zeros((rows,))
-    factors = dict(zip((v.name for v in (*observed, *potentials)), terms, strict=True))
+    names_of_terms = [v.name for v in (*observed, *potentials)]
     if local is not None:
-        factors[PRIOR] = local.log_prior(at, first)
+        names_of_terms.append(PRIOR)
         placeholders += [at, first]
-        derived = [*derived, factors[PRIOR], *constrained.values()]
+    factors = dict(zip(names_of_terms, terms, strict=True))
     for name, term in factors.items():
         if draws(term):
             refuse_draws(name)
@@ -131,7 +137,8 @@ def rebuild_likelihood(
                 "the records: give it to the model as data (pm.Data(name, array, dims=...)), or drop the "
                 "fixed length from pt.zeros, pt.ones, reshape or shape=."
             )
-    return Likelihood(factors, tuple(placeholders), memo, free, tuple(new), tuple(derived))
+    made = tuple(new), tuple(derived), tuple(of_local)
+    return Likelihood(factors, tuple(placeholders), memo, free, *made)
 
 
 def _describe(var: Variable, names: Mapping[Variable, str]) -> str:
@@ -197,7 +204,8 @@ def unevaluated(model: pm.Model, one: Likelihood) -> list[TensorVariable]:
         for part in reversed(constants):  # one may follow from another
             graphs = graph_replace(graphs, {part: constants[part]}, strict=False)
         num_observed = len(model.observed_RVs)
-        again = _log_densities(graphs, num_observed, len(one.factors) - num_observed)
+        num_potentials = len(one.factors.keys() - {PRIOR}) - num_observed
+        again = _log_densities(graphs, num_observed, num_potentials)
     return list(one.derived) if again is None else again
 
 

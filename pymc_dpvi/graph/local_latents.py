@@ -21,6 +21,7 @@ ones are not free, and whatever depends on one is private.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +29,11 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.scalar.basic import Cast
+from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.type import TensorType, discrete_dtypes
 from pytensor.tensor.variable import TensorVariable
 
@@ -130,15 +133,35 @@ class Locals:
         own = self.model.replace_rvs_by_values(list(self.variables))
         return self.rebuilt(own, self.values(local), int(local.type.shape[0]))  # type: ignore[arg-type]
 
-    def log_prior(self, local: TensorVariable, first: TensorVariable) -> TensorVariable:
-        """Return the log prior of persons' values with Jacobians, (rows,), where `first` is one, else 0."""
+    def log_prior(
+        self,
+        local: TensorVariable,
+        first: TensorVariable,
+        own: Mapping[Variable, Variable],
+        free: Mapping[Variable, Variable],
+    ) -> tuple[TensorVariable, list[Variable]]:
+        """Return the log prior of persons' values with Jacobians, (rows,), where `first` is one, else 0.
+
+        It is a graph of `local` and of stand-ins of the variables, `own`, and of the others, `free`. What is
+        rebuilt for it is returned, too.
+        """
         rows = int(local.type.shape[0])  # type: ignore[arg-type]
-        terms = self.model.logp(vars=list(self.variables), sum=False, jacobian=True)
-        parts = []
-        for term in self.rebuilt(terms, self.values(local), rows):
-            part = term.sum(axis=tuple(range(1, term.type.ndim))) if term.type.ndim > 1 else term
-            parts.append(pt.broadcast_to(part, (rows,)) if part.type.ndim == 0 else part)
-        return pt.switch(pt.gt(first, 0.5), pt.add(*parts) if len(parts) > 1 else parts[0], 0.0)
+        values = self.values(local)
+        parts: list[TensorVariable] = []
+        rebuilt: list[Variable] = []
+        for rv in self.variables:
+            others = {v: stand_in for v, stand_in in own.items() if v is not rv}
+            (new,) = self.rebuilt([rv], {**free, **others}, rows)
+            terms = [pm.logp(new, own[rv], warn_rvs=False)]
+            if (transform := self.model.rvs_to_transforms[rv]) is not None:
+                value = values[self.model.rvs_to_values[rv]]
+                terms.append(transform.log_jac_det(value, *new.owner.inputs))
+            rebuilt.append(new)
+            for term in terms:
+                part = term.sum(axis=tuple(range(1, term.type.ndim))) if term.type.ndim > 1 else term
+                parts.append(part if part.type.shape == (rows,) else pt.broadcast_to(part, (rows,)))
+        total = pt.add(*parts) if len(parts) > 1 else parts[0]
+        return pt.switch(pt.gt(first, 0.5), total, 0.0), rebuilt
 
 
 def split_local(
@@ -199,15 +222,22 @@ def _look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variabl
             continue
         if not _is_ids(entries[0], source) or not depends_on([node.inputs[0]], model.free_RVs):
             continue
-        rest = entries[1:]
-        if not all(e is None or (isinstance(e, Constant) and e.data.ndim == 0) for e in rest):
+        rest = [None if e is None else _number(e) for e in entries[1:]]
+        if any(e is not None and n is None for e, n in zip(entries[1:], rest, strict=True)):
             raise UnsupportedModelError(
                 f"The likelihood takes entries by '{source.name}' and by another index together. "
                 "Take a person's values "
                 f"first, u[{source.name}], and of them what belongs to the row."
             )
-        found[var] = (node.inputs[0], tuple(slice(None) if e is None else int(e.data) for e in rest))
+        found[var] = (node.inputs[0], tuple(slice(None) if n is None else n for n in rest))
     return found
+
+
+def _number(index: Variable) -> int | None:
+    """Return an index that is a number; None if it is none."""
+    with suppress(NotScalarConstantError):
+        return int(get_underlying_scalar_constant_value(index))
+    return None
 
 
 def _length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, Any]) -> int | None:

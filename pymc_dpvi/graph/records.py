@@ -65,9 +65,7 @@ class RecordModel:
     num_records: int = field(repr=False)  # N, of rows; no part of any release
     record_dims: frozenset[str]  # dims that run over records: they and their coords are never released
     arrays: tuple[Variable, ...] = field(repr=False)  # of the model, of leading length N
-    rows: tuple[
-        TensorVariable, ...
-    ]  # their one-row placeholders, (1, ...), and those of `local`, if there is it
+    rows: tuple[TensorVariable, ...]  # their one-row placeholders, (1, ...), and those of `local`
     value_vars: tuple[TensorVariable, ...]  # unconstrained values of the free variables: the inputs z
     factors: dict[str, TensorVariable]  # log-density of the row by observed variable or Potential, (1, ...)
     prior_logp: TensorVariable  # scalar: log prior plus Jacobians plus data-free Potentials
@@ -76,9 +74,8 @@ class RecordModel:
     unit: str  # what a record is, in words
     in_range: tuple[TensorVariable, ...] = ()  # conditions: indices from public arrays are in range
     units: Units | None = None  # the rows of each person; None if a record is a row
-    local: Locals | None = (
-        None  # variables with a value for each person; `model` is then the view of the others
-    )
+    held: tuple[Any, ...] = field(default=(), repr=False)  # what the arrays held, if ids are no pm.Data
+    local: Locals | None = None  # variables with a value for each person; `model` is a view without them
 
     @property
     def num_units(self) -> int:
@@ -108,6 +105,8 @@ class RecordModel:
         dims = model.named_vars_to_dims.get(getattr(var, "name", None)) or ()
         if not self.record_dims.isdisjoint(dims):
             return False
+        if self.units is not None and not {d for d in dims if d is not None} <= self.released_dims:
+            return False  # a dim of persons, perhaps
         behind = self._behind([var])
         if not set(behind) & set(model.free_RVs):
             return False  # it depends on no free variable: a number, wherever it came from
@@ -199,7 +198,7 @@ class RecordModel:
                     "(pm.set_data), so the checks of the model hold no longer. Make a new DPADVI."
                 )
         if self.units is not None:
-            self.units.check_unchanged()
+            self.units.check_unchanged(model)
         # -1: no length is compared with N any more. A new array (of a Potential) is refused as undeclared.
         assert_no_record_array(replace(self, num_records=-1))
         self.check_public()
@@ -219,6 +218,14 @@ class RecordModel:
         A later ``pm.set_data`` replaces the model's array and does not write into it: these stay as they are.
         """
         self.check_unchanged()
+        if self.units is not None and self.units.source is None:
+            if any(array_value(a) is not v for a, v in zip(self.arrays, self.held, strict=True)):
+                raise UnsupportedModelError(
+                    "The data of the model were exchanged (pm.set_data) since the method was made, "
+                    "and the ids "
+                    "of unit= are no part of the model, so it is not known whose the rows are. "
+                    "Make a new DPADVI."
+                )
         return [pytensor.shared(array_value(a), name=a.name or "records", borrow=True) for a in self.arrays]
 
 
@@ -286,11 +293,12 @@ def build_record_model(
         public=frozenset(public),
         unit=describe_unit(model, observed_dims, units),
         units=units,
+        held=() if units is None or units.source is not None else tuple(array_value(a) for a in arrays),
         local=local,
     )
     # 10. Nothing in these graphs holds other records, or numbers of theirs: the proof that a record enters
     #     its own term alone.
-    derived = unevaluated(model, one)
+    derived = [*unevaluated(model, one), *one.of_local]
     assert_no_record_array(record, one.generative, derived, start)
     # 11. What is left counts as public, and the report lists it.
     evaluated = [*one.generative, *derived, *record.released]

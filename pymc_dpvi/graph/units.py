@@ -13,7 +13,7 @@ as long as there are persons is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,7 @@ class Units:
     words: str  # whose rows, for the report: "the same 'person'"
     max_rows: int | None = None
     source: Variable | None = field(default=None, repr=False)
+    dim: str | None = None
     ids: Any = field(default=None, repr=False)
 
     @classmethod
@@ -61,11 +62,14 @@ class Units:
         """Return the number of persons: for sampling batches, and no part of any release."""
         return len(self.starts) - 1
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, model: pm.Model) -> None:
         """Raise if ``pm.set_data`` has put other ids into the model."""
-        if self.source is not None and not np.array_equal(array_value(self.source), self.ids):
+        held = self.source is not None and not np.array_equal(array_value(self.source), self.ids)
+        labels = self.dim is not None and list(model.coords.get(self.dim) or ()) != self.ids
+        if held or labels:
+            name = self.dim if self.source is None else self.source.name
             raise UnsupportedModelError(
-                f"The ids in '{self.source.name}' are others now than when the method was made "
+                f"The ids in '{name}' are others now than when the method was made "
                 "(pm.set_data), so it is not known whose the rows are. Make a new DPADVI."
             )
 
@@ -80,11 +84,11 @@ class Units:
 
 
 def find_units(
-    model: pm.Model, unit: Any, max_rows: Any, num_rows: int, public: Sequence[Variable] | set[Variable]
+    model: pm.Model, unit: Any, max_rows: Any, num_rows: int, public: Collection[Variable]
 ) -> Units | None:
     """Return the rows of each person; None if a record is a row. The arguments are those of `DPADVI`."""
     if max_rows is not None:
-        max_rows = check_integer("max_rows_per_unit", max_rows)
+        max_rows = check_integer("max_rows_per_unit", max_rows, high=2**31 - 1)
         if unit is None:
             raise ArgumentError(
                 "max_rows_per_unit= says how many rows of a person count, so it needs unit=. " + _EXAMPLE
@@ -92,14 +96,30 @@ def find_units(
     if unit is None:
         return None
     source, ids, words = _ids(model, unit)
+    dim = unit if isinstance(unit, str) and source is None else None
+    if dim is not None and dim in _released_dims(model, public):
+        raise ArgumentError(
+            f"unit={dim!r} is a dim of a free variable or of data that were declared public, whose "
+            "labels are "
+            "released, and the labels are ids. Give the rows a dim of their own, or type unit=ids."
+        )
     if source is not None and source in public:
         raise ArgumentError(
             f"unit={shown(unit)} is also named in public_data: the ids say whose the rows are, and are not "
             "public. Leave it out there."
         )
     codes = _codes(ids, words, num_rows, of_data=source is not None)
-    held = {} if source is None else {"source": source, "ids": np.array(array_value(source))}
+    held: dict[str, Any] = {}
+    if source is not None:
+        held = {"source": source, "ids": np.array(array_value(source))}
+    elif dim is not None:
+        held = {"dim": dim, "ids": list(ids)}
     return Units.by_codes(codes, words, max_rows, **held)
+
+
+def _released_dims(model: pm.Model, public: Collection[Variable]) -> set[str]:
+    named = model.named_vars_to_dims
+    return {d for v in (*model.free_RVs, *public) for d in named.get(v.name) or () if d is not None}
 
 
 def _ids(model: pm.Model, unit: Any) -> tuple[Variable | None, Any, str]:
@@ -134,6 +154,15 @@ def _codes(ids: Any, words: str, num_rows: int, *, of_data: bool) -> np.ndarray:
         ids = ids.to_numpy()
     if not isinstance(ids, np.ndarray | list | tuple):
         raise ArgumentError(f"unit must be ids, one for each row; found a {type(ids).__name__}. {_EXAMPLE}")
+    if isinstance(ids, np.ma.MaskedArray):
+        if np.ma.getmaskarray(ids).any():
+            raise ArgumentError(
+                "unit has missing (masked) ids. Drop the rows without an id, or give each of them "
+                "one of its own."
+            )
+        ids = ids.data
+    if np.ndim(ids) == 0:
+        raise ArgumentError(f"unit must be ids, one for each row; found a single one. {_EXAMPLE}")
     # Not np.asarray of strings: NumPy's own would drop null characters at the end, and two ids be one.
     array = (
         ids
@@ -146,10 +175,12 @@ def _codes(ids: Any, words: str, num_rows: int, *, of_data: bool) -> np.ndarray:
             f"as they are. Found {'another length' if array.ndim == 1 else f'{array.ndim} axes'}. {_EXAMPLE}"
         )
     if array.dtype.kind in "iu":
-        if of_data and (array < 0).any():
+        if of_data and (array.dtype.itemsize < 4 or (array < 0).any()):
+            found = "negative ids" if array.dtype.itemsize >= 4 else f"ids in {8 * array.dtype.itemsize} bits"
             raise ArgumentError(
-                "unit has negative ids. PyMC keeps the integers of a pm.Data in 32 bits, in which large ones "
-                "wrap around, so that two persons may have become one. Give the ids themselves: unit=ids."
+                f"unit has {found}. PyMC keeps the integers of a pm.Data in 32 bits, and in 16 with "
+                "floatX='float32'. Larger ones wrap around, so that two persons may have become one. Give "
+                "the ids themselves: unit=ids."
             )
         codes = np.unique(array, return_inverse=True)[1]
     elif array.dtype.kind == "O":

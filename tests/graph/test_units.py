@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 import pytest
 
 from pymc_dpvi import DPADVI
@@ -15,6 +17,7 @@ from pymc_dpvi.graph.records import build_record_model
 
 IDS = np.array([7, 3, 7, 9, 3, 7, 5, 9])
 N, P = len(IDS), 4
+CODES = np.unique(IDS, return_inverse=True)[1]
 
 
 def visits(ids: Any = IDS, **more: Any) -> pm.Model:
@@ -122,24 +125,85 @@ def test_a_dim_without_labels_is_no_id():
         DPADVI(epsilon=1.0, delta=1e-6, unit="nothing", model=model)
 
 
-def with_values(shape: int, ids: Any = None, index: Any = None) -> pm.Model:
+def with_values(shape: int, index: Any = None) -> pm.Model:
     rng = np.random.default_rng(1)
-    codes = np.unique(IDS, return_inverse=True)[1]
     with pm.Model() as model:
-        person = pm.Data("person", codes)
-        u = pm.Normal("u", 0, 1, shape=shape)
+        person = pm.Data("person", CODES)
+        u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=shape)
         pm.Normal("y", u[person if index is None else index], 1, observed=rng.normal(size=N))
     return model
 
 
-def test_a_value_for_each_person_is_refused():
+def test_a_value_for_each_person_is_local_if_it_is_looked_up_by_the_ids():
+    record = build_record_model(with_values(P), unit="person")
+    assert record.local is not None and record.local.names == ("u",)
     with pytest.raises(UnsupportedModelError, match=r"'u' has an axis.*persons"):
-        build_record_model(with_values(P), unit="person")
-    copy = np.unique(IDS, return_inverse=True)[1]
+        build_record_model(with_values(P, index=CODES), unit="person")
     with pytest.raises(UnsupportedModelError, match=r"'u' has an axis.*persons"):
-        build_record_model(with_values(P, index=copy), unit="person")
-    with pytest.raises(UnsupportedModelError, match=r"'y' reads 'person'.*one entry per row"):
-        build_record_model(with_values(P + 5), unit="person")
+        build_record_model(with_values(P), unit=CODES)
+
+
+def test_what_reads_the_ids_otherwise_is_refused():
+    with visits() as model:
+        pm.Normal("z", model["b"][0] * model["person"], 1, observed=np.zeros(N))
+    with pytest.raises(UnsupportedModelError, match=r"'z' reads 'person'.*one entry per row"):
+        build_record_model(model, unit="person")
+
+
+def test_masked_ids_are_missing():
+    ids = np.ma.MaskedArray(IDS, mask=np.arange(N) == 3)
+    with pytest.raises(ArgumentError, match="missing"):
+        build_record_model(visits(), unit=ids)
+    assert len(build_record_model(visits(), unit=np.ma.MaskedArray(IDS)).units) == P
+
+
+def test_ids_in_sixteen_bits_are_refused():
+    with pytensor.config.change_flags(floatX="float32"), pytest.raises(ArgumentError, match="16 bits"):
+        build_record_model(visits(), unit="person")
+
+
+@pytest.mark.parametrize("where", ["free", "public"])
+def test_labels_that_are_released_are_no_ids(where: str):
+    with pm.Model(coords={"visit": IDS}) as model:
+        a = pm.Normal("a")
+        if where == "free":
+            pm.Normal("z", dims="visit")
+        else:
+            pm.Deterministic("curve", a * pm.Data("grid", np.linspace(0, 1, N), dims="visit"), dims="visit")
+        pm.Normal("y", a, 1, observed=np.zeros(N))
+    public = ["grid"] if where == "public" else []
+    with pytest.raises(ArgumentError, match="whose labels are released"):
+        build_record_model(model, unit="visit", public_data=public)
+
+
+def test_a_deterministic_over_a_dim_that_nobody_declared_is_withheld():
+    with visits() as model:
+        model.add_coord("who", [3, 5, 7, 9])
+        pm.Deterministic("tiled", pt.tile(model["b"][:1], P), dims="who")
+    assert not build_record_model(model, unit="person").may_be_released(model["tiled"])
+    assert build_record_model(model).may_be_released(model["tiled"])
+
+
+@pytest.mark.parametrize("unit", ["visit", IDS], ids=["labels", "array"])
+def test_exchanged_data_need_another_method_if_the_ids_are_no_data(unit: Any):
+    with pm.Model(coords={"visit": IDS}) as model:
+        x, y = pm.Data("x", np.arange(N) * 1.0), pm.Data("y", np.arange(N) * 1.0, dims="visit")
+        pm.Normal("o", pm.Normal("a") * x, 1, observed=y, dims="visit")
+    record = build_record_model(model, unit=unit)
+    record.data()
+    with model:
+        pm.set_data({"x": np.arange(N) * 2.0, "y": np.arange(N)[::-1] * 1.0})
+    with pytest.raises(UnsupportedModelError, match="not known whose the rows are"):
+        record.data()
+
+
+def test_other_labels_need_another_method():
+    model = visits()
+    record = build_record_model(model, unit="visit")
+    with model:
+        pm.set_data({"x": np.zeros((N, 2))}, coords={"visit": list(IDS[::-1])})
+    with pytest.raises(UnsupportedModelError, match="ids in 'visit' are others now"):
+        record.check_unchanged()
 
 
 def test_the_number_of_persons_is_no_part_of_what_may_be_released():

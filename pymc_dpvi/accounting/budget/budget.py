@@ -286,6 +286,7 @@ class PrivacyBudget:
         sampler: EventSampler | None = None,
         accountant: Any = None,
         run_id: str = "",
+        record: str = "",
         dry_run: bool = False,
     ) -> Charge:
         """Charge a release before it is made. Fits do this themselves.
@@ -310,6 +311,9 @@ class PrivacyBudget:
             What computed `epsilon`; None if you vouch for it.
         run_id : str
             The fit's id, as in its report; empty for what is not a fit.
+        record : str
+            What one record is: of a fit ``"one row"``, or whose rows they are, by ``unit=``. Charges with
+            different records do not add up; a charge without one is taken to protect what the others do.
         dry_run : bool
             Charge nothing, but raise if the charge would not be admitted now.
 
@@ -321,8 +325,8 @@ class PrivacyBudget:
         Raises
         ------
         ArgumentError
-            If an argument has a bad value, the relation differs from the budget's, or the accountant
-            proves no bound.
+            If an argument has a bad value, the relation or the record differs from the budget's, or the
+            accountant proves no bound.
         BudgetExceededError
             If the charge does not fit. The message says what would.
         LedgerError
@@ -344,6 +348,7 @@ class PrivacyBudget:
             sampler=sampler,
             accountant=accountant,
             run_id=run_id,
+            record=record,
             allow_unproven=self._allow_unproven,
         )
         try:
@@ -367,6 +372,15 @@ class PrivacyBudget:
             raise ArgumentError(
                 f"This budget protects against {fixed}, and the charge is under {relation}; the two do "
                 f"not add up. Use neighboring_relation={fixed!r}, or a budget of its own."
+            )
+        records = {c.record for c in charges if c.record}
+        if draft.record and records - {draft.record}:
+            raise ArgumentError(
+                f"A record of this budget's fits is {' or '.join(sorted(records))}, and of this one "
+                f"{draft.record}; "
+                "the two do not add up, as one person may be several of the one and a part of the "
+                "other. Fit all with "
+                "the same unit=, named in the same way, or use a budget of its own."
             )
         charge = self._rule.priced(replace(draft, neighboring_relation=relation), sampler)
         if not self._rule.admits([*charges, charge]):

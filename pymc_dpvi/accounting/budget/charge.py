@@ -46,6 +46,8 @@ class Charge:
         Rényi divergence at each order of the budget's filter; empty without one.
     run_id : str
         The fit's id, as in its report and its draws; empty for what is not a fit.
+    record : str
+        What one record is: ``"one row"``, or whose rows, such as "the same 'person'"; empty if nobody said.
     """
 
     when: str
@@ -60,6 +62,7 @@ class Charge:
     noise_multiplier: float | None = None
     renyi: tuple[float, ...] = ()
     run_id: str = ""
+    record: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the charge as plain strings and numbers; an infinite one is ``"inf"``."""
@@ -70,11 +73,12 @@ class Charge:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Charge:
         """Return the charge that :meth:`to_dict` wrote; a ValueError for other fields, types or ranges."""
-        fields = {"run_id": "", **fields}  # ledgers of early versions have none
+        # Ledgers of early versions have neither; their fits were by row.
+        fields = {"run_id": "", "record": "one row" if fields.get("n_steps") else "", **fields}
         optional = type(None)
         kinds: dict[str, tuple[type, ...]] = {
             **dict.fromkeys(
-                ("when", "label", "neighboring_relation", "accountant", "guarantee", "run_id"),
+                ("when", "label", "neighboring_relation", "accountant", "guarantee", "run_id", "record"),
                 (str,),
             ),
             **dict.fromkeys(("epsilon", "delta"), (float,)),
@@ -105,14 +109,16 @@ def draft_charge(
     sampler: EventSampler | None,
     accountant: Any,
     run_id: str,
+    record: str,
     allow_unproven: bool,
 ) -> Charge:
     """Return a charge, checked as far as is possible without the ledger; an ArgumentError if a check fails.
 
     The arguments are those of :meth:`PrivacyBudget.charge`. If no relation is given, it is left empty.
     """
-    if not isinstance(label, str) or not label.isprintable():
-        raise ArgumentError("label must be a text of one line.")
+    for name, text in (("label", label), ("record", record)):
+        if not isinstance(text, str) or not text.isprintable():
+            raise ArgumentError(f"{name} must be a text of one line.")
     check_run_id("run_id", run_id)
     if neighboring_relation is not None:
         check_choice("neighboring_relation", neighboring_relation, tuple(RELATIONS))
@@ -132,4 +138,5 @@ def draft_charge(
         sampling_prob=None if sampler is None else float(sampler.sampling_prob),
         noise_multiplier=None if noise is None else check_number("noise_multiplier", noise, low=0.0),
         run_id=run_id,
+        record=record,
     )

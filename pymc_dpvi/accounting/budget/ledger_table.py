@@ -64,6 +64,8 @@ def heading(name: str, neighboring_relation: str | None, charges: Sequence[Charg
         f"Privacy budget {name}",
         f"protects against: {relation or 'what the first charge protects against'}",
     ]
+    if records := sorted({c.record for c in charges if c.record} - {"one row"}):
+        lines.append(f"a record is all rows with {' or '.join(records)}")
     unproven = sorted({c.accountant for c in charges if c.guarantee not in ("proven", "declared")})
     if unproven:
         names = ", ".join(unproven)

@@ -1,0 +1,270 @@
+"""Models by person, as people write them: several rows of each, and mostly latent values of their own.
+
+Each is fitted with ``unit="person"``. Data are made by `numpy.random.default_rng`; the numbers of
+persons, of rows and of everything else differ. An entry's `local` names the variables that are integrated
+out, in the model's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+
+__all__ = ["PERSONS_ZOO", "Entry"]
+
+P = 17
+_RNG = np.random.default_rng(2026)
+ROWS = _RNG.permutation(np.r_[np.ones(4, int), _RNG.integers(1, 7, size=P - 5), 23])
+WHO = _RNG.permutation(np.repeat(np.arange(P), ROWS))
+N = WHO.size
+X = _RNG.normal(size=(N, 2))
+T = _RNG.uniform(0, 2, size=N)
+SITE = _RNG.integers(0, 4, size=N)
+ITEM = _RNG.integers(0, 6, size=N)
+EFFECT = _RNG.normal(size=P)
+Y = X @ [1.0, -0.5] + EFFECT[WHO] + 0.7 * _RNG.normal(size=N)
+LABEL = (Y > 0.2).astype("int64")
+COUNT = _RNG.poisson(np.exp(0.3 * X[:, 0] + 0.5 * EFFECT[WHO]))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model, and what is known of it."""
+
+    name: str
+    build: Callable[[], pm.Model]
+    local: tuple[str, ...]
+    withheld: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+PERSONS_ZOO: dict[str, Entry] = {}
+
+
+def persons(
+    local: str = "", withheld: str = "", **options: Any
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Register what is written inside a model that has the ids as ``person`` and the dim ``who``."""
+
+    def register(write: Callable[[], None]) -> Callable[[], None]:
+        def build() -> pm.Model:
+            with pm.Model(coords={"who": [f"p{i}" for i in range(P)], "coef": ["a", "b"]}) as model:
+                pm.Data("person", WHO)
+                write()
+            return model
+
+        name = write.__name__
+        PERSONS_ZOO[name] = Entry(name, build, tuple(local.split()), tuple(withheld.split()), options)
+        return write
+
+    return register
+
+
+def who() -> Any:
+    """Return the ids of the model that is being written."""
+    return pm.modelcontext(None)["person"]
+
+
+def slopes() -> Any:
+    """Return the mean of two predictors."""
+    return pm.Data("x", X) @ pm.Normal("b", 0, 1, dims="coef")
+
+
+@persons()
+def fixed_effects() -> None:
+    pm.Normal("y", slopes(), pm.HalfNormal("s"), observed=Y)
+
+
+@persons()
+def fixed_effects_by_site() -> None:
+    a = pm.Normal("a", 0, 1, shape=4)
+    pm.Bernoulli("y", logit_p=a[pm.Data("site", SITE)] + slopes(), observed=LABEL)
+
+
+@persons(max_rows_per_unit=3)
+def fixed_effects_of_some_rows() -> None:
+    pm.Poisson("y", pm.math.exp(slopes()), observed=COUNT)
+
+
+@persons("u")
+def random_intercept() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    pm.Bernoulli("y", logit_p=slopes() + u[who()], observed=LABEL)
+
+
+@persons("u", "effect mean")
+def random_intercept_not_centred() -> None:
+    tau, mu = pm.HalfNormal("tau", 1), pm.Normal("mu")
+    u = pm.Normal("u", 0, 1, shape=P)
+    effect = pm.Deterministic("effect", mu + tau * u, dims="who")
+    mean = pm.Deterministic("mean", slopes() + effect[who()])
+    pm.Normal("y", mean, pm.HalfNormal("s"), observed=Y)
+
+
+@persons("u v")
+def intercept_and_slope() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    v = pm.Normal("v", pm.Normal("growth"), pm.HalfNormal("tau_v", 1), dims="who")
+    pm.Normal("y", u[who()] + v[who()] * pm.Data("t", T), pm.HalfNormal("s"), observed=Y)
+
+
+@persons("u")
+def correlated_effects() -> None:
+    chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=2))
+    u = pm.MvNormal("u", pt.zeros(2), chol=chol, dims=("who", "coef"))
+    own = u[who()]
+    pm.Normal("y", own[:, 0] + own[:, 1] * pm.Data("t", T), 0.7, observed=Y)
+
+
+@persons("z")
+def correlated_effects_not_centred() -> None:
+    chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=2))
+    z = pm.Normal("z", 0, 1, shape=(P, 2))
+    own = (z @ chol.T)[who()]
+    pm.Normal("y", own[:, 0] + own[:, 1] * pm.Data("t", T), 0.7, observed=Y)
+
+
+@persons("u")
+def one_of_two_columns() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1, shape=2), shape=(P, 2))
+    pm.Normal("y", u[who(), 0] - u[who(), 1] * pm.Data("t", T), 0.7, observed=Y)
+
+
+@persons("theta")
+def rasch() -> None:
+    theta = pm.Normal("theta", 0, pm.HalfNormal("spread", 1), dims="who")
+    difficulty = pm.Normal("difficulty", 0, 1, shape=6)
+    pm.Bernoulli("y", logit_p=theta[who()] - difficulty[pm.Data("item", ITEM)], observed=LABEL)
+
+
+@persons("theta")
+def two_parameters_an_item() -> None:
+    theta = pm.Normal("theta", 0, 1, dims="who")
+    item = pm.Data("item", ITEM)
+    strength, easy = pm.LogNormal("strength", 0, 0.3, shape=6), pm.Normal("easy", 0, 1, shape=6)
+    pm.Bernoulli("y", logit_p=strength[item] * theta[who()] + easy[item], observed=LABEL)
+
+
+@persons("u")
+def counts_with_an_intercept() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    pm.NegativeBinomial("y", mu=pt.exp(slopes() + u[who()]), alpha=pm.Gamma("alpha", 2, 1), observed=COUNT)
+
+
+@persons("u")
+def zeros_and_counts() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    psi = pm.Beta("psi", 2, 2)
+    pm.ZeroInflatedPoisson("y", psi=psi, mu=pt.exp(slopes() + u[who()]), observed=COUNT)
+
+
+@persons("p")
+def own_probability() -> None:
+    p = pm.Beta("p", pm.Gamma("alpha", 3, 1), pm.Gamma("beta", 3, 1), dims="who")
+    pm.Bernoulli("y", p[who()], observed=LABEL)
+
+
+@persons("rate")
+def own_rate() -> None:
+    rate = pm.Gamma("rate", pm.Gamma("alpha", 3, 1), pm.Gamma("beta", 3, 1), dims="who")
+    pm.Poisson("y", rate[who()] * pm.Data("t", 0.1 + T), observed=COUNT)
+
+
+@persons("u")
+def heavy_tailed_effects() -> None:
+    u = pm.StudentT("u", nu=4, mu=0, sigma=pm.HalfNormal("tau", 1), dims="who")
+    pm.Normal("y", slopes() + u[who()], pm.HalfNormal("s"), observed=Y)
+
+
+@persons("u log_s")
+def own_spread() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    log_s = pm.Normal("log_s", pm.Normal("m", -0.5, 0.5), 0.4, dims="who")
+    pm.Normal("y", slopes() + u[who()], pt.exp(log_s[who()]), observed=Y)
+
+
+@persons("u", "y_probs")
+def ordered_answers() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    cuts = pm.Normal("cuts", [-1.0, 1.0], 1, transform=pm.distributions.transforms.ordered)
+    answer = np.digitize(Y, [-0.7, 0.9])
+    pm.OrderedLogistic("y", eta=slopes() + u[who()], cutpoints=cuts, observed=answer)
+
+
+@persons("u")
+def frailty() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    time = pm.Weibull.dist(pm.LogNormal("k", 0, 0.3), pt.exp(slopes() + u[who()]))
+    observed = np.minimum(0.1 + T, 1.5)
+    pm.Censored("y", time, lower=None, upper=np.full(N, 1.5), observed=observed)
+
+
+@persons("u")
+def sites_and_persons() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    a = pm.Normal("a", 0, 1, shape=4)
+    pm.Normal("y", a[pm.Data("site", SITE)] + u[who()], pm.HalfNormal("s"), observed=Y)
+
+
+@persons("u v w")
+def three_effects() -> None:
+    u, v, w = (pm.Normal(n, 0, pm.HalfNormal(f"tau_{n}", 1), dims="who") for n in "uvw")
+    t = pm.Data("t", T)
+    pm.Normal("y", u[who()] + v[who()] * t + w[who()] * (t - 1) ** 2, 0.7, observed=Y)
+
+
+@persons("first second")
+def an_effect_about_another() -> None:
+    first = pm.Normal("first", 0, pm.HalfNormal("tau", 1), dims="who")
+    second = pm.Normal("second", first, pm.HalfNormal("between", 0.5), dims="who")
+    late = pm.Data("late", (T > 1).astype(float))
+    mean = first[who()] * (1 - late) + second[who()] * late
+    pm.Normal("y", mean, 0.7, observed=Y)
+
+
+@persons("kind")
+def hidden_classes() -> None:
+    kind = pm.Categorical("kind", pm.Dirichlet("w", np.ones(3)), dims="who")
+    mean = pm.Normal("mean", [-1.0, 0.0, 1.0], 1)
+    pm.Normal("y", mean[kind[who()]], pm.HalfNormal("s"), observed=Y)
+
+
+@persons("kind", "level")
+def hidden_classes_by_table() -> None:
+    kind = pm.Categorical("kind", pm.Dirichlet("w", np.ones(3)), shape=P)
+    mean = pm.Normal("mean", [-1.0, 0.0, 1.0], 1)
+    level = pm.Deterministic("level", mean[kind])
+    pm.Normal("y", slopes() + level[who()], pm.HalfNormal("s"), observed=Y)
+
+
+@persons("ill")
+def hidden_states() -> None:
+    ill = pm.Bernoulli("ill", pm.Beta("prevalence", 2, 2), dims="who")
+    p = pm.Beta("p", [2.0, 4.0], [4.0, 2.0])
+    pm.Bernoulli("y", pt.switch(ill[who()], p[1], p[0]), observed=LABEL)
+
+
+@persons("u")
+def two_outcomes() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    load = pm.LogNormal("load", 0, 0.3)
+    pm.Normal("y", slopes() + u[who()], pm.HalfNormal("s"), observed=Y)
+    pm.Poisson("visits", pt.exp(load * u[who()]), observed=COUNT)
+
+
+@persons("u")
+def with_a_potential() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    error = pm.Data("outcome", Y) - slopes() - u[who()]
+    pm.Potential("misfit", -0.5 * error**2)
+
+
+@persons("u")
+def other_nodes() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    pm.Bernoulli("y", logit_p=u[pt.cast(who(), "int64")], observed=LABEL)
