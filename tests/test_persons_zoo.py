@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,10 @@ def method(entry: Entry, **more: Any) -> DPADVI:
     return DPADVI(**{**OPTIONS, **entry.options, **more}, unit="person", model=entry.build())
 
 
-def released_of_everybody(made: DPADVI, mode: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum of all persons' gradients, not clipped, and the latent values where they are taken."""
+def released_of_everybody(
+    made: DPADVI, mode: str, persons: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sum of persons' gradients, by default of all, and the latent values where they are taken."""
     kept: list[Any] = []
 
     def keep(grads: list[Any], params: list[Any]) -> dict[Any, Any]:
@@ -55,7 +58,8 @@ def released_of_everybody(made: DPADVI, mode: str) -> tuple[np.ndarray, np.ndarr
         max_grad_norm=None,
         compile_kwargs={"mode": mode},
     )
-    everybody = Draws(np.arange(P), np.array([0, P]), np.zeros((1, step.num_noise), np.int64))
+    who = np.asarray(persons or np.arange(record.num_units))
+    everybody = Draws(who, np.array([0, who.size]), np.zeros((1, step.num_noise), np.int64))
     draws = in_rows(everybody, record.units, None)  # type: ignore[arg-type]
     step(draws.indices, draws.offsets, draws.noise, np.zeros((1, *step.draw_shape)), np.zeros(1))
     return np.asarray(kept[0].get_value()), approx.start

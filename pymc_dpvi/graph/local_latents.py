@@ -185,6 +185,7 @@ def split_local(
     (length,) = lengths
     behind = set(walk([base for base, _ in found.values()], stop=free))
     local = [rv for rv in free if rv in behind and rv.type.ndim and shapes[rv.name][0] == length]
+    _refuse_other_uses(model, local, found, units)  # type: ignore[arg-type]
     _refuse_couplings(model, local, units, public)  # type: ignore[arg-type]
     if len(local) == len(free):
         raise UnsupportedModelError(
@@ -196,6 +197,24 @@ def split_local(
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
     size = sum(int(np.prod(s, dtype=int)) for s in own)
     return Locals(model, tuple(local), own, found, int(length), _places(local, own, size, rules))  # type: ignore[arg-type]
+
+
+def _refuse_other_uses(
+    model: pm.Model, local: Sequence[Variable], found: Mapping[Variable, Any], units: Units
+) -> None:
+    """Raise if the likelihood reads a local variable in another way than by person."""
+    assert units.source is not None
+    for term in (*model.observed_RVs, *model.potentials):
+        if term in model.potentials and not depends_on([term], [units.source, *model.observed_RVs]):
+            continue  # of the prior: `_refuse_couplings`
+        for var in walk([term], stop=[*model.free_RVs, *found]):
+            if var in local:
+                raise NotSeparableError(
+                    f"The likelihood '{term.name}' reads '{var.name}' otherwise than by person, as "
+                    f"{var.name}[{units.source.name}], so one person's value enters other persons' "
+                    "terms. Leave out "
+                    "sums, means and slices over persons."
+                )
 
 
 def _is_ids(index: Any, source: Variable) -> bool:

@@ -198,10 +198,13 @@ def test_exchanged_data_need_another_method_if_the_ids_are_no_data(unit: Any):
 
 
 def test_other_labels_need_another_method():
-    model = visits()
+    with pm.Model(coords={"visit": IDS}) as model:
+        x, y = pm.Data("x", np.ones(N), dims="visit"), pm.Data("y", np.ones(N), dims="visit")
+        pm.Normal("o", pm.Normal("a") * x, 1, observed=y, dims="visit")
     record = build_record_model(model, unit="visit")
+    record.check_unchanged()
     with model:
-        pm.set_data({"x": np.zeros((N, 2))}, coords={"visit": list(IDS[::-1])})
+        pm.set_data({"x": np.zeros(N)}, coords={"visit": list(IDS[::-1])})
     with pytest.raises(UnsupportedModelError, match="ids in 'visit' are others now"):
         record.check_unchanged()
 

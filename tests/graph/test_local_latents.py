@@ -1,0 +1,371 @@
+"""Local variables: which are found, what is refused, and how they are integrated out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from scipy import stats
+from test_persons_zoo import released_of_everybody
+
+from pymc_dpvi import DPADVI, Quadrature
+from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graph.local_rules import quadrature
+from pymc_dpvi.graph.records import build_record_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
+
+RNG = np.random.default_rng(3)
+P = 17
+WHO = RNG.permutation(np.repeat(np.arange(P), RNG.integers(1, 6, size=P)))
+N = WHO.size
+X, Y = RNG.normal(size=N), RNG.normal(size=N)
+ARGUMENTS: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-6, "sampling_prob": 0.3, "random_seed": 1}
+
+
+def model_of(write: Callable[[Any], None]) -> pm.Model:
+    with pm.Model(coords={"who": np.arange(P)}) as model:
+        write(pm.Data("person", WHO))
+    return model
+
+
+def method(write: Callable[[Any], None], **more: Any) -> DPADVI:
+    return DPADVI(**{**ARGUMENTS, **more}, unit="person", model=model_of(write))
+
+
+# ------------------------------------------------------------------------------------------------
+# What is refused
+# ------------------------------------------------------------------------------------------------
+
+
+def observe(mean: Any) -> None:
+    pm.Normal("y", mean, pm.HalfNormal("s"), observed=Y)
+
+
+def its_mean(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    observe((u - u.mean())[person])
+
+
+def its_sum_elsewhere(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    observe(u[person] + 0.1 * u.sum())
+
+
+def running_sum(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    observe(pt.cumsum(u)[person])
+
+
+def sorted_values(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    observe(pt.sort(u)[person])
+
+
+def random_walk(person: Any) -> None:
+    u = pm.GaussianRandomWalk("u", sigma=pm.HalfNormal("tau"), init_dist=pm.Normal.dist(0, 1), steps=P - 1)
+    observe(u[person])
+
+
+def joint_normal(person: Any) -> None:
+    u = pm.MvNormal("u", np.zeros(P), np.eye(P))
+    observe(u[person])
+
+
+def sum_to_zero(person: Any) -> None:
+    u = pm.ZeroSumNormal("u", pm.HalfNormal("tau"), dims="who")
+    observe(u[person])
+
+
+def soft_sum_to_zero(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    pm.Potential("centre", -(u.sum() ** 2))
+    observe(u[person])
+
+
+def global_about_local(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    observe(u[person] + pm.Normal("b", u.mean(), 1))
+
+
+def prior_on_rows(person: Any) -> None:
+    u = pm.Normal("u", pm.Data("x", X)[:P], 1, dims="who")
+    observe(u[person])
+
+
+def prior_on_the_number_of_rows(person: Any) -> None:
+    u = pm.Normal("u", 0, 1.0 / person.shape[0], dims="who")
+    observe(u[person])
+
+
+def prior_on_the_number_of_persons(person: Any) -> None:
+    u = pm.Normal("u", 0, 1.0 / pm.modelcontext(None).dim_lengths["who"], dims="who")
+    observe(u[person])
+
+
+def prior_on_a_table(person: Any) -> None:
+    u = pm.Normal("u", pm.Normal("b") * np.linspace(0, 1, P) ** 1.7, 1, dims="who")
+    observe(u[person])
+
+
+def two_lengths(person: Any) -> None:
+    u, v = pm.Normal("u", 0, 1, shape=P), pm.Normal("v", 0, 1, shape=P + 2)
+    observe(u[person] + v[person])
+
+
+def ordered_over_persons(person: Any) -> None:
+    u = pm.Normal("u", np.arange(P), 1, transform=pm.distributions.transforms.ordered, shape=P)
+    observe(u[person])
+
+
+def discrete_and_continuous(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    k = pm.Bernoulli("k", 0.5, dims="who")
+    observe(u[person] * k[person])
+
+
+def without_an_end(person: Any) -> None:
+    k = pm.Poisson("k", 2.0, dims="who")
+    observe(k[person])
+
+
+def two_indices(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, shape=(P, 3))
+    observe(u[person, pm.Data("item", np.arange(N) % 3)])
+
+
+def nothing_else(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    pm.Normal("y", u[person], 1, observed=Y)
+
+
+def a_hundred_values(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, shape=(P, 100))
+    observe(u[person].sum(axis=1))
+
+
+def its_square_by_rows(person: Any) -> None:
+    """Rows enter each other's terms through a mean over the rows of all persons."""
+    u = pm.Normal("u", 0, 1, dims="who")
+    own = u[person]
+    observe(own - own.mean())
+
+
+REFUSED: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
+    "its mean": (its_mean, NotSeparableError, "'y'"),
+    "its sum elsewhere": (its_sum_elsewhere, NotSeparableError, "'u' otherwise than by person"),
+    "a running sum": (running_sum, NotSeparableError, "'y'"),
+    "sorted": (sorted_values, NotSeparableError, "'y'"),
+    "a random walk": (random_walk, NotSeparableError, "'u' is one draw for all persons"),
+    "a joint normal": (joint_normal, NotSeparableError, "'u' is one draw for all persons"),
+    "sum to zero": (sum_to_zero, NotSeparableError, "'u' is one draw for all persons"),
+    "sum to zero, softly": (soft_sum_to_zero, NotSeparableError, "'centre'"),
+    "a global variable about it": (global_about_local, NotSeparableError, "'b' depends on 'u'"),
+    "a prior on rows": (prior_on_rows, UnsupportedModelError, "'u' depends on data"),
+    "a prior on the number of rows": (
+        prior_on_the_number_of_rows,
+        UnsupportedModelError,
+        "'u' depends on data",
+    ),
+    "a prior on the number of persons": (prior_on_the_number_of_persons, NotSeparableError, "prior of local"),
+    "a prior on a table": (prior_on_a_table, Exception, ""),
+    "two lengths": (two_lengths, UnsupportedModelError, "different lengths"),
+    "ordered over persons": (ordered_over_persons, Exception, ""),
+    "discrete and continuous": (discrete_and_continuous, UnsupportedModelError, "'u', 'k'"),
+    "no end of values": (without_an_end, UnsupportedModelError, "'k' is discrete"),
+    "two indices": (two_indices, UnsupportedModelError, "u[person]"),
+    "nothing else": (nothing_else, UnsupportedModelError, "nothing is left to release"),
+    "a hundred values": (a_hundred_values, UnsupportedModelError, "100 local values"),
+    "means over all rows": (its_square_by_rows, NotSeparableError, "'y'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_ties_persons_together_is_refused(name: str):
+    write, error, text = REFUSED[name]
+    with pytest.raises((NotSeparableError, UnsupportedModelError)) as caught:
+        method(write)
+    assert isinstance(caught.value, error), caught.value
+    assert text in str(caught.value), str(caught.value)
+
+
+def intercepts(person: Any) -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau"), dims="who")
+    observe(u[person])
+
+
+def hidden(person: Any) -> None:
+    k = pm.Bernoulli("k", pm.Beta("w", 2, 2), dims="who")
+    observe(k[person])
+
+
+GUIDES: dict[str, tuple[Any, Any, str]] = {
+    "no dict": (intercepts, Quadrature(5), "must be a dict"),
+    "a global variable": (intercepts, {"tau": Quadrature(5)}, "'tau' is none: local are ['u']"),
+    "nobody": (intercepts, {"v": Quadrature(5)}, "no free variable"),
+    "no rule": (intercepts, {"u": 7}, "Quadrature(7)"),
+    "a discrete variable": (hidden, {"k": Quadrature(5)}, "continuous values"),
+}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_bad_guide_is_refused_by_name(name: str):
+    write, guide, text = GUIDES[name]
+    with pytest.raises(ArgumentError) as caught:
+        method(write, guide=guide)
+    assert text in str(caught.value), str(caught.value)
+
+
+def test_a_guide_without_local_variables_is_refused():
+    with pytest.raises(ArgumentError, match="local are none"):
+        DPADVI(
+            **ARGUMENTS, guide={"s": Quadrature(5)}, model=model_of(lambda person: observe(pm.Normal("b")))
+        )
+
+
+@pytest.mark.parametrize("nodes", [0, 66, 2.5, True])
+def test_a_bad_number_of_nodes_is_refused(nodes: Any):
+    with pytest.raises(ArgumentError, match="nodes"):
+        Quadrature(nodes)
+
+
+def test_several_latent_draws_are_refused_before_anything_is_spent():
+    made = method(intercepts)
+    with pytest.raises(ArgumentError, match=r"obj_n_mc=2.*\(u\)"):
+        made.fit(5, obj_n_mc=2, progressbar=False)
+
+
+def test_what_depends_on_local_variables_is_not_released():
+    def write(person: Any) -> None:
+        tau = pm.HalfNormal("tau")
+        u = pm.Normal("u", 0, tau, dims="who")
+        pm.Deterministic("largest", u.max())
+        pm.Deterministic("spread", 2 * tau)
+        observe(u[person])
+
+    made = method(write)
+    assert made.approx.withheld == ("u", "largest")
+    model = made._record.whole_model
+    with pytest.raises(UnsupportedModelError):
+        made.approx.sample_node(model["u"].max())
+    approx = made.fit(5, progressbar=False, backend="python")
+    assert set(approx.sample(2, noise_aware=False)["posterior"].data_vars) == {"tau", "spread", "s"}
+    assert approx.privacy.withheld == ("u", "largest")
+
+
+def test_a_variable_more_in_the_model_is_seen():
+    made = method(intercepts)
+    with made._record.whole_model:
+        pm.Normal("late", 0, 1)
+    with pytest.raises(UnsupportedModelError, match="other variables now"):
+        made.fit(5, progressbar=False)
+
+
+# ------------------------------------------------------------------------------------------------
+# Integrals
+# ------------------------------------------------------------------------------------------------
+
+
+def test_nodes_are_those_of_a_normal():
+    places = quadrature(2, 5)
+    weights = np.exp(places.log_weights - 0.5 * np.sum(places.at**2, axis=1))
+    weights /= weights.sum()
+    assert places.at.shape == (25, 2)
+    np.testing.assert_allclose(weights @ places.at**2, [1.0, 1.0])
+    np.testing.assert_allclose(weights @ places.at**4, [3.0, 3.0])
+
+
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA"])
+def test_the_gradient_of_a_normal_model_is_that_of_its_marginal_density(mode: str):
+    """Random intercepts and normal noise: a person's rows are normal with an equal covariance."""
+
+    def write(person: Any) -> None:
+        tau, s = pm.HalfNormal("tau"), pm.HalfNormal("s")
+        u = pm.Normal("u", pm.Normal("mu"), tau, dims="who")
+        pm.Normal("y", pm.Normal("b") * pm.Data("x", X) + u[person], s, observed=Y)
+
+    made = method(write, sampler="full_batch", sampling_prob=None, l2_clip_norm=1e6)
+    found, z = released_of_everybody(made, mode)
+    names = [v.name for v in made._approx.latents.value_vars]
+
+    def density(point: np.ndarray) -> float:
+        at = dict(zip(names, point, strict=True))
+        tau, s, total = np.exp(at["tau_log__"]), np.exp(at["s_log__"]), 0.0
+        for p in range(P):
+            own = p == WHO
+            covariance = s**2 * np.eye(own.sum()) + tau**2
+            total += stats.multivariate_normal(at["b"] * X[own] + at["mu"], covariance).logpdf(Y[own])
+        return total
+
+    step = 1e-5
+    expected = [(density(z + step * e) - density(z - step * e)) / (2 * step) for e in np.eye(z.size)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_hidden_classes_are_a_mixture_over_persons():
+    """Where everybody has one row, it is pm.NormalMixture, to the last digits."""
+    one = np.arange(N)
+    mean = [-0.7, 0.4]
+
+    with pm.Model(coords={"who": one}) as by_person:
+        w, s = pm.Dirichlet("w", np.ones(2)), pm.HalfNormal("s")
+        k = pm.Categorical("k", w, dims="who")
+        mu = pm.Normal("mu", mean, 1)
+        pm.Normal("y", mu[k[pm.Data("person", one)]], s, observed=Y)
+    with pm.Model() as mixture:
+        w, s = pm.Dirichlet("w", np.ones(2)), pm.HalfNormal("s")
+        pm.NormalMixture("y", w, pm.Normal("mu", mean, 1), s, observed=Y)
+    options = {**ARGUMENTS, "insecure_noise_seed": 1, "l2_clip_norm": 1.0}
+    fits = [
+        DPADVI(**options, **more, model=model).fit(30, progressbar=False, backend="python")
+        for model, more in ((by_person, {"unit": "person"}), (mixture, {}))
+    ]
+    for a, b in zip(*(fit.params for fit in fits), strict=True):
+        np.testing.assert_allclose(a.get_value(), b.get_value(), rtol=1e-7)
+
+
+def test_a_person_is_the_same_beside_others():
+    """Whatever the others are: hostile rows, many of them, none."""
+
+    def shares(who: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        with pm.Model() as model:
+            person = pm.Data("person", who)
+            u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=int(who.max()) + 1)
+            label = (y > 0).astype("int64")
+            pm.Bernoulli("y", logit_p=pm.Normal("b") * pm.Data("x", x) + u[person], observed=label)
+        made = DPADVI(
+            **{**ARGUMENTS, "sampling_prob": None}, sampler="full_batch", unit="person", model=model
+        )
+        return released_of_everybody(made, "FAST_COMPILE", persons=[0])[0]
+
+    first = np.flatnonzero(WHO == 0)
+    alone = shares(np.append(np.zeros(first.size, int), 1), np.append(X[first], 0.5), np.append(Y[first], 1))
+    hostile = np.where(np.arange(300) % 3 == 0, np.inf, 1e300)
+    beside = shares(
+        np.concatenate([np.repeat([2, 1], 150), np.zeros(first.size, int)]),
+        np.concatenate([hostile, X[first]]),
+        np.concatenate([np.ones(300), Y[first]]),
+    )
+    np.testing.assert_array_equal(alone, beside)
+    assert np.linalg.norm(alone[:2]) > 0
+
+
+@pytest.mark.parametrize("backend", ["numba", pytest.param("c", marks=pytest.mark.slow), "jax"])
+def test_backends_agree(backend: str):
+    found = []
+    for way in ("python", backend):
+        made = method(intercepts, insecure_noise_seed=1)
+        approx = made.fit(20, progressbar=False, backend=way)
+        found.append(np.concatenate([p.get_value() for p in approx.params]))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-7)
+
+
+def test_a_record_model_knows_its_local_variables():
+    record = build_record_model(model_of(intercepts), unit="person")
+    assert record.local is not None
+    assert [v.name for v in record.value_vars] == ["tau_log__", "s_log__"]
+    assert len(record.rows) == len(record.arrays) + 2
