@@ -14,6 +14,7 @@ Each has a power check: it is shown to see the fault that it looks for, and that
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import math
@@ -165,6 +166,13 @@ ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "neighboring_relation": st.one_of(st.sampled_from(["add_or_remove_one", "replace_one"]), anything()),
     "gradient": st.one_of(st.sampled_from(["aligned", "vanilla"]), anything()),
     "accountant": st.one_of(st.sampled_from(["pld", "rdp"]), anything()),
+    "unit": st.one_of(
+        NAMES,
+        st.lists(st.one_of(st.integers(0, 3), anything()), min_size=61, max_size=61),
+        st.lists(st.sampled_from(["a", "b", "c"]), min_size=61, max_size=61),
+    ),
+    "max_rows_per_unit": st.one_of(st.integers(1, 100), anything()),
+    "guide": st.one_of(st.dictionaries(NAMES.filter(lambda n: isinstance(n, str)), anything()), anything()),
     "record_dim": NAMES,
     "public_data": st.one_of(st.lists(NAMES, max_size=2), anything()),
     "random_seed": anything(),
@@ -268,10 +276,14 @@ def analysed(method: DPADVI, monkeypatch: pytest.MonkeyPatch) -> Iterator[pm.Mod
     def starting_values(*args: Any) -> dict[str, Any]:
         return check_starting_values(*args[:-1], MeanField)
 
-    def split(model: pm.Model, *, record_dim: Any, public_data: Any) -> RecordModel:
-        records.public_variables(model, public_data)
-        records.find_record_axis(model, record_dim)
-        return record
+    def split(
+        model: pm.Model, *, record_dim: Any, public_data: Any, unit: Any, max_rows_per_unit: Any, guide: Any
+    ) -> RecordModel:
+        public = records.public_variables(model, public_data)
+        num_records, _ = records.find_record_axis(model, record_dim)
+        units = records.find_units(model, unit, max_rows_per_unit, num_records, public)
+        records.split_local(model, units, guide, public)
+        return dataclasses.replace(record, units=units)
 
     monkeypatch.setattr(inference, "build_record_model", split)
     monkeypatch.setattr(inference, "check_separable", lambda *args: None)

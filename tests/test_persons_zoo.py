@@ -24,7 +24,7 @@ from pymc_dpvi.mechanism.mechanism import Draws
 NAMES = list(PERSONS_ZOO)
 LARGE = 1e6  # a clip norm that clips nobody
 #: Integrals over several values take long in Python.
-SLOW = {"three_effects", "correlated_effects"}
+SLOW = {"three_effects", "correlated_effects", "own_spread", "ordered_answers", "frailty"}
 DISCRETE = {"hidden_classes", "hidden_classes_by_table", "hidden_states"}
 OPTIONS: dict[str, Any] = {"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "rdp", "random_seed": 1}
 #: The error of 15 nodes, or of the default in three dimensions, beside the gradient's length.

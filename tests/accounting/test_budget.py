@@ -38,6 +38,7 @@ from pymc_dpvi import (
     fit_dpadvi,
 )
 from pymc_dpvi.accounting import UnsupportedEventError
+from pymc_dpvi.accounting.budget.charge import Charge
 from pymc_dpvi.accounting.budget.composition import decimal, float_at_most
 from pymc_dpvi.accounting.budget.renyi_filter import RenyiFilter, _bound, renyi_cost
 from pymc_dpvi.errors import LedgerError
@@ -802,3 +803,25 @@ def test_a_fit_under_another_relation_is_refused(logistic: Callable[[], pm.Model
     with logistic(), pytest.raises(ArgumentError, match="replace_one"):
         pm.fit(5, method=DPADVI(**FIT, budget=budget), **QUIET)
     assert budget.ledger == ()
+
+
+def test_fits_of_different_records_do_not_add_up():
+    """A person may be several rows: a bound for a row says nothing of a person, and the other way round."""
+    budget = PrivacyBudget(1.0, 1e-6)
+    budget.charge(epsilon=0.1, delta=0.0, record="the same 'person'")
+    budget.charge(epsilon=0.1, delta=0.0)  # of other software: nobody said
+    budget.charge(epsilon=0.1, delta=0.0, record="the same 'person'")
+    for other in ("one row", "the same 'household'"):
+        with pytest.raises(ArgumentError, match=r"the same 'person'.*do not add up"):
+            budget.charge(epsilon=0.1, delta=0.0, record=other)
+    assert len(budget.to_dict()["charges"]) == 3
+    assert "a record is all rows with the same 'person'" in str(budget)
+    with pytest.raises(ArgumentError, match="record must be a text of one line"):
+        budget.charge(epsilon=0.1, delta=0.0, record="two\nlines")
+
+
+def test_a_fit_in_an_early_ledger_was_by_row():
+    charge = PrivacyBudget(1.0, 1e-6).charge(epsilon=0.1, delta=0.0, n_steps=10).to_dict()
+    del charge["record"]
+    assert Charge.from_dict(charge).record == "one row"
+    assert Charge.from_dict({**charge, "n_steps": None}).record == ""

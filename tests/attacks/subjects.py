@@ -25,7 +25,7 @@ from attacks.operations import OPERATIONS, Data, operation_data, operation_model
 from pymc_dpvi.graph.records import RecordModel, build_record_model
 from pymc_dpvi.graph.traversal import array_value
 
-__all__ = ["COLUMNS", "SUBJECTS", "Subject", "named"]
+__all__ = ["COLUMNS", "LOCAL", "SUBJECTS", "Subject", "named"]
 
 #: The record that is changed.
 PLACE = 1
@@ -126,7 +126,9 @@ Columns = Callable[[], Data]
 COLUMNS: dict[str, tuple[Callable[[Data], pm.Model], Columns]] = {}
 GRID = 19
 #: Those of them whose records are persons with several rows.
-BY_PERSON = ("visits", "look_ups_at_visits")
+BY_PERSON = ("visits", "look_ups_at_visits", "effects_of_persons", "classes_of_persons")
+#: And those of them whose persons have latent values of their own: they have no rows to attack by themselves.
+LOCAL = ("effects_of_persons", "classes_of_persons")
 
 
 def on_columns(columns: Columns) -> Callable[[Callable[[Data], pm.Model]], Callable[[Data], pm.Model]]:
@@ -220,6 +222,33 @@ def look_ups_at_visits(data: Data) -> pm.Model:
         a, lag = pm.Normal("a", 0, 1, shape=3), pm.Normal("lag_effect", 0, 1, shape=6)
         eta = a[pm.Data("group", data["group"])] + lag[pm.Data("lag", data["lag"])]
         pm.Poisson("count", pt.exp(pt.clip(eta, -3, 3)), observed=data["count"])
+    return model
+
+
+@on_columns(panel)
+def effects_of_persons(data: Data) -> pm.Model:
+    """Random intercepts, and what depends on them and on how many there are."""
+    who = _whose(len(data["y"]))
+    names = [f"person {i}" for i in range(len(np.unique(who)))]
+    with pm.Model(coords={"who": names}) as model:
+        tau, b = pm.HalfNormal("tau"), pm.Normal("b")
+        u = pm.Normal("u", 0, tau, dims="who")
+        pm.Deterministic("effect", b + u, dims="who")
+        pm.Deterministic("share", b / model.dim_lengths["who"])
+        pm.Deterministic("twice", 2 * tau)
+        mean = u[pm.Data("person", who)] + b * pm.Data("time", data["time"])
+        pm.Normal("y", mean, 1.0, observed=data["y"])
+    return model
+
+
+@on_columns(panel)
+def classes_of_persons(data: Data) -> pm.Model:
+    """Hidden classes of persons, with counts."""
+    with pm.Model() as model:
+        kind = pm.Bernoulli("kind", pm.Beta("w", 2, 2), shape=7)
+        rate = pm.Gamma("rate", [1.0, 4.0], 1)
+        own = rate[kind[pm.Data("person", _whose(len(data["y"])))]]
+        pm.Poisson("count", own, observed=data["count"])
     return model
 
 

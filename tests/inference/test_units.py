@@ -8,8 +8,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dpvi import DPADVI, PrivacyReport, audit
-from pymc_dpvi.errors import UnsupportedModelError
+from pymc_dpvi import DPADVI, PrivacyBudget, PrivacyReport, audit
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
 
@@ -161,3 +161,13 @@ def test_a_person_with_500_hostile_rows_moves_the_fit_by_one_persons_share():
 
     apart = sum_of_gradients(slice(None)) - sum_of_gradients(slice(IDS.size))
     assert 1.9 < np.linalg.norm(apart) <= 2.001
+
+
+def test_a_budget_adds_up_fits_with_one_kind_of_record_alone():
+    budget = PrivacyBudget(epsilon=10.0, delta=1e-4)
+    common: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "budget": budget}
+    DPADVI(**common, unit="person", model=visits()).fit(5, progressbar=False, backend="python")
+    for other in ({}, {"unit": np.arange(IDS.size) // 2}):
+        with pytest.raises(ArgumentError, match="do not add up"):
+            DPADVI(**common, **other, model=visits()).fit(5, progressbar=False, backend="python")
+    assert len(budget.to_dict()["charges"]) == 1
