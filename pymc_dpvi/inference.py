@@ -348,7 +348,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             total_grad_norm_constraint,
             kwargs,
             known=list(inspect.signature(self.fit).parameters),
-            model=self._record.model,
+            model=self._record.whole_model,
         )
         if self._record.local is not None and asked.n_mc > 1:
             raise ArgumentError(

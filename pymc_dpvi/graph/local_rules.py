@@ -47,9 +47,10 @@ class Quadrature:
     ArgumentError
         If `nodes` is no whole number from 1 to 65.
 
-    Notes ----- With one node it is Laplace's approximation without its determinant, which is too rough
-    for spreads of random effects. The time of a step grows with the number of places, ``nodes **
-    dimensions``.
+    Notes
+    -----
+    With one node it is Laplace's approximation without its determinant, which is too rough for spreads of
+    random effects. The time of a step grows with the number of places, ``nodes ** dimensions``.
 
     Examples
     --------
