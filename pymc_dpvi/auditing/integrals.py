@@ -21,12 +21,18 @@ from pymc_dpvi.graph.gradients import Latents, in_draws, put
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 
-__all__ = ["MarginalGradient"]
+__all__ = ["MarginalGradient", "can_integrate"]
 
 #: Points of the grid in each dimension, by the number of dimensions.
 _POINTS = {1: 161, 2: 33, 3: 17}
 _WIDTH = 8.0
 _STEP = 1e-3  # of second derivatives by differences
+
+
+def can_integrate(record: RecordModel) -> bool:
+    """Whether a person has no local values, or so few that a grid is not too large."""
+    local = record.local
+    return local is None or not local.places.adaptive or local.size in _POINTS
 
 
 class MarginalGradient:
@@ -81,5 +87,5 @@ def _grid(log_density: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndar
             hessian[j, k] = corners / (4 * _STEP**2)
     variances, axes = np.linalg.eigh(hessian)
     widths = 1.0 / np.sqrt(np.clip(np.abs(variances), 1e-2, None))
-    points = np.linspace(-_WIDTH, _WIDTH, _POINTS.get(size, 9))
+    points = np.linspace(-_WIDTH, _WIDTH, _POINTS[size])
     return np.asarray(mode + np.array(list(itertools.product(points, repeat=size))) * widths @ axes.T)

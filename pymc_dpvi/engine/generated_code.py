@@ -1,14 +1,12 @@
 """Code that is written at run time: functions for numba whose arguments differ in number or type.
 
-All are short. What they call is ordinary code in `clipping`, `kernels`, `unit_sums` and
-`fetching`.
+`generated_local_sums` has two more. All are short. What they call is ordinary code in `clipping`,
+`kernels`, `unit_sums` and `fetching`.
 
 * `write_add_clipped`: the clipped sum of some records, with one or two arrays for each block of the gradient.
   It could be ordinary code, a `literal_unroll` over a tuple of blocks. That was measured: it runs as fast,
   and takes numba twice as long to compile, a second more in every first fit.
 * `write_add_units`: the same for rows that are added up by person before they are clipped.
-* `write_add_pairs`: the same with local values, at all places of which a row is evaluated.
-* `write_local_sum`: the sum of a batch of persons with local values.
 * `write_microbatched_sum`: the sum of a batch, one microbatch at a time.
 * `write_loop`: many steps in one loop. numba compiles a function for a fixed list of arguments, and in a loop
   it makes no tuple of arrays of different types, which this one and the one above would need.
@@ -38,18 +36,19 @@ import numba
 import numpy as np
 from pytensor.link.numba.dispatch.basic import numba_njit
 
-from pymc_dpvi.engine import clipping, kernels, local_sums, unit_sums
+from pymc_dpvi.engine import clipping, kernels, unit_sums
 from pymc_dpvi.engine.fetching import in_order, places_of, take_entries, take_rows
 from pymc_dpvi.graph.blocks import Form
 
 __all__ = [
+    "FETCH",
     "ROWS",
+    "ROWS_OF_UNITS",
     "SHAPE",
+    "defined",
     "inlined",
     "write_add_clipped",
-    "write_add_pairs",
     "write_add_units",
-    "write_local_sum",
     "write_loop",
     "write_microbatched_sum",
 ]
@@ -93,9 +92,9 @@ _BLOCKS = {
 }
 
 
-def _defined(name: str, lines: Sequence[str], **more: Any) -> Any:
+def defined(name: str, lines: Sequence[str], **more: Any) -> Any:
     """Define a function from its source, over the modules of kernels, NumPy and `more`."""
-    scope = {**vars(kernels), **vars(clipping), **vars(unit_sums), **vars(local_sums), "np": np, **more}
+    scope = {**vars(kernels), **vars(clipping), **vars(unit_sums), "np": np, **more}
     exec("\n".join(lines), scope)
     return scope[name]
 
@@ -135,7 +134,7 @@ def write_add_clipped(layout: Sequence[Form]) -> Callable[..., None]:
         sizes.append(size.format(**own))
         norms += [line.format(**own) for line in norm]
         sums += [f"at, to = to, to + {sizes[-1]}", *(line.format(**own) for line in add)]
-    return _defined(
+    return defined(
         "add_clipped",
         [
             f"def add_clipped({', '.join(names)}, count, bound, units, high, low, tally):",
@@ -157,7 +156,7 @@ def write_add_clipped(layout: Sequence[Form]) -> Callable[..., None]:
 
 
 #: For each form of a block: columns, and what adds row i to the person's sum.
-_ROWS_OF_UNITS = {
+ROWS_OF_UNITS = {
     "dense": ("{x}.shape[1]", "add_row({x}, i, person, at)"),
     "outer": ("{x}.shape[1] * {y}.shape[1]", "add_row_outer({x}, {y}, i, person, at)"),
     "products": ("{x}.shape[2] * {y}.shape[2]", "add_row_products({x}, {y}, i, person, at)"),
@@ -188,10 +187,10 @@ def write_add_units(layout: Sequence[Form]) -> Callable[..., None]:
     for form in layout:
         own = {"x": f"x{len(names)}", "y": f"x{len(names) + 1}", "size": form.size}
         names += [f"x{len(names) + k}" for k in range(form.num_arrays)]
-        size, row = (line.format(**own) for line in _ROWS_OF_UNITS[form.kind])
+        size, row = (line.format(**own) for line in ROWS_OF_UNITS[form.kind])
         sizes.append(size)
         rows += [f"at, to = to, to + {size}", row]
-    return _defined(
+    return defined(
         "add_units",
         [
             f"def add_units({', '.join(names)}, {', '.join(_OF_UNITS)}):",
@@ -209,7 +208,7 @@ def write_add_units(layout: Sequence[Form]) -> Callable[..., None]:
 
 
 #: Code that fetches the rows of a microbatch, by the number of axes.
-_FETCH = {1: "take_entries({}, indices, first, length)", 2: "take_rows({}, indices, first, length)"}
+FETCH = {1: "take_entries({}, indices, first, length)", 2: "take_rows({}, indices, first, length)"}
 
 
 def write_microbatched_sum(
@@ -247,7 +246,7 @@ def write_microbatched_sum(
     arrays = [f"x{k}" for k in range(num_arrays)]
     per_record, given = inlined(per_record, [*rows, *shared])
     fetch = [
-        f"        {row} = {_FETCH.get(axes, '{}[places_of(indices, first, length)]').format(name)}"
+        f"        {row} = {FETCH.get(axes, '{}[places_of(indices, first, length)]').format(name)}"
         for row, name, axes in zip(rows, records, num_axes, strict=True)
     ]
     indices = (["marked"] if by_unit else ["indices"]) if sampled else []
@@ -275,7 +274,7 @@ def write_microbatched_sum(
         f"        add_clipped({add})",
         "    return round_and_add(high, low, tally, noise, spacing)",
     ]
-    function = _defined(
+    function = defined(
         "microbatched_sum",
         lines,
         in_order=in_order,
@@ -288,144 +287,6 @@ def write_microbatched_sum(
         **numbers,
     )
     return function, "\n".join(lines)
-
-
-def write_add_pairs(layout: Sequence[Form]) -> Callable[..., None]:
-    """Write what `local_sums` adds up: rows at places.
-
-    Its arguments are ``(*arrays, value, marked, first, count, logs, log_weights, sums, share, bound,
-    units, high, low, tally)``: as `write_add_units`, with each gradient added to the sum at its place.
-    """
-    names: list[str] = []
-    sizes, rows = [], []
-    for form in layout:
-        own = {"x": f"x{len(names)}", "y": f"x{len(names) + 1}", "size": form.size}
-        names += [f"x{len(names) + k}" for k in range(form.num_arrays)]
-        size, row = (line.format(**own) for line in _ROWS_OF_UNITS[form.kind])
-        sizes.append(size)
-        rows += [f"at, to = to, to + {size}", row.replace("person", "sums")]
-    of_places = "logs, log_weights, sums, share, bound, units, high, low, tally"
-    return _defined(
-        "add_pairs",
-        [
-            f"def add_pairs({', '.join(names)}, value, marked, first, count, {of_places}):",
-            f"    if not share.size == high.size == {' + '.join(sizes)}:",
-            "        raise ValueError('one noise entry per column is needed')",
-            f"    if count < 0 or count > {' or count > '.join(f'{n}.shape[0]' for n in [*names, 'value'])}:",
-            "        raise ValueError('every block needs a row per record')",
-            "    for i in range(count):",
-            "        row, place = (first + i) // logs.size, (first + i) % logs.size",
-            "        to = place * share.size",
-            *(f"        {line}" for line in rows),
-            "        last = place == logs.size - 1 and (marked[row] & 1) == 1",
-            f"        add_place(np.float64(value[i]), place, last, {of_places})",
-        ],
-    )
-
-
-def write_local_sum(
-    per_record: tuple[Any, Sequence[str]],
-    derivatives: tuple[Any, Sequence[str]],
-    num_axes: Sequence[int],
-    num_arrays: int,
-    dtype: str,
-    *,
-    compiled: bool,
-    **numbers: Any,
-) -> tuple[Callable[..., np.ndarray], str]:
-    """Write ``(*records, *shared, marked, count, noise, spacing) -> release``; return it and its source.
-
-    Parameters
-    ----------
-    per_record, derivatives : tuple
-        ``(*rows, local, first, *shared) -> arrays, value`` and ``-> value, slope, curvature``, each with
-        the names of its shared inputs among ``s0``, ``s1``, ...
-    num_axes : sequence of int
-        Numbers of axes of the record arrays.
-    num_arrays : int
-        Number of the gradients' arrays.
-    dtype : str
-        Of local values.
-    compiled : bool
-        Whether numba will compile it; otherwise it is for Python.
-    **numbers
-        ``length`` of a microbatch, ``l2_clip_norm``, ``tally_weight``, ``nodes``, ``log_weights``,
-        ``adaptive``, ``add_pairs``, ``num_shared``.
-    """
-    records = [f"d{k}" for k in range(len(num_axes))]
-    rows = [f"r{k}" for k in range(len(num_axes))]
-    shared = [f"s{k}" for k in range(numbers.pop("num_shared"))]
-    arrays = [*(f"x{k}" for k in range(num_arrays)), "value"]
-    derived = ["value", "slope", "curved"]
-    calls = []
-    scope: dict[str, Any] = {}
-    for name, (function, own) in {"per_record": per_record, "derivatives": derivatives}.items():
-        given = [*rows, "local", "begin", *own]
-        if compiled:
-            scope[name], text = inlined(function, given)
-        else:
-            scope[name], text = function, ", ".join(given)
-        calls.append(f"{name}({text})")
-    fetch = [
-        f"{row} = {_FETCH.get(axes, '{}[window]').format(name).replace('indices, first', 'window, 0')}"
-        for row, name, axes in zip(rows, records, num_axes, strict=True)
-    ]
-    fetch += [f"local, begin = local.astype(np.{dtype}), begin.astype(np.{dtype})"]
-    fetch += ["if n == 0:", *(f"    {row}.fill(0)" for row in rows)] if rows else []
-
-    def ordered(names: Sequence[str]) -> list[str]:
-        checks = f"if {' or '.join(f'{name}.shape[0] != length' for name in names)}:"
-        return [checks, f"    raise ValueError({ROWS!r})", *(f"{n}_ = in_order({n})" for n in names)]
-
-    search = [
-        "    for evaluation in range(LONGEST_SEARCH):",
-        "        places, whose = of_open(starts, left)",
-        "        if places.size == 0 and (n > 0 or evaluation > 0):",
-        "            break",
-        "        values, slopes = np.zeros(left.size), np.zeros(at.shape)",
-        "        curvatures = np.zeros(best_curvature.shape)",
-        "        for first in range(0, max(places.size, 1), length):",
-        "            window, local, begin = rows_of_search(rows, begins, places, whose, at, first, length)",
-        *(f"            {line}" for line in fetch),
-        f"            {', '.join(derived)}, = {calls[1]}",
-        *(f"            {line}" for line in ordered(derived)),
-        "            some = min(length, places.size - first)",
-        "            add_derivatives(value_, slope_, curved_, whose, first, some, values, slopes, "
-        "curvatures)",
-        "        move(values, slopes, curvatures, at, best, step, best_value, left, best_curvature)",
-    ]
-    lines = [
-        f"def local_sum({', '.join([*records, *shared])}, marked, count, noise, number):",
-        "    spacing, n = number.item(), count.item()",
-        "    bound, units, high, low, tally = start_of_sum(noise.size, l2_clip_norm, tally_weight, spacing)",
-        "    rows, starts = marked >> 1, starts_of(marked, n)",
-        "    begins = first_rows(starts)",
-        "    at, best, step, best_value, left, best_curvature = begin_search(starts.size - 1, "
-        "nodes.shape[1])",
-        "    everybody, whose_all = of_open(starts, left)",
-        *(search if numbers["adaptive"] else []),
-        "    placed = place_nodes(best, best_curvature, nodes, adaptive)",
-        "    logs, sums = np.zeros(log_weights.size), np.zeros(log_weights.size * high.size)",
-        "    share = np.zeros(high.size)",
-        "    total = n * log_weights.size",
-        "    for first in range(0, max(total, 1), length):",
-        "        window, local, begin = pairs_of(rows, begins, whose_all, placed, first, length)",
-        *(f"        {line}" for line in fetch),
-        f"        {', '.join(arrays)}, = {calls[0]}",
-        *(f"        {line}" for line in ordered(arrays)),
-        f"        add_pairs({', '.join(f'{a}_' for a in arrays)}, marked, first, min(length, total - first), "
-        "logs, log_weights, sums, share, bound, units, high, low, tally)",
-        "    return round_and_add(high, low, tally, noise, spacing)",
-    ]
-    add_pairs, start = numbers.pop("add_pairs"), clipping.start_of_sum
-    scope |= {
-        "in_order": in_order if compiled else np.ascontiguousarray,
-        "take_entries": take_entries,
-        "take_rows": take_rows,
-        "add_pairs": numba.njit(fastmath=False)(add_pairs) if compiled else add_pairs,
-        "start_of_sum": numba.njit(fastmath=False)(start) if compiled else start,
-    }
-    return _defined("local_sum", lines, **scope, **numbers), "\n".join(lines)
 
 
 def write_loop(step: Any, num_held: int, arrays: Sequence[int | None], width: int) -> tuple[Any, str]:

@@ -290,15 +290,20 @@ def add_place(
     logs[place] += value
     if not last:
         return
-    top = -np.inf
+    top, known = -np.inf, True
     for k in range(logs.size):
-        top = max(top, logs[k] + log_weights[k])
+        log = logs[k] + log_weights[k]
+        known &= log < np.inf  # False for NaN and infinity
+        if log > top:
+            top = log
+    if not known:
+        share[0] = np.nan  # counts as zero, like a gradient that is not finite
     total = 0.0
     for k in range(logs.size):
         logs[k] = np.exp(logs[k] + log_weights[k] - top)
         total += logs[k]
     for k in range(logs.size):
-        weight = logs[k] / total if top > -np.inf else 0.0
+        weight = logs[k] / total if known and top > -np.inf else 0.0
         for j in range(share.size):
             if weight != 0.0:
                 share[j] += weight * sums[k * share.size + j]

@@ -22,7 +22,8 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.backends import StepFailedError, reason_of
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.gradient_moments import GradientTrace
-from pymc_dpvi.engine.microbatch import LocalSum, MicrobatchedSum, in_microbatches
+from pymc_dpvi.engine.local_sum import LocalSum
+from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError

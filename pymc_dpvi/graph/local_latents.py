@@ -275,6 +275,7 @@ def _refuse_couplings(
 ) -> None:
     """Raise if the prior ties persons to each other, to the data, or to what is released."""
     names = ", ".join(f"'{rv.name}'" for rv in local)
+    rv_shapes = model.eval_rv_shapes()
     for rv in local:
         if rv.type.ndim - rv.owner.op.ndim_supp == 0:
             raise NotSeparableError(
@@ -285,13 +286,17 @@ def _refuse_couplings(
                 "0, sigma, dims=...)."
             )
         others = [v for v in model.free_RVs if v is not rv]
-        held = [v for v in walk([rv], stop=others) if v not in public and _is_of_data(model, v)]
-        if held:
-            raise UnsupportedModelError(
-                f"The prior of '{rv.name}' depends on data ('{held[0].name}'). What is known of a "
-                "person belongs into "
-                "the mean of the rows: write b * x + u[person]."
-            )
+        length = rv_shapes[rv.name][:1]
+        for var in walk([rv], stop=others):
+            if var not in public and (_is_of_data(model, var) or _runs_over(var, length)):
+                what = f"'{var.name}'" if var.name else "an array over persons"
+                raise UnsupportedModelError(
+                    f"The prior of '{rv.name}' depends on data ({what}). It must be the same for "
+                    "all persons, as in "
+                    f"pm.Normal('{rv.name}', 0, tau, dims=...). What is known of a person belongs "
+                    "into the mean of the "
+                    "rows: write b * x + u[person], with an x of one entry per row."
+                )
     for rv in model.free_RVs:
         if rv not in local and depends_on([rv], local):
             raise NotSeparableError(
@@ -308,6 +313,11 @@ def _refuse_couplings(
                 "rows. Write it "
                 "into the prior of each person's value."
             )
+
+
+def _runs_over(var: Variable, length: Sequence[int]) -> bool:
+    """Whether a variable is an array as long as there are persons: a table of them."""
+    return is_array(var) and array_value(var).shape[:1] == tuple(length)
 
 
 def _is_of_data(model: pm.Model, var: Variable) -> bool:
@@ -340,8 +350,8 @@ def _places(
         raise UnsupportedModelError(
             "A person has discrete and continuous local values "
             f"({', '.join(repr(str(rv.name)) for rv in local)}), which cannot be integrated "
-            "together yet. Write the "
-            "sum over the discrete one into the likelihood (pm.Mixture)."
+            "together yet. Leave one "
+            "kind of them out."
         )
     if rules:
         raise ArgumentError(

@@ -95,9 +95,8 @@ def quadrature(dimensions: int, nodes: int | None) -> Places:
         raise UnsupportedModelError(
             f"A person has {dimensions} local values, at too many places to integrate over them"
             f"{f' with {nodes} nodes in each dimension' if nodes else ''}: at most {_MOST_PLACES} "
-            "places, and seven "
-            "values, are supported. Give a person fewer values, or name fewer nodes: guide={'u': "
-            "Quadrature(3)}."
+            "places are supported. Give a person fewer values, or name fewer nodes: guide={'u': "
+            "Quadrature(2)}."
         )
     x, w = np.polynomial.hermite_e.hermegauss(nodes)
     at = np.array(list(itertools.product(x, repeat=dimensions)))

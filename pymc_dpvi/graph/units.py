@@ -8,7 +8,7 @@ The likelihood stays a product over rows, and each row's log-density is the one 
 gradient is the sum over their rows, and it is this sum that is clipped (`engine.unit_sums`).
 
 What must never leave: an id, the number of persons, anybody's number of rows. So a free variable with an axis
-as long as there are persons is refused.
+as long as there are persons is refused, unless it is local (`local_latents`).
 """
 
 from __future__ import annotations
@@ -232,8 +232,9 @@ def refuse_axes_over_units(model: pm.Model, units: Units | None, is_local: bool)
         return
     shapes = model.eval_rv_shapes()
     advice = (
-        "A value for each person cannot be released, and their number is private. Leave the variable out: "
-        "the spread between persons is then part of the noise of a row."
+        "A value for each person cannot be released, and their number is private. Where it is "
+        "looked up by the "
+        "pm.Data that unit= names, u[person], it is integrated out; or leave it out."
     )
     for rv in model.free_RVs:
         for axis, length in enumerate(shapes[rv.name]):

@@ -46,14 +46,13 @@ def assumptions(
     by_unit: bool = False,
 ) -> tuple[str, ...]:
     """Say what the guarantee of one run, or of a plan, rests on."""
-    one = "row" if by_unit else "record"
     whose = (
         "All rows of one id are one record, and a person has one id. For somebody with k ids"
         if by_unit
         else "One person contributes one record. For somebody with k records"
     )
     said = [
-        f"The model treats each {one} by itself; this {'was' if was_run else 'is'} checked before the fit.",
+        f"The model treats each record by itself; this {'was' if was_run else 'is'} checked before the fit.",
         f"{whose} multiply epsilon by k (delta grows too).",
     ]
     if noise == "gaussian_float64":

@@ -222,8 +222,13 @@ def _refuse_mistakes(subject: Subject, clean: dict[str, Any]) -> None:
 
 
 def _others(subject: Subject, hostile: Hostile | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the gradients of all records but one, in the model of the data set with the hostile one."""
+    """Return the gradients of all records but one, in the model of the data set with the hostile one.
+
+    Nothing if they are persons' with values of their own, whose rows have none by themselves.
+    """
     record = subject.split(subject.neighbour(None if hostile is None else hostile.rows))
+    if record.local is not None:
+        return []
     shares = Shares(record, "PYTHON")
     data = [np.asarray(a.get_value(borrow=True)) for a in record.data()]
     kept = [np.delete(a, PLACE, axis=0) for a in data]

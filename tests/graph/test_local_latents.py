@@ -172,9 +172,9 @@ REFUSED: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
         "'u' depends on data",
     ),
     "a prior on the number of persons": (prior_on_the_number_of_persons, NotSeparableError, "prior of local"),
-    "a prior on a table": (prior_on_a_table, Exception, ""),
+    "a prior on a table": (prior_on_a_table, UnsupportedModelError, "an array over persons"),
     "two lengths": (two_lengths, UnsupportedModelError, "different lengths"),
-    "ordered over persons": (ordered_over_persons, Exception, ""),
+    "ordered over persons": (ordered_over_persons, UnsupportedModelError, "an array over persons"),
     "discrete and continuous": (discrete_and_continuous, UnsupportedModelError, "'u', 'k'"),
     "no end of values": (without_an_end, UnsupportedModelError, "'k' is discrete"),
     "two indices": (two_indices, UnsupportedModelError, "u[person]"),
@@ -369,3 +369,12 @@ def test_a_record_model_knows_its_local_variables():
     assert record.local is not None
     assert [v.name for v in record.value_vars] == ["tau_log__", "s_log__"]
     assert len(record.rows) == len(record.arrays) + 2
+
+
+def test_it_is_fitted_by_pm_fit_in_the_context():
+    with model_of(intercepts):
+        approx = pm.fit(3, method=DPADVI(**ARGUMENTS, unit="person"), progressbar=False, backend="python")
+    assert approx.withheld == ("u",)
+    other = method(hidden)
+    with model_of(intercepts), pytest.raises(ArgumentError, match="another model"):
+        pm.fit(3, method=other, progressbar=False)
