@@ -27,7 +27,7 @@ from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
-__all__ = ["Units", "find_units", "refuse_axes_over_units"]
+__all__ = ["Units", "codes_of", "find_units", "refuse_axes_over_units"]
 
 _EXAMPLE = (
     "Type unit='person' for a pm.Data of the model with one id per row, or unit=ids for an array of them."
@@ -108,7 +108,7 @@ def find_units(
             f"unit={shown(unit)} is also named in public_data: the ids say whose the rows are, and are not "
             "public. Leave it out there."
         )
-    codes = _codes(ids, words, num_rows, of_data=source is not None)
+    codes = codes_of(ids, words, num_rows, of_data=source is not None)
     held: dict[str, Any] = {}
     if source is not None:
         held = {"source": source, "ids": np.array(array_value(source))}
@@ -148,8 +148,13 @@ def _ids(model: pm.Model, unit: Any) -> tuple[Variable | None, Any, str]:
     return None, unit, "the same id in unit="
 
 
-def _codes(ids: Any, words: str, num_rows: int, *, of_data: bool) -> np.ndarray:
-    """Return the number of each row's person, from 0 on; int64, (N,)."""
+def codes_of(
+    ids: Any, words: str, num_rows: int, *, of_data: bool = False, alone: bool = False
+) -> np.ndarray:
+    """Return the number of each row's person, from 0 on; int64, (N,).
+
+    `of_data` says that the ids are a ``pm.Data``, and `alone` that there may be one person.
+    """
     if hasattr(ids, "to_numpy"):
         ids = ids.to_numpy()
     if not isinstance(ids, np.ndarray | list | tuple):
@@ -192,7 +197,7 @@ def _codes(ids: Any, words: str, num_rows: int, *, of_data: bool) -> np.ndarray:
             "an id, and type ids.astype(int) if the others are whole numbers, or ids.astype(str)."
         )
     codes = np.asarray(codes, dtype=np.int64).ravel()
-    if codes.max() < 1:
+    if codes.max(initial=0) < 1 and not alone:
         raise ArgumentError(
             f"All rows have {words}: they would be one person's, and there is nothing to learn privately "
             "from one. Give each person an id of their own."
@@ -207,7 +212,7 @@ def _objects(ids: Any) -> np.ndarray:
 
 
 def _codes_of_objects(ids: np.ndarray) -> np.ndarray:
-    """As `_codes` for ids that are Python objects: all strings, or all integers, by their equality."""
+    """As `codes_of` for ids that are Python objects: all strings, or all integers, by their equality."""
     kinds = {str if isinstance(i, str) else int if _is_integer(i) else type(i) for i in ids}
     if kinds not in ({str}, {int}):
         strange = sorted(k.__name__ for k in kinds - {str, int}) or ["both strings and integers"]

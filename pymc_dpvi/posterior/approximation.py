@@ -23,7 +23,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
 from pymc_dpvi.arguments import check_flag, check_integer
-from pymc_dpvi.compat import PosteriorData
+from pymc_dpvi.compat import PosteriorData, posterior_data, versions
 from pymc_dpvi.engine.gradient_moments import GROUP, MOST_LATENTS, GradientTrace
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
@@ -33,9 +33,10 @@ from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.posterior.curvature_posterior import CurvatureScale
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics, diagnose
 from pymc_dpvi.posterior.expressions import CheckedExpressions, depends, variables
+from pymc_dpvi.posterior.local_posterior import LocalPosterior
 from pymc_dpvi.posterior.noise_aware import NoiseAwarePosterior
 from pymc_dpvi.posterior.prior_density import Prior
-from pymc_dpvi.posterior.released_draws import Source, release
+from pymc_dpvi.posterior.released_draws import Source, draw_from, release
 from pymc_dpvi.redaction import sealed
 from pymc_dpvi.release.report import PrivacyReport
 
@@ -226,6 +227,71 @@ class DPApproximation(CheckedExpressions):
         rng = self._rng if random_seed is None else _generator(random_seed)
         sources = self._sources(noise_aware, rng)
         return release(self._record, self.latents, self.privacy, sources, draws, include_transformed)
+
+    @sealed
+    def local_posterior(
+        self,
+        data: Mapping[str, Any],
+        draws: int = 200,
+        *,
+        noise_aware: bool | None = None,
+        random_seed: Any = None,
+    ) -> PosteriorData:
+        """Draw the local values of new persons, who were not in the fit.
+
+        Parameters
+        ----------
+        data : dict
+            Rows of the new persons: an array for each ``pm.Data`` and each observed variable of the
+            model, by name, with one entry per row, and their ids by the name that ``unit=`` had.
+        draws : int
+            Number of draws.
+        noise_aware : bool, optional
+            As in `sample`.
+        random_seed : int or numpy.random.Generator, optional
+            As in `sample`.
+
+        Returns
+        -------
+        arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
+            ``posterior`` with the local variables: dims ``chain`` (1), ``draw``, one for the new persons
+            that is named as the ids are and labelled by them, and the variables' own.
+
+        Raises
+        ------
+        PrivacyError
+            Before `fit`, and as in `sample`.
+        ArgumentError
+            If `data` has other names, lengths or shapes than the model's.
+        UnsupportedModelError
+            If the model has no local variables, or data without a name.
+
+        Notes ----- Privacy: post-processing of what `fit` released; it costs nothing. The rows in `data`
+        are protected by nobody: the result is for those who may see these rows. For persons in the fit
+        there is nothing: their values were integrated out and never computed. Given their rows here, the
+        result is as open as the rows are.
+        """
+        _ = self.privacy  # raises before `fit`
+        draws = self.check_draws(draws)
+        if noise_aware is not None:
+            noise_aware = check_flag("noise_aware", noise_aware)
+        new = LocalPosterior(self._record, self.latents, data)
+        rng = self._rng if random_seed is None else _generator(random_seed)
+        sources = self._sources(noise_aware, rng)
+        _, latents, _ = draw_from(self._record, self.latents, sources, self._record.model.free_RVs, draws)
+        made = [new.draw(z, rng) for z in latents]
+        local, units = self._record.local, self._record.units
+        assert local is not None and units is not None and units.source is not None
+        person = str(units.source.name)
+        posterior = {name: np.stack([m[k] for m in made])[None] for k, name in enumerate(local.names)}
+        dims = {
+            name: [person, *(f"{name}_dim_{k}" for k in range(1, 1 + len(shape)))]
+            for name, shape in zip(local.names, local.shapes, strict=True)
+        }
+        attrs = {"inference_library": "pymc_dpvi", "inference_library_version": versions()["pymc-dpvi"]}
+        return posterior_data(
+            posterior, coords={person: new.persons}, dims=dims, attrs=attrs, transformed=None
+        )
 
     def _sources(self, noise_aware: bool | None, rng: np.random.Generator) -> list[Source]:
         """Return the posteriors that `sample` may draw from, in order of preference."""

@@ -59,7 +59,7 @@ from pymc_dpvi.pages import SCALE_PREDICTORS
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics
 from pymc_dpvi.release.report import PrivacyReport
 
-__all__ = ["Source", "evaluator", "finite_draws", "release"]
+__all__ = ["Source", "draw_from", "evaluator", "finite_draws", "release"]
 
 _NOT_FINITE = (
     "The posterior lies where its variables are no finite numbers: the noise has left it wide open. "
@@ -94,16 +94,7 @@ def release(
     """
     model = record.model
     released = [*model.free_RVs, *record.released]
-    num_free = len(model.free_RVs)
-    for source in sources:
-        evaluate = evaluator(model, latents, released, source.dtype)
-        drawn = finite_draws(source.draw, evaluate, draws, num_free)
-        if drawn is not None:
-            break
-    else:
-        hint = " sample(noise_aware=False) may have them." if source.diagnostics else ""
-        raise PrivacyError(_NOT_FINITE + hint)
-    flat, values = drawn
+    source, flat, values = draw_from(record, latents, sources, released, draws)
     posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
     dims = {
         v.name: [d or f"{v.name}_dim_{k}" for k, d in enumerate(model.named_vars_to_dims[v.name])]
@@ -129,6 +120,26 @@ def release(
         **(source.diagnostics().attrs if source.diagnostics else {}),
     }
     return posterior_data(posterior, coords=coords, dims=dims, attrs=attrs, transformed=transformed)
+
+
+def draw_from(
+    record: RecordModel,
+    latents: Latents,
+    sources: Sequence[Source],
+    variables: Sequence[Variable],
+    draws: int,
+) -> tuple[Source, np.ndarray, list[np.ndarray]]:
+    """Draw from the first source that has finite draws; return it, flat draws (draws, D), and the variables'.
+
+    The first of the variables are all free ones. A PrivacyError if no source has finite draws.
+    """
+    for source in sources:
+        evaluate = evaluator(record.model, latents, variables, source.dtype)
+        drawn = finite_draws(source.draw, evaluate, draws, len(record.model.free_RVs))
+        if drawn is not None:
+            return source, *drawn
+    hint = " sample(noise_aware=False) may have them." if source.diagnostics else ""
+    raise PrivacyError(_NOT_FINITE + hint)
 
 
 def evaluator(model: pm.Model, latents: Latents, variables: Sequence[Variable], dtype: np.dtype) -> Evaluate:

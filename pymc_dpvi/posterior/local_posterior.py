@@ -1,0 +1,146 @@
+r"""Local values of *new* persons, given what was released: post-processing of the release alone.
+
+For each draw z of the released posterior, a new person with rows :math:`x` has
+
+.. math:: p(u \mid x, z) \propto p(u \mid z) \prod_r p(x_r \mid u, z) .
+
+A discrete u is drawn from it. Of a continuous one, `_PROPOSALS` points are drawn from a normal about the
+mode, a little wider than the curvature there says, and one of them by its weight (sampling and importance
+resampling, Rubin 1987). The mode is found as in a step (`engine.local_sums`).
+
+What it must never do: read a record of the fit. The rows are the caller's, and nobody accounts for what
+the result says of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+
+from pymc_dpvi.engine import local_sums
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.gradients import Latents, local_terms, put
+from pymc_dpvi.graph.model_checks import array_name
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.synthetic_records import python_function
+from pymc_dpvi.graph.units import Units, codes_of
+
+__all__ = ["LocalPosterior"]
+
+_PROPOSALS = 64
+_WIDER = 1.25
+
+
+class LocalPosterior:
+    """Draws of the local values of new persons."""
+
+    def __init__(self, record: RecordModel, latents: Latents, data: Mapping[str, Any]) -> None:
+        if record.local is None or record.units is None:
+            raise UnsupportedModelError(
+                "The model has no local variables: variables with a value for each person, u[person], with "
+                "unit='person'. sample() has all that there is."
+            )
+        self._local = record.local
+        rows, self.persons, self._units = _rows_of(record, data)
+        self._rows = [r[self._units.rows] for r in rows]  # person by person
+        self._starts = self._units.starts
+        z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
+        batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
+        self._terms = python_function([*batch, z], local_terms(record, batch, latents, z)[1:])
+        own, _ = self._local.placeholders(len(self._units))
+        values = put(self._local.constrained(own), latents.value_vars, latents.split(z[0]))
+        self._constrained = python_function([own, z], values)
+
+    def draw(self, z: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        """Draw the values of each variable, (persons, ...), at one latent vector (D,)."""
+        z = z[None].astype(pytensor.config.floatX)
+        places, persons = self._local.places, len(self._units)
+        if places.adaptive:
+            mode, curvature = self._modes(z)
+            x = rng.standard_normal((persons, _PROPOSALS, self._local.size)) * _WIDER
+            points = np.empty_like(x)
+            for p in range(persons):  # each person has points of their own
+                points[p] = local_sums.place_nodes(mode[p : p + 1], curvature[p : p + 1], x[p], True)[0]
+            logs = 0.5 * np.sum(x**2, axis=2) / _WIDER**2
+        else:
+            points = np.broadcast_to(places.at, (persons, *places.at.shape))
+            logs = np.zeros((persons, len(places.at)))
+        logs = logs + self._log_densities(points, z)
+        logs = np.where(np.isnan(logs), -np.inf, logs)
+        top = logs.max(axis=1, keepdims=True)
+        # Gumbel's trick: the largest of log-weights with such noise is drawn by the weights.
+        chosen = np.argmax(np.where(np.isfinite(top), logs, 0.0) + rng.gumbel(size=logs.shape), axis=1)
+        local = points[np.arange(persons), chosen].astype(pytensor.config.floatX)
+        return [np.asarray(v) for v in self._constrained(local, z)]
+
+    def _evaluate(self, places: np.ndarray, local: np.ndarray, z: np.ndarray) -> list[np.ndarray]:
+        """Return log-densities and derivatives of rows, by their places, at local values, (rows, size)."""
+        first = np.zeros(len(self._units.rows))
+        first[self._starts[:-1]] = 1.0
+        made = (a.astype(pytensor.config.floatX) for a in (local, first[places]))
+        with np.errstate(all="ignore"):
+            return list(self._terms(*(r[places] for r in self._rows), *made, z))
+
+    def _modes(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        state = local_sums.begin_search(len(self._units), self._local.size)
+        at, best, _, _, left, curvature = state
+        while (left > 0).any():
+            places, whose = local_sums.of_open(self._starts, left)
+            sums = np.zeros(len(left)), np.zeros(at.shape), np.zeros(curvature.shape)
+            found = self._evaluate(places, at[whose], z)
+            local_sums.add_derivatives(*map(np.ascontiguousarray, found), whose, 0, len(places), *sums)
+            local_sums.move(*sums, *state)
+        return best, curvature
+
+    def _log_densities(self, points: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Return each person's log-density at their points, (persons, K)."""
+        count = points.shape[1]
+        whose = np.repeat(np.arange(len(self._units)), np.diff(self._starts))
+        rows = np.arange(len(whose))
+        values = self._evaluate(np.repeat(rows, count), points[whose].reshape(-1, points.shape[2]), z)[0]
+        return np.add.reduceat(np.asarray(values, dtype=float).reshape(-1, count), self._starts[:-1], axis=0)
+
+
+def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any], Units]:
+    """Return the arrays of new rows as the model has them, the persons' ids, and whose the rows are."""
+    assert record.units is not None and record.units.source is not None
+    person = str(record.units.source.name)
+    if not isinstance(data, Mapping):
+        raise ArgumentError(
+            f"data must be a dict of arrays by name, with '{person}' and all data of the rows; found a "
+            f"{type(data).__name__}."
+        )
+    names = [a.name for a in record.arrays]
+    for array, name in zip(record.arrays, names, strict=True):
+        if name is None:
+            raise UnsupportedModelError(
+                f"{array_name(record.model, array)} has no name, so data= cannot hold it. Put it "
+                "into pm.Data."
+            )
+    wanted = dict.fromkeys([person, *map(str, names)])
+    if data.keys() != wanted.keys():
+        missing, strange = sorted(wanted.keys() - data.keys()), sorted(map(str, data.keys() - wanted.keys()))
+        raise ArgumentError(
+            f"data must have an array for each of {list(wanted)}; missing {missing}, not known {strange}."
+        )
+    found = {str(name): np.asarray(values) for name, values in data.items() if name != person}
+    codes = codes_of(data[person], "the same id", np.size(data[person]), alone=True)
+    rows = []
+    for array, row, name in zip(record.arrays, record.rows, names, strict=False):
+        shape = (codes.size, *row.type.shape[1:])
+        if array is record.units.source:
+            rows.append(np.zeros(shape, row.type.dtype))
+            continue
+        given = found[str(name)]
+        if given.shape != shape or given.dtype.kind not in "biuf":
+            raise ArgumentError(
+                f"data[{name!r}] must be numbers of shape {shape}; found shape {given.shape}."
+            )
+        rows.append(given.astype(row.type.dtype))
+    ids = np.asarray(data[person], dtype=object)
+    units = Units.by_codes(codes, "the same id")
+    return rows, [ids[units.rows[a]] for a in units.starts[:-1]], units
