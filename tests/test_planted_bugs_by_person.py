@@ -14,7 +14,7 @@ import pymc as pm
 import pytest
 from suite import CLIP, Suite, layers, look_ups, regression
 
-from pymc_dpvi.engine import loop, microbatch
+from pymc_dpvi.engine import local_sums, loop, microbatch
 from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.engine.unit_sums import add_row, add_unit
 from pymc_dpvi.graph.units import Units
@@ -219,6 +219,100 @@ def test_every_form_of_a_gradient_is_as_private_by_person(
 ):
     suite = build(model, sampler=sampler, backend=backend, adaptive=True)
     assert max(len(m) for m in suite.probe.members) == 500
+    for check in (
+        Suite.one_way_out,
+        SENSITIVITY,
+        GRADIENT,
+        Suite.lattice,
+        Suite.noise,
+        BATCHES,
+        Suite.attack,
+    ):
+        found = check(suite)
+        assert found.passed, str(found)
+
+
+# ------------------------------------------------------------------------------------------------
+# Persons with values of their own
+# ------------------------------------------------------------------------------------------------
+
+
+def intercepts() -> pm.Model:
+    with pm.Model() as model:
+        person = pm.Data("person", IDS)
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=9)
+        mean = pm.Data("x", np.zeros((24, 2))) @ pm.Normal("b", 0.3, 0.5, shape=2)
+        pm.Normal("y", mean + u[person], 0.7, observed=np.zeros(24))
+    return model
+
+
+def in_local_sums(name: str, bug: Callable[..., Any]) -> Plant:
+    """Put a function in place of one of `local_sums`; it gets the real one first."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = getattr(local_sums, name)
+        monkeypatch.setattr(local_sums, name, lambda *args: bug(real, *args))
+
+    return plant
+
+
+def prior_in_every_row(real: Any, starts: np.ndarray) -> np.ndarray:
+    return np.ones(starts[-1])
+
+
+def without_prior(real: Any, starts: np.ndarray) -> np.ndarray:
+    return np.zeros(starts[-1])
+
+
+def places_of_the_first_person(real: Any, *args: Any) -> np.ndarray:
+    placed = real(*args)
+    return np.broadcast_to(placed[:1], placed.shape).copy()
+
+
+def equal_weights(real: Any, value: float, place: int, last: bool, logs: np.ndarray, *rest: Any) -> None:
+    real(0.0, place, last, logs, *rest)
+
+
+def logs_of_the_person_before(
+    real: Any, value: float, place: int, last: bool, logs: np.ndarray, *rest: Any
+) -> None:
+    kept = np.where(np.isfinite(logs), logs, 0.0)
+    real(value, place, last, logs, *rest)
+    if last:
+        logs[:] = kept
+
+
+def everybody_with_the_worst_curvature(real: Any, *args: Any) -> None:
+    """The search of one person goes by what others have."""
+    real(*args)
+    step, curvature = args[5], args[8]
+    if len(step):
+        step[:] = step.mean(axis=0)
+        curvature[:] = curvature.mean(axis=0)
+
+
+LOCAL_BUGS: dict[str, tuple[Plant, Any]] = {
+    "the prior is in every row": (in_local_sums("first_rows", prior_in_every_row), GRADIENT),
+    "the prior is left out": (in_local_sums("first_rows", without_prior), GRADIENT),
+    "all at the places of one": (in_local_sums("place_nodes", places_of_the_first_person), SENSITIVITY),
+    "all places weigh alike": (in_local_sums("add_place", equal_weights), GRADIENT),
+    "a person is weighed by another": (in_local_sums("add_place", logs_of_the_person_before), SENSITIVITY),
+    "searches go by the others": (in_local_sums("move", everybody_with_the_worst_curvature), SENSITIVITY),
+}
+
+
+@pytest.mark.parametrize("bug", LOCAL_BUGS)
+def test_planted_bug_with_local_values_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch):
+    plant, check = LOCAL_BUGS[bug]
+    plant(monkeypatch)
+    found = check(build(intercepts, unit="person", adaptive=True))
+    assert not found.passed, str(found)
+    assert "raises" not in found.words
+
+
+@pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
+def test_persons_with_local_values_are_as_private(backend: str):
+    suite = build(intercepts, unit="person", adaptive=True, backend=backend)
     for check in (
         Suite.one_way_out,
         SENSITIVITY,
