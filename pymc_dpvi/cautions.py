@@ -9,22 +9,34 @@ What it must never do: let a warning depend on the number of records if that is 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pymc as pm
 
+from pymc_dpvi.engine.local_search import roughness
 from pymc_dpvi.errors import InsecureNoiseWarning, warn
+from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.precomputed import FORMULA_ADVICE, formula_mark
+from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.pages import shown
 from pymc_dpvi.release.report import PrivacyReport, PrivacyRun
 from pymc_dpvi.settings import PrivacySettings
 
-__all__ = ["log_earlier_fit", "warn_before_charge", "warn_of_single_precision"]
+__all__ = [
+    "log_earlier_fit",
+    "warn_before_charge",
+    "warn_of_rough_integrals",
+    "warn_of_single_precision",
+]
 
 _logger = logging.getLogger(__name__)
 
 #: A delta that is too large for more than ten thousand records, and is warned of whatever their number.
 _LARGE_DELTA = 1e-4
+#: An error of the integrals over local variables that is warned of, in sizes of a gradient.
+_ROUGH = 0.02
 
 _SINGLE = (
     "This model computes in single precision (floatX='float32'). The proof that the noise hides a record in "
@@ -50,6 +62,26 @@ def warn_before_charge(settings: PrivacySettings, model: pm.Model, num_records: 
     if (mark := formula_mark(model)) is not None:
         warn(f"The name {mark!r} looks as if a formula package had written the model. {FORMULA_ADVICE}")
     _warn_of_large_delta(settings, num_records)
+
+
+def warn_of_rough_integrals(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
+    """Warn if the quadrature of local variables is rough on made-up rows; no record is read."""
+    error = 0.0
+    with suppress(Exception):  # of made-up rows that do not suit the model
+        error = roughness(record, latents, start)
+    if error > _ROUGH:
+        assert record.local is not None
+        named = ", ".join(map(repr, record.local.names))
+        warn(
+            f"The integral over {named} is rough: on made-up rows, the gradient at the places of "
+            "the quadrature is "
+            f"off by {100 * error:.0f} % of its size. This is no matter of privacy, but the fit is "
+            "of another model. "
+            "Kinks (pm.Laplace, pt.maximum), heavy tails and values that enter as a square or a "
+            "product are the usual "
+            "cause. Write the model without, or name more nodes: "
+            f"guide={{'{record.local.names[0]}': Quadrature(31)}}."
+        )
 
 
 def _warn_of_large_delta(settings: PrivacySettings, num_records: int) -> None:

@@ -35,7 +35,12 @@ from pymc.variational.inference import Inference
 from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.accounting.evaluation import MAX_STEPS
 from pymc_dpvi.arguments import check_integer, check_seed
-from pymc_dpvi.cautions import log_earlier_fit, warn_before_charge, warn_of_single_precision
+from pymc_dpvi.cautions import (
+    log_earlier_fit,
+    warn_before_charge,
+    warn_of_rough_integrals,
+    warn_of_single_precision,
+)
 from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works
 from pymc_dpvi.engine.gradient_moments import GradientTrace
@@ -245,6 +250,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         explained(lambda: check_separable(self._record, self._approx.latents, self._approx.start), model)
         self._settings.check_sampler(self._record.num_units)
         warn_of_single_precision(self._approx.latents.value_vars)
+        warn_of_rough_integrals(self._record, self._approx.latents, self._approx.start)
         self.state = None
 
     approx = property(lambda self: self._approx, doc="The approximation; fitted by `fit`.")

@@ -12,9 +12,9 @@ import pytest
 from persons_zoo import PERSONS_ZOO, Entry, P
 
 from pymc_dpvi import DPADVI, Quadrature
-from pymc_dpvi.auditing.integrals import MarginalGradient
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.engine.unit_batches import in_rows
+from pymc_dpvi.graph.fine_integrals import MarginalGradient
 from pymc_dpvi.graph.gradients import in_draws, put
 from pymc_dpvi.graph.local_latents import PRIOR
 from pymc_dpvi.graph.synthetic_records import python_function
@@ -135,6 +135,7 @@ def test_gradients_are_those_of_integrals_over_a_grid(name: str):
     assert apart <= (1e-6 if exact else ALLOWED), (found, expected)
 
 
+@pytest.mark.filterwarnings("ignore:The integral over:pymc_dpvi.errors.PrivacyWarning")
 @pytest.mark.parametrize("name", ["random_intercept", "own_rate", "rasch"])
 def test_more_nodes_are_more_exact(name: str):
     entry = PERSONS_ZOO[name]

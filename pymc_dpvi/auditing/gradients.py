@@ -16,9 +16,9 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
 
-from pymc_dpvi.auditing.integrals import MarginalGradient
 from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import CheckResult
+from pymc_dpvi.graph.fine_integrals import MarginalGradient
 from pymc_dpvi.graph.gradients import in_draws, put
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function

@@ -13,7 +13,6 @@ from pymc_dpvi.arguments import check_integer, check_seed
 from pymc_dpvi.auditing.attack import DELTAS, check_attack, claims, lower_bound, run_attack
 from pymc_dpvi.auditing.batches import check_batches
 from pymc_dpvi.auditing.gradients import check_gradients
-from pymc_dpvi.auditing.integrals import can_integrate
 from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import AuditReport
 from pymc_dpvi.auditing.sensitivity import check_lattice, check_one_way_out, check_sensitivity
@@ -21,6 +20,7 @@ from pymc_dpvi.auditing.transcript import check_noise, check_randomness
 from pymc_dpvi.compat import versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, first_that_works
 from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.graph.fine_integrals import can_integrate
 from pymc_dpvi.inference import DPADVI
 from pymc_dpvi.mechanism.mechanism import Streams
 

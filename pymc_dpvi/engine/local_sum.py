@@ -119,6 +119,8 @@ def _numba_local_sum(op: LocalSum, node: Apply, **kwargs: Any) -> Any:
     function, source = op.written(node, *functions, compiled=True)
     key = None
     if None not in keys:  # the rows can be kept on disk
-        parts = (source, op.graph_key or keys, op.mark._props()[:3], op.length, source_hash())
+        assert op.mark.places is not None
+        of_op = op.graph_key or keys, op.mark._props()[:3], op.mark.places.key, op.length
+        parts = (source, *of_op, op.per_record[1], op.derivatives[1], source_hash())
         key = hashlib.sha256(f"pymc_dpvi.LocalSum {parts}".encode()).hexdigest()
     return numba_njit(function, fastmath=False), key

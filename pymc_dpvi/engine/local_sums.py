@@ -8,7 +8,8 @@ The share of person p is the clipped gradient of :math:`\log\int e^{\ell_p(u)}du
 
 where the prior of u counts as a part of the person's first row. Three passes over the rows of a batch:
 
-1. *Mode* (if the places are adaptive). Newton's method from u = 0 for all persons at once, each with a step
+1. *Mode* (if the places are adaptive). Newton's method from a point near 0 for all persons at once, each
+with a step
    that is halved until the density grows. A person is left alone once a step is short beside the width of
    the posterior.
 2. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives at the
@@ -81,13 +82,14 @@ def begin_search(persons: int, size: int) -> tuple[np.ndarray, ...]:  # pragma: 
     log-densities and the numbers of evaluations left, (persons,); minus the second derivatives at the
     best points, (persons, size, size), the identity to begin with.
     """
-    curvature = np.zeros((persons, size, size))
+    curvature, at = np.zeros((persons, size, size)), np.empty((persons, size))
     for p in range(persons):
         for j in range(size):
             curvature[p, j, j] = 1.0
+            at[p, j] = 0.1 * (-0.7) ** j  # not zero, where the density may have a saddle by symmetry
     return (
-        np.zeros((persons, size)),
-        np.zeros((persons, size)),
+        at,
+        at.copy(),
         np.zeros((persons, size)),
         np.full(persons, -np.inf),
         np.full(persons, LONGEST_SEARCH),
@@ -290,20 +292,21 @@ def add_place(
     logs[place] += value
     if not last:
         return
-    top, known = -np.inf, True
+    top, unknown = -np.inf, 0
     for k in range(logs.size):
-        log = logs[k] + log_weights[k]
-        known &= log < np.inf  # False for NaN and infinity
-        if log > top:
-            top = log
-    if not known:
+        logs[k] += log_weights[k]
+        if not (logs[k] < np.inf):  # NaN and infinity: a place that does not count
+            logs[k] = -np.inf
+            unknown += 1
+        top = max(top, logs[k])
+    if unknown == logs.size:
         share[0] = np.nan  # counts as zero, like a gradient that is not finite
     total = 0.0
     for k in range(logs.size):
-        logs[k] = np.exp(logs[k] + log_weights[k] - top)
+        logs[k] = np.exp(logs[k] - top) if top > -np.inf else 0.0
         total += logs[k]
     for k in range(logs.size):
-        weight = logs[k] / total if known and top > -np.inf else 0.0
+        weight = logs[k] / total if total > 0.0 else 0.0
         for j in range(share.size):
             if weight != 0.0:
                 share[j] += weight * sums[k * share.size + j]

@@ -46,6 +46,7 @@ from pymc_dpvi.graph.units import Units
 
 __all__ = ["PRIOR", "Locals", "split_local"]
 
+_POINT_MASSES = ("CensoredRV", "DiracDeltaRV")
 _LOOKING_UP = ("AdvancedSubtensor", "AdvancedSubtensor1")
 #: Name of the term of the local variables' prior.
 PRIOR = "prior of local variables"
@@ -70,6 +71,17 @@ class Locals:
     def names(self) -> tuple[str, ...]:
         """Names of the variables, as the user wrote them."""
         return tuple(str(v.name) for v in self.variables)
+
+    @property
+    def dims(self) -> frozenset[str]:
+        """Dims that run over persons."""
+        named = self.model.named_vars_to_dims
+        return frozenset(d for v in self.variables for d in (named.get(v.name) or ())[:1] if d is not None)
+
+    @property
+    def values_of_model(self) -> tuple[Variable, ...]:
+        """Their unconstrained values in the user's model."""
+        return tuple(self.model.rvs_to_values[v] for v in self.variables)
 
     @property
     def size(self) -> int:
@@ -104,11 +116,9 @@ class Locals:
         self, graphs: Sequence[Variable], replacements: Mapping[Variable, Variable], rows: int
     ) -> list[Any]:
         """Rebuild graphs over persons for some number of them, one for each row."""
-        named = self.model.named_vars_to_dims
-        dims = {(named.get(v.name) or (None,))[0] for v in self.variables} - {None}
         lengths = {
             v: pt.constant(rows, dtype="int64")
-            for v in (self.model.dim_lengths.get(d) for d in dims)
+            for v in (self.model.dim_lengths.get(d) for d in self.dims)
             if isinstance(v, Variable)
         }
         new, _ = resize_records(
@@ -185,6 +195,15 @@ def split_local(
     (length,) = lengths
     behind = set(walk([base for base, _ in found.values()], stop=free))
     local = [rv for rv in free if rv in behind and rv.type.ndim and shapes[rv.name][0] == length]
+    if not local:
+        raise UnsupportedModelError(
+            "The likelihood looks something up by person that is no variable with one entry for "
+            "each person (a table "
+            "with a row more by pt.concatenate, say, or one whose first axis is another). Give a "
+            "free variable one "
+            "entry for each person along its first axis, and look that up: u[person]."
+        )
+    _refuse_places(model, local, [base for base, _ in found.values()])
     _refuse_other_uses(model, local, found, units)  # type: ignore[arg-type]
     _refuse_couplings(model, local, units, public)  # type: ignore[arg-type]
     if len(local) == len(free):
@@ -197,6 +216,52 @@ def split_local(
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
     size = sum(int(np.prod(s, dtype=int)) for s in own)
     return Locals(model, tuple(local), own, found, int(length), _places(local, own, size, rules))  # type: ignore[arg-type]
+
+
+def _refuse_places(model: pm.Model, local: Sequence[TensorVariable], bases: Sequence[Variable]) -> None:
+    """Raise if a person's values, or their prior, go by the place in the table.
+
+    Rebuilt for some persons, a slice, a list of parts or a running number of all of them would be another
+    one.
+    """
+    for rv in local:
+        if any(type(v.owner.op).__name__ in _POINT_MASSES for v in walk([rv]) if v.owner is not None):
+            raise UnsupportedModelError(
+                f"The local variable '{rv.name}' is censored or has a hurdle: it is neither "
+                "continuous nor discrete, so "
+                "it cannot be integrated out. Use a continuous one."
+            )
+    others = [v for v in model.free_RVs if v not in local]
+    for var in walk([*bases, *local], stop=others):
+        op = None if var.owner is None else var.owner.op
+        along = type(op).__name__ in ("Join", "Split", "CumOp") and _axis(var.owner) == 0
+        if along or type(op).__name__ == "ARange" or _cuts_persons(var, local):
+            raise NotSeparableError(
+                f"The values of {', '.join(repr(str(rv.name)) for rv in local)} go by their place "
+                "among all persons "
+                f"({type(op).__name__}). Take them by person alone, u[person], and write what "
+                "differs between persons "
+                "with an array of one entry per row."
+            )
+
+
+def _axis(node: Any) -> int:
+    """Return the axis along which an operation joins, splits or adds up; 0 if it cannot be seen."""
+    if type(node.op).__name__ == "CumOp":
+        return 0 if node.op.axis is None else int(node.op.axis) % node.inputs[0].type.ndim
+    axis = _number(node.inputs[0] if type(node.op).__name__ == "Join" else node.inputs[1])
+    return 0 if axis is None else axis % node.outputs[0].type.ndim
+
+
+def _cuts_persons(var: Variable, local: Sequence[Variable]) -> bool:
+    """Whether a variable is some entries, along the first axis, of something that depends on local ones."""
+    node = var.owner
+    if node is None or "Subtensor" not in type(node.op).__name__ or not depends_on(node.inputs[:1], local):
+        return False
+    if "Inc" in type(node.op).__name__:
+        return True
+    entries = integer_indices(node)
+    return entries is None or entries[0] is not None
 
 
 def _refuse_other_uses(
@@ -304,10 +369,12 @@ def _refuse_couplings(
                 "tie them together."
             )
     observed = [*model.observed_RVs, units.source]
+    if any(v.name == PRIOR for v in (*model.observed_RVs, *model.potentials)):
+        raise UnsupportedModelError(
+            f"The name {PRIOR!r} is this package's own. Give the variable another one."
+        )
     for pot in model.potentials:
-        if pot.name == PRIOR or (
-            depends_on([pot], local) and not depends_on([pot], observed, stop=model.free_RVs)
-        ):
+        if depends_on([pot], local) and not depends_on([pot], observed, stop=model.free_RVs):
             raise NotSeparableError(
                 f"The Potential '{pot.name}' depends on {names} of all persons together, and not by "
                 "rows. Write it "

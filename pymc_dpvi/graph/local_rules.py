@@ -27,7 +27,7 @@ from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 __all__ = ["Places", "Quadrature", "enumeration", "quadrature", "rules_of"]
 
 #: Nodes in each dimension, by the number of dimensions.
-_NODES = {1: 7, 2: 7, 3: 4, 4: 3, 5: 3, 6: 3, 7: 3}
+_NODES = {1: 15, 2: 7, 3: 4, 4: 3, 5: 3, 6: 3, 7: 3}
 _MOST_PLACES = 2500
 _MOST_NODES = 65
 
@@ -54,7 +54,7 @@ class Quadrature:
 
     Examples
     --------
-    >>> DPADVI(epsilon=1.0, delta=1e-6, unit="person", guide={"u": Quadrature(15)})
+    >>> DPADVI(epsilon=1.0, delta=1e-6, unit="person", guide={"u": Quadrature(31)})
     """
 
     nodes: int | None = None

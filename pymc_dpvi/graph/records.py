@@ -157,7 +157,8 @@ class RecordModel:
     def _holds_data(self, var: Variable) -> bool:
         """Whether `var` holds records, is their number, or hides what it holds (`opaque_part`)."""
         held = {*self.arrays, *self.model.observed_RVs, *_lengths(self)}
-        held.update(() if self.local is None else self.local.variables)
+        if self.local is not None:
+            held.update(self.local.variables, self.local.values_of_model)
         if var in held:
             return True
         if var.owner is not None:
@@ -172,7 +173,8 @@ class RecordModel:
         """
         named = self.model.named_vars_to_dims
         declared = {d for v in self.public for d in named.get(v.name) or () if d is not None}
-        return frozenset((global_dims(self.model) | declared) - self.record_dims)
+        local = frozenset() if self.local is None else self.local.dims
+        return frozenset((global_dims(self.model) | declared) - self.record_dims - local)
 
     def check_unchanged(self) -> None:
         """Raise if the model has changed since it was checked.
@@ -265,7 +267,8 @@ def build_record_model(
     local = split_local(model, units, guide, public)
     model = model if local is None else local.view()
     refuse_discrete(model)
-    refuse_axes_over_units(model, units, local is not None)
+    look_ups, length = ((), 0) if local is None else (list(local.look_ups), local.length)
+    refuse_axes_over_units(model, units, look_ups, length)
     # 5. The arrays that run along it. An array that is not found here must pass 10.
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
     # 6. No latent value per record, no prior or start from records, no draw or Potential for all records

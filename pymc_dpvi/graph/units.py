@@ -228,10 +228,12 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def refuse_axes_over_units(model: pm.Model, units: Units | None, is_local: bool) -> None:
+def refuse_axes_over_units(
+    model: pm.Model, units: Units | None, look_ups: Collection[Variable] = (), length: int = 0
+) -> None:
     """Raise if a global variable has a value for each person, or the likelihood reads the ids otherwise.
 
-    `is_local` says that local variables are looked up by them (`local_latents`).
+    `look_ups` are what is taken by person of local variables (`local_latents`), from tables of this `length`.
     """
     if units is None:
         return
@@ -242,16 +244,17 @@ def refuse_axes_over_units(model: pm.Model, units: Units | None, is_local: bool)
         "pm.Data that unit= names, u[person], it is integrated out; or leave it out."
     )
     for rv in model.free_RVs:
-        for axis, length in enumerate(shapes[rv.name]):
-            if length == len(units):
+        for axis, entries in enumerate(shapes[rv.name]):
+            if entries in (len(units), length):
                 raise UnsupportedModelError(
                     f"The free variable '{rv.name}' has an axis (axis {axis}) as long as there are persons, "
                     f"by unit=. {advice} If the length is the same by chance, give the axis one entry more."
                 )
-    if units.source is None or is_local:
+    if units.source is None:
         return
     for term in [*model.observed_RVs, *model.potentials]:
-        if units.source in walk([term, model.rvs_to_values.get(term, term)], stop=model.free_RVs):
+        found = walk([term, model.rvs_to_values.get(term, term)], stop=[*model.free_RVs, *look_ups])
+        if units.source in found:
             raise UnsupportedModelError(
                 f"The likelihood '{term.name}' reads '{units.source.name}', the ids of the persons. {advice} "
                 "For what is known of a person (age, treatment), give the model one entry per row."

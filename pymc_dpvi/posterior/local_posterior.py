@@ -22,6 +22,7 @@ import pytensor
 import pytensor.tensor as pt
 
 from pymc_dpvi.engine import local_sums
+from pymc_dpvi.engine.local_search import find_modes
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents, local_terms, put
 from pymc_dpvi.graph.model_checks import array_name
@@ -60,7 +61,9 @@ class LocalPosterior:
         z = z[None].astype(pytensor.config.floatX)
         places, persons = self._local.places, len(self._units)
         if places.adaptive:
-            mode, curvature = self._modes(z)
+            mode, curvature = find_modes(
+                lambda at, u: self._evaluate(at, u, z), self._starts, self._local.size
+            )
             x = rng.standard_normal((persons, _PROPOSALS, self._local.size)) * _WIDER
             points = np.empty_like(x)
             for p in range(persons):  # each person has points of their own
@@ -84,17 +87,6 @@ class LocalPosterior:
         made = (a.astype(pytensor.config.floatX) for a in (local, first[places]))
         with np.errstate(all="ignore"):
             return list(self._terms(*(r[places] for r in self._rows), *made, z))
-
-    def _modes(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        state = local_sums.begin_search(len(self._units), self._local.size)
-        at, best, _, _, left, curvature = state
-        while (left > 0).any():
-            places, whose = local_sums.of_open(self._starts, left)
-            sums = np.zeros(len(left)), np.zeros(at.shape), np.zeros(curvature.shape)
-            found = self._evaluate(places, at[whose], z)
-            local_sums.add_derivatives(*map(np.ascontiguousarray, found), whose, 0, len(places), *sums)
-            local_sums.move(*sums, *state)
-        return best, curvature
 
     def _log_densities(self, points: np.ndarray, z: np.ndarray) -> np.ndarray:
         """Return each person's log-density at their points, (persons, K)."""

@@ -13,7 +13,7 @@ from scipy import stats
 from test_persons_zoo import released_of_everybody
 
 from pymc_dpvi import DPADVI, Quadrature
-from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
+from pymc_dpvi.errors import ArgumentError, NotSeparableError, PrivacyWarning, UnsupportedModelError
 from pymc_dpvi.graph.local_rules import quadrature
 from pymc_dpvi.graph.records import build_record_model
 
@@ -155,10 +155,63 @@ def its_square_by_rows(person: Any) -> None:
     observe(own - own.mean())
 
 
+def another_by_person(person: Any) -> None:
+    """A second variable, by a copy of the ids: with more entries than persons, and labels of theirs."""
+    u = pm.Normal("u", 0, 1, dims="who")
+    v = pm.Normal("v", 0, 1, dims="who")
+    observe(u[person] + X * v[pm.Data("copy", WHO)])
+
+
+def another_by_shifted_ids(person: Any) -> None:
+    u, v = pm.Normal("u", 0, 1, shape=P), pm.Normal("v", 0, 1, shape=P + 3)
+    observe(u[person] + v[person + 1])
+
+
+def its_number(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, shape=P)
+    observe(u[person] + pm.Normal("b") / u.shape[0])
+
+
+def parts_of_persons(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    observe(pt.concatenate([u[:300], 2 * u[300:]])[person])
+
+
+def rolled(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    observe(pt.roll(u, 300)[person])
+
+
+def running_number(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, dims="who")
+    observe((u + pt.switch(pt.arange(u.shape[0]) < 300, 0.0, pm.Normal("b")))[person])
+
+
+def running_number_in_the_prior(person: Any) -> None:
+    n = pm.modelcontext(None).dim_lengths["who"]
+    u = pm.Normal("u", pt.switch(pt.arange(n) < 300, 0.0, pm.Normal("b")), 1, dims="who")
+    observe(u[person])
+
+
+def reference_person(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, shape=P - 1)
+    observe(pt.concatenate([[0.0], u])[person])
+
+
+def our_name(person: Any) -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("s"), dims="who")
+    pm.Normal("prior of local variables", u[person], 1, observed=Y)
+
+
+def censored(person: Any) -> None:
+    u = pm.Censored("u", pm.Normal.dist(0, 1), lower=-1, upper=1, shape=P)
+    observe(u[person])
+
+
 REFUSED: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
-    "its mean": (its_mean, NotSeparableError, "'y'"),
+    "its mean": (its_mean, NotSeparableError, "'u'"),
     "its sum elsewhere": (its_sum_elsewhere, NotSeparableError, "'u' otherwise than by person"),
-    "a running sum": (running_sum, NotSeparableError, "'y'"),
+    "a running sum": (running_sum, NotSeparableError, "go by their place"),
     "sorted": (sorted_values, NotSeparableError, "'y'"),
     "a random walk": (random_walk, NotSeparableError, "'u' is one draw for all persons"),
     "a joint normal": (joint_normal, NotSeparableError, "'u' is one draw for all persons"),
@@ -180,6 +233,16 @@ REFUSED: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
     "two indices": (two_indices, UnsupportedModelError, "u[person]"),
     "nothing else": (nothing_else, UnsupportedModelError, "nothing is left to release"),
     "a hundred values": (a_hundred_values, UnsupportedModelError, "100 local values"),
+    "another by person": (another_by_person, UnsupportedModelError, "'v' has an axis"),
+    "another by shifted ids": (another_by_shifted_ids, UnsupportedModelError, "'y' reads 'person'"),
+    "its number": (its_number, NotSeparableError, "'u' otherwise than by person"),
+    "parts of persons": (parts_of_persons, NotSeparableError, "go by their place"),
+    "rolled": (rolled, NotSeparableError, "go by their place"),
+    "a running number": (running_number, NotSeparableError, "go by their place"),
+    "a running number in the prior": (running_number_in_the_prior, NotSeparableError, "go by their place"),
+    "a reference person": (reference_person, UnsupportedModelError, "one entry for each person"),
+    "our own name": (our_name, UnsupportedModelError, "package's own"),
+    "censored": (censored, UnsupportedModelError, "censored"),
     "means over all rows": (its_square_by_rows, NotSeparableError, "'y'"),
 }
 
@@ -268,6 +331,18 @@ def test_a_variable_more_in_the_model_is_seen():
 # ------------------------------------------------------------------------------------------------
 # Integrals
 # ------------------------------------------------------------------------------------------------
+
+
+ROUGH: dict[str, Callable[[Any], None]] = {
+    "a square": lambda p: observe(pm.Normal("u", 0, pm.HalfNormal("tau"), shape=P)[p] ** 2),
+    "Laplace": lambda p: observe(pm.Laplace("u", 0, pm.HalfNormal("tau"), shape=P)[p]),
+}
+
+
+@pytest.mark.parametrize("name", ROUGH)
+def test_a_rough_integral_is_warned_of(name: str):
+    with pytest.warns(PrivacyWarning, match=r"integral over 'u' is rough.*Quadrature\(31\)"):
+        method(ROUGH[name])
 
 
 def test_nodes_are_those_of_a_normal():

@@ -1,0 +1,82 @@
+r"""The search of `local_sums` in Python, and how rough the places that it leads to are, on made-up rows.
+
+`local_sums` places some nodes by the second derivatives at a mode. Where the density of a person's values
+has a kink, heavy tails or several modes, these say little of it. :func:`roughness` compares with a fine
+grid (`graph.fine_integrals`), before a fit and on synthetic rows, so that it tells nothing of the data.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+
+from pymc_dpvi.engine import local_sums
+from pymc_dpvi.graph.densities import rebuild_likelihood
+from pymc_dpvi.graph.fine_integrals import MarginalGradient, can_integrate
+from pymc_dpvi.graph.gradients import Latents, local_terms
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
+
+__all__ = ["Derivatives", "find_modes", "roughness"]
+
+#: Numbers of rows of the synthetic persons.
+_PERSONS = (1, 2, 4)
+
+#: Log-densities of rows, their slopes and second derivatives, from their places and local values.
+Derivatives = Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
+
+
+def find_modes(derivatives: Derivatives, starts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return modes, (persons, size), and minus the second derivatives there; `starts` as in `Units`."""
+    state = local_sums.begin_search(len(starts) - 1, size)
+    at, best, _, _, left, curvature = state
+    while (left > 0).any():
+        places, whose = local_sums.of_open(starts, left)
+        sums = np.zeros(len(left)), np.zeros(at.shape), np.zeros(curvature.shape)
+        found = map(np.ascontiguousarray, derivatives(places, at[whose]))
+        local_sums.add_derivatives(*found, whose, 0, len(places), *sums)
+        local_sums.move(*sums, *state)
+    return best, curvature
+
+
+def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float:
+    """Return the largest error of synthetic persons' gradients, in their own size (`error_at`)."""
+    local = record.local
+    if local is None or not local.places.adaptive or not can_integrate(record):
+        return 0.0
+    rows = sum(_PERSONS)
+    own = record.model, record.num_records, record.record_dims, record.arrays
+    many = rebuild_likelihood(*own, rows=rows, local=local)
+    z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
+    batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
+    terms = python_function([*batch, z], local_terms(record, batch, latents, z)[1:])
+    marginal = MarginalGradient(record, latents)
+    starts = np.cumsum([0, *_PERSONS])
+    first = np.zeros(rows, dtype=pytensor.config.floatX)
+    first[starts[:-1]] = 1.0
+    made: list[tuple[Rows, np.ndarray]] = list(
+        synthetic_records(record, many, latents, z, start, np.random.default_rng(0))
+    )
+    errors = []
+    for synthetic, point in made[-2 if local.size == 1 else -1 :]:  # draws from the likelihood, if it has any
+        data = synthetic[: len(record.arrays)]
+
+        def derivatives(
+            places: np.ndarray, values: np.ndarray, data: Rows = data, point: np.ndarray = point
+        ) -> list[np.ndarray]:
+            with np.errstate(all="ignore"):
+                return list(
+                    terms(*(d[places] for d in data), values.astype(first.dtype), first[places], point)
+                )
+
+        modes, curvature = find_modes(derivatives, starts, local.size)
+        placed = local_sums.place_nodes(modes, curvature, local.places.at, True)
+        for p, (a, b) in enumerate(itertools.pairwise(starts)):
+            of_person = [[d[r : r + 1] for d in data] for r in range(a, b)]
+            with np.errstate(all="ignore"):
+                errors.append(marginal.error_at(of_person, point[0], placed[p], local.places.log_weights))
+    return max([0.0, *(error for error in errors if np.isfinite(error))])

@@ -1,0 +1,114 @@
+r"""The gradient of a person's marginal log-density, the slow and obvious way.
+
+It is :math:`\int \nabla_z\ell(u)\,e^{\ell(u)}du \big/ \int e^{\ell(u)}du`, as sums over a grid about the
+mode, which SciPy finds. Its points are the hyperbolic sines of regular ones, in standard deviations:
+dense at the mode, and far enough for heavy tails, kinks and second modes. All of it is evaluated in
+Python, one row at a time. The values of a discrete variable are its grid.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.replace import vectorize_graph
+from scipy import optimize
+
+from pymc_dpvi.graph.gradients import Latents, in_draws, put
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.synthetic_records import python_function
+
+__all__ = ["MarginalGradient", "can_integrate"]
+
+#: Points of the grid in each dimension, and how far it reaches, by the number of dimensions.
+_POINTS = {1: (1001, 7.0), 2: (61, 5.0), 3: (21, 5.0)}
+_NEGLIGIBLE = 1e-30
+_STEP = 1e-3  # of second derivatives by differences
+
+
+def can_integrate(record: RecordModel) -> bool:
+    """Whether a person has no local values, or so few that a grid is not too large."""
+    local = record.local
+    return local is None or not local.places.adaptive or local.size in _POINTS
+
+
+class MarginalGradient:
+    """The gradient of a person's log-density with local values integrated out."""
+
+    def __init__(self, record: RecordModel, latents: Latents) -> None:
+        assert record.local is not None
+        self._local = record.local
+        z = pt.vector("z", shape=(latents.size,), dtype=pytensor.config.floatX)
+        (density,), draw = in_draws([record.row_logp], latents)
+        grads = pytensor.grad(density, draw, disconnected_inputs="ignore", return_disconnected="zero")
+        slope = pt.concatenate([g.flatten() for g in grads])
+        own = record.rows[len(record.arrays)]
+        points = own.type.clone(shape=(None, *own.type.shape))()
+        graphs = vectorize_graph(put([density, slope], draw, latents.split(z)), {own: points})
+        rows = [points if r is own else r for r in record.rows]
+        self._terms = python_function([*rows, z], graphs)
+
+    def at(
+        self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray, points: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the log-density, (K,), and its gradient by z, (K, D), at local values, (K, size)."""
+        values, slopes = np.zeros(len(points)), np.zeros((len(points), z.size))
+        for k, row in enumerate(rows):
+            first = np.asarray([float(k == 0)], dtype=z.dtype)
+            with np.errstate(all="ignore"):
+                found = self._terms(*row, points[:, None].astype(z.dtype), first, z)
+            values, slopes = values + found[0], slopes + found[1]
+        return values, slopes
+
+    def error_at(
+        self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray, points: np.ndarray, log_weights: np.ndarray
+    ) -> float:
+        """Return how far the gradient by these points is from that by the grid, in its terms' own size."""
+        grid, grid_weights = _grid(lambda u: self.at(rows, z, u)[0], self._local.size)
+        exact, size = _mean(*self.at(rows, z, grid), grid_weights)
+        return float(np.linalg.norm(_mean(*self.at(rows, z, points), log_weights)[0] - exact) / size)
+
+    def __call__(self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray) -> np.ndarray:
+        """Return the gradient by z, (D,), of a person with these rows: of each, an entry of all arrays."""
+        places, size = self._local.places, self._local.size
+        if places.adaptive:
+            points, log_weights = _grid(lambda u: self.at(rows, z, u)[0], size)
+        else:
+            points, log_weights = places.at, places.log_weights
+        return _mean(*self.at(rows, z, points), log_weights)[0]
+
+
+def _mean(values: np.ndarray, slopes: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the mean of gradients by the posterior, (D,), and the root of their mean squared length."""
+    logs = np.where(np.isfinite(values), values + log_weights, -np.inf)
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    some = weights > _NEGLIGIBLE  # far away, a gradient may be no number
+    squares = weights[some] @ np.sum(slopes[some] ** 2, axis=1)
+    return np.asarray(weights[some] @ slopes[some]), float(np.sqrt(squares))
+
+
+def _grid(log_density: Callable[[np.ndarray], np.ndarray], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return points about the mode, dense there and far apart beyond, and the logs of their weights."""
+
+    def cost(u: np.ndarray) -> float:
+        value = -float(log_density(u[None])[0])
+        return value if np.isfinite(value) else 1e300
+
+    options = {"xatol": 1e-4, "fatol": 1e-6}
+    mode = optimize.minimize(cost, np.zeros(size), method="Nelder-Mead", options=options).x
+    hessian, steps = np.empty((size, size)), _STEP * np.eye(size)
+    for j, a in enumerate(steps):
+        for k, b in enumerate(steps):
+            corners = cost(mode + a + b) - cost(mode + a - b) - cost(mode - a + b) + cost(mode - a - b)
+            hessian[j, k] = corners / (4 * _STEP**2)
+    variances, axes = np.linalg.eigh(hessian)
+    widths = 1.0 / np.sqrt(np.clip(np.abs(variances), 1e-2, 1e4))
+    count, far = _POINTS[size]
+    s = np.linspace(-far, far, count)
+    points = np.array(list(itertools.product(np.sinh(s), repeat=size)))
+    log_weights = np.array([sum(w) for w in itertools.product(np.log(np.cosh(s)), repeat=size)])
+    return mode + points * widths @ axes.T, log_weights
