@@ -39,8 +39,8 @@ class Quadrature:
     Parameters
     ----------
     nodes : int, optional
-        Nodes in each dimension. By default 7 for one or two values of a person, 4 for three, 3 for up to
-        seven.
+        Nodes in each dimension. By default 15 for one value of a person, 7 for two, 4 for three, 3 for more, up
+        to seven.
 
     Raises
     ------
