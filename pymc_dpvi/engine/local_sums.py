@@ -8,10 +8,11 @@ The share of person p is the clipped gradient of :math:`\log\int e^{\ell_p(u)}du
 
 where the prior of u counts as a part of the person's first row. Three passes over the rows of a batch:
 
-1. *Mode* (if the places are adaptive). Newton's method, from a point near 0, for all persons at once, each with
-   a step that is halved until the density grows. A person is left alone once a step is short beside the width
-   of the posterior.
-2. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives at the mode.
+1. *Mode* (if the places are adaptive). Newton's method, from a point near 0, for all persons at once,
+   each with a step that is halved until the density grows. A person is left alone once a step is short beside
+   the width of the posterior.
+2. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives
+   at the mode.
 3. *Gradients* of each row at each place: a row is fetched as often as there are places.
 
 Every number of a person follows from the rows of that person and from public values, in a fixed order of

@@ -39,8 +39,8 @@ class Quadrature:
     Parameters
     ----------
     nodes : int, optional
-        Nodes in each dimension. By default 15 for one value of a person, 7 for two, 4 for three, 3 for more, up
-        to seven.
+        Nodes in each dimension. By default 15 for one value of a person, 7 for two, 4 for three, 3 for more,
+        up to seven.
 
     Raises
     ------
