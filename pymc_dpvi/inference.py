@@ -360,8 +360,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             raise ArgumentError(
                 f"obj_n_mc={asked.n_mc} cannot be used with local variables "
                 f"({', '.join(self._record.local.names)}), which are integrated out at one latent "
-                "draw. Leave it "
-                "out, and make more steps instead."
+                "draw. Leave it out, and make more steps instead."
             )
         candidates = bounded(backends(backend, compile_kwargs), list(self._record.factors.values()))
         mechanism = self._settings.mechanism(asked.n, self._record.num_units)

@@ -189,28 +189,26 @@ def split_local(
     if len(lengths) > 1 or None in lengths:
         raise UnsupportedModelError(
             f"The likelihood takes entries by '{units.source.name}' from tables of different lengths"  # type: ignore[union-attr]
-            ", so it cannot be seen which of them have one entry for each person. Give all "
-            "variables of persons one dim."
+            ", so it cannot be seen which of them have one entry for each person. Give all variables of "
+            "persons one dim."
         )
     (length,) = lengths
     behind = set(walk([base for base, _ in found.values()], stop=free))
     local = [rv for rv in free if rv in behind and rv.type.ndim and shapes[rv.name][0] == length]
     if not local:
         raise UnsupportedModelError(
-            "The likelihood looks something up by person that is no variable with one entry for "
-            "each person (a table "
-            "with a row more by pt.concatenate, say, or one whose first axis is another). Give a "
-            "free variable one "
-            "entry for each person along its first axis, and look that up: u[person]."
+            "The likelihood looks something up by person that is no variable with one entry for each "
+            "person (a table with a row more by pt.concatenate, say, or one whose first axis is another). "
+            "Give a free variable one entry for each person along its first axis, and look that up: "
+            "u[person]."
         )
     _refuse_places(model, local, [base for base, _ in found.values()])
     _refuse_other_uses(model, local, found, units)  # type: ignore[arg-type]
     _refuse_couplings(model, local, units, public)  # type: ignore[arg-type]
     if len(local) == len(free):
         raise UnsupportedModelError(
-            f"All free variables ({', '.join(map(repr, everything))}) are local to a person, so "
-            "nothing is left to "
-            "release. Give their prior parameters that are variables: a mean, and a spread."
+            f"All free variables ({', '.join(map(repr, everything))}) are local to a person, so nothing is "
+            "left to release. Give their prior parameters that are variables: a mean, and a spread."
         )
     own = tuple(tuple(int(n) for n in shapes[rv.name][1:]) for rv in local)
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
@@ -227,9 +225,8 @@ def _refuse_places(model: pm.Model, local: Sequence[TensorVariable], bases: Sequ
     for rv in local:
         if any(type(v.owner.op).__name__ in _POINT_MASSES for v in walk([rv]) if v.owner is not None):
             raise UnsupportedModelError(
-                f"The local variable '{rv.name}' is censored or has a hurdle: it is neither "
-                "continuous nor discrete, so "
-                "it cannot be integrated out. Use a continuous one."
+                f"The local variable '{rv.name}' is censored or has a hurdle: it is neither continuous nor "
+                "discrete, so it cannot be integrated out. Use a continuous one."
             )
     others = [v for v in model.free_RVs if v not in local]
     for var in walk([*bases, *local], stop=others):
@@ -237,11 +234,9 @@ def _refuse_places(model: pm.Model, local: Sequence[TensorVariable], bases: Sequ
         along = type(op).__name__ in ("Join", "Split", "CumOp") and _axis(var.owner) == 0
         if along or type(op).__name__ == "ARange" or _cuts_persons(var, local):
             raise NotSeparableError(
-                f"The values of {', '.join(repr(str(rv.name)) for rv in local)} go by their place "
-                "among all persons "
-                f"({type(op).__name__}). Take them by person alone, u[person], and write what "
-                "differs between persons "
-                "with an array of one entry per row."
+                f"The values of {', '.join(repr(str(rv.name)) for rv in local)} go by their place among all "
+                f"persons ({type(op).__name__}). Take them by person alone, u[person], and write what "
+                "differs between persons with an array of one entry per row."
             )
 
 
@@ -276,9 +271,8 @@ def _refuse_other_uses(
             if var in local:
                 raise NotSeparableError(
                     f"The likelihood '{term.name}' reads '{var.name}' otherwise than by person, as "
-                    f"{var.name}[{units.source.name}], so one person's value enters other persons' "
-                    "terms. Leave out "
-                    "sums, means and slices over persons."
+                    f"{var.name}[{units.source.name}], so one person's value enters other persons' terms. "
+                    "Leave out sums, means and slices over persons."
                 )
 
 
@@ -309,9 +303,8 @@ def _look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variabl
         rest = [None if e is None else _number(e) for e in entries[1:]]
         if any(e is not None and n is None for e, n in zip(entries[1:], rest, strict=True)):
             raise UnsupportedModelError(
-                f"The likelihood takes entries by '{source.name}' and by another index together. "
-                "Take a person's values "
-                f"first, u[{source.name}], and of them what belongs to the row."
+                f"The likelihood takes entries by '{source.name}' and by another index together. Take a "
+                f"person's values first, u[{source.name}], and of them what belongs to the row."
             )
         found[var] = (node.inputs[0], tuple(slice(None) if n is None else n for n in rest))
     return found
@@ -344,11 +337,9 @@ def _refuse_couplings(
     for rv in local:
         if rv.type.ndim - rv.owner.op.ndim_supp == 0:
             raise NotSeparableError(
-                f"The prior of '{rv.name}' is one draw for all persons, so that they depend on each "
-                "other. Give each "
-                "person a value that is independent of the others' given the parameters, such as "
-                f"pm.Normal('{rv.name}', "
-                "0, sigma, dims=...)."
+                f"The prior of '{rv.name}' is one draw for all persons, so that they depend on each other. "
+                "Give each person a value that is independent of the others' given the parameters, such as "
+                f"pm.Normal('{rv.name}', 0, sigma, dims=...)."
             )
         others = [v for v in model.free_RVs if v is not rv]
         length = rv_shapes[rv.name][:1]
@@ -356,17 +347,16 @@ def _refuse_couplings(
             if var not in public and (_is_of_data(model, var) or _runs_over(var, length)):
                 what = f"'{var.name}'" if var.name else "an array over persons"
                 raise UnsupportedModelError(
-                    f"The prior of '{rv.name}' depends on data ({what}). It must be the same for "
-                    "all persons, as in "
-                    f"pm.Normal('{rv.name}', 0, tau, dims=...). What is known of a person belongs "
-                    "into the mean of the "
-                    "rows: write b * x + u[person], with an x of one entry per row."
+                    f"The prior of '{rv.name}' depends on data ({what}). It must be the same for all "
+                    f"persons, as in pm.Normal('{rv.name}', 0, tau, dims=...). What is known of a person "
+                    "belongs into the mean of the rows: write b * x + u[person], with an x of one entry "
+                    "per row."
                 )
     for rv in model.free_RVs:
         if rv not in local and depends_on([rv], local):
             raise NotSeparableError(
-                f"The prior of '{rv.name}' depends on {names}, which are local to persons: it would "
-                "tie them together."
+                f"The prior of '{rv.name}' depends on {names}, which are local to persons: it would tie "
+                "them together."
             )
     observed = [*model.observed_RVs, units.source]
     if any(v.name == PRIOR for v in (*model.observed_RVs, *model.potentials)):
@@ -376,9 +366,8 @@ def _refuse_couplings(
     for pot in model.potentials:
         if depends_on([pot], local) and not depends_on([pot], observed, stop=model.free_RVs):
             raise NotSeparableError(
-                f"The Potential '{pot.name}' depends on {names} of all persons together, and not by "
-                "rows. Write it "
-                "into the prior of each person's value."
+                f"The Potential '{pot.name}' depends on {names} of all persons together, and not by rows. "
+                "Write it into the prior of each person's value."
             )
 
 
@@ -416,9 +405,8 @@ def _places(
     if not all(discrete):
         raise UnsupportedModelError(
             "A person has discrete and continuous local values "
-            f"({', '.join(repr(str(rv.name)) for rv in local)}), which cannot be integrated "
-            "together yet. Leave one "
-            "kind of them out."
+            f"({', '.join(repr(str(rv.name)) for rv in local)}), which cannot be integrated together yet. "
+            "Leave one kind of them out."
         )
     if rules:
         raise ArgumentError(
@@ -443,6 +431,6 @@ def _support(rv: TensorVariable) -> tuple[int, int]:
     if kind == "CategoricalRV" and (n := params[0].type.shape[-1]) is not None:
         return 0, int(n)
     raise UnsupportedModelError(
-        f"The local variable '{rv.name}' is discrete, and its values cannot be listed. Use "
-        "pm.Bernoulli or pm.Categorical."
+        f"The local variable '{rv.name}' is discrete, and its values cannot be listed. Use pm.Bernoulli or "
+        "pm.Categorical."
     )

@@ -93,10 +93,10 @@ def quadrature(dimensions: int, nodes: int | None) -> Places:
     nodes = _NODES.get(dimensions, 0) if nodes is None else nodes
     if not nodes or nodes**dimensions > _MOST_PLACES:
         raise UnsupportedModelError(
-            f"A person has {dimensions} local values, at too many places to integrate over them"
-            f"{f' with {nodes} nodes in each dimension' if nodes else ''}: at most {_MOST_PLACES} "
-            "places are supported. Give a person fewer values, or name fewer nodes: guide={'u': "
-            "Quadrature(2)}."
+            f"A person has {dimensions} local values, at too many places to integrate over "
+            f"them{f' with {nodes} nodes in each dimension' if nodes else ''}: at most {_MOST_PLACES} "
+            "places are supported. Give a person fewer values, or name fewer nodes: "
+            "guide={'u': Quadrature(2)}."
         )
     x, w = np.polynomial.hermite_e.hermegauss(nodes)
     at = np.array(list(itertools.product(x, repeat=dimensions)))
@@ -121,7 +121,7 @@ def rules_of(guide: Any, local: Sequence[str], everything: Sequence[str]) -> dic
         return {}
     if not isinstance(guide, Mapping):
         raise ArgumentError(
-            f"guide must be a dict of variable name to rule, such as {{'u': Quadrature(7)}}; found a "
+            "guide must be a dict of variable name to rule, such as {'u': Quadrature(7)}; found a "
             f"{type(guide).__name__}."
         )
     for name, rule in guide.items():
@@ -136,8 +136,7 @@ def rules_of(guide: Any, local: Sequence[str], everything: Sequence[str]) -> dic
             )
         if name not in local:
             raise ArgumentError(
-                f"guide[{name!r}] is a rule to integrate over a local variable, one with a value "
-                "for each person, and "
-                f"'{name}' is none: local are {sorted(local) or 'none'}. Leave it out."
+                f"guide[{name!r}] is a rule to integrate over a local variable, one with a value for each "
+                f"person, and '{name}' is none: local are {sorted(local) or 'none'}. Leave it out."
             )
     return dict(guide)

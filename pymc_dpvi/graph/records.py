@@ -224,8 +224,7 @@ class RecordModel:
             if any(array_value(a) is not v for a, v in zip(self.arrays, self.held, strict=True)):
                 raise UnsupportedModelError(
                     "The data of the model were exchanged (pm.set_data) since the method was made, "
-                    "and the ids "
-                    "of unit= are no part of the model, so it is not known whose the rows are. "
+                    "and the ids of unit= are no part of the model, so it is not known whose the rows are. "
                     "Make a new DPADVI."
                 )
         return [pytensor.shared(array_value(a), name=a.name or "records", borrow=True) for a in self.arrays]

@@ -99,9 +99,8 @@ def find_units(
     dim = unit if isinstance(unit, str) and source is None else None
     if dim is not None and dim in _released_dims(model, public):
         raise ArgumentError(
-            f"unit={dim!r} is a dim of a free variable or of data that were declared public, whose "
-            "labels are "
-            "released, and the labels are ids. Give the rows a dim of their own, or type unit=ids."
+            f"unit={dim!r} is a dim of a free variable or of data that were declared public, whose labels "
+            "are released, and the labels are ids. Give the rows a dim of their own, or type unit=ids."
         )
     if source is not None and source in public:
         raise ArgumentError(
@@ -239,9 +238,8 @@ def refuse_axes_over_units(
         return
     shapes = model.eval_rv_shapes()
     advice = (
-        "A value for each person cannot be released, and their number is private. Where it is "
-        "looked up by the "
-        "pm.Data that unit= names, u[person], it is integrated out; or leave it out."
+        "A value for each person cannot be released, and their number is private. Where it is looked up by "
+        "the pm.Data that unit= names, u[person], it is integrated out; or leave it out."
     )
     for rv in model.free_RVs:
         for axis, entries in enumerate(shapes[rv.name]):

@@ -110,8 +110,8 @@ def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any
     for array, name in zip(record.arrays, names, strict=True):
         if name is None:
             raise UnsupportedModelError(
-                f"{array_name(record.model, array)} has no name, so data= cannot hold it. Put it "
-                "into pm.Data."
+                f"{array_name(record.model, array)} has no name, so data= cannot hold it. Put it into "
+                "pm.Data."
             )
     wanted = dict.fromkeys([person, *map(str, names)])
     if data.keys() != wanted.keys():

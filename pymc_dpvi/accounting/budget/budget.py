@@ -370,17 +370,16 @@ class PrivacyBudget:
         relation = draft.neighboring_relation or fixed or "add_or_remove_one"
         if relation != (fixed or relation):
             raise ArgumentError(
-                f"This budget protects against {fixed}, and the charge is under {relation}; the two do "
-                f"not add up. Use neighboring_relation={fixed!r}, or a budget of its own."
+                f"This budget protects against {fixed}, and the charge is under {relation}; the two do not "
+                f"add up. Use neighboring_relation={fixed!r}, or a budget of its own."
             )
         records = {c.record for c in charges if c.record}
         if draft.record and records - {draft.record}:
             raise ArgumentError(
                 f"A record of this budget's fits is {' or '.join(sorted(records))}, and of this one "
-                f"{draft.record}; "
-                "the two do not add up, as one person may be several of the one and a part of the "
-                "other. Fit all with "
-                "the same unit=, named in the same way, or use a budget of its own."
+                f"{draft.record}; the two do not add up, as one person may be several of the one and a part "
+                "of the other. Fit all with the same unit=, named in the same way, or use a budget of its "
+                "own."
             )
         charge = self._rule.priced(replace(draft, neighboring_relation=relation), sampler)
         if not self._rule.admits([*charges, charge]):
