@@ -268,3 +268,40 @@ def with_a_potential() -> None:
 def other_nodes() -> None:
     u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
     pm.Bernoulli("y", logit_p=u[pt.cast(who(), "int64")], observed=LABEL)
+
+
+@persons("u")
+def two_columns_by_dims() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1, dims="coef"), dims=("who", "coef"))
+    own = u[who()]
+    pm.Normal("y", own[:, 0] + own[:, 1] * pm.Data("t", T), 0.7, observed=Y)
+
+
+@persons("z", "u")
+def not_centred_by_dims() -> None:
+    z = pm.Normal("z", 0, 1, dims=("who", "coef"))
+    u = pm.Deterministic("u", z * pm.HalfNormal("tau", 1, dims="coef"), dims=("who", "coef"))
+    pm.Normal("y", u[who(), 0] + u[who(), 1] * pm.Data("t", T), 0.7, observed=Y)
+
+
+@persons("u v")
+def stacked_effects() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    v = pm.Normal("v", 0, pm.HalfNormal("tau_v", 1), dims="who")
+    own = pt.stack([u, v], axis=1)[who()]
+    pm.Normal("y", own[:, 0] + own[:, 1] * pm.Data("t", T), 0.7, observed=Y)
+
+
+@persons("kind")
+def classes_with_a_reference() -> None:
+    weights = pm.math.softmax(pt.concatenate([[0.0], pm.Normal("eta", 0, 1, shape=2)]))
+    kind = pm.Categorical("kind", weights, dims="who")
+    level = pt.cumsum(pm.HalfNormal("step", 1, shape=3))[kind]
+    pm.Normal("y", level[who()], pm.HalfNormal("s"), observed=Y)
+
+
+@persons("w u")
+def own_scale_in_the_prior() -> None:
+    w = pm.LogNormal("w", pm.Normal("m", 0, 0.3), 0.3, dims="who")
+    u = pm.Normal("u", 0, w, dims="who")
+    pm.Normal("y", slopes() + u[who()], 0.7, observed=Y)

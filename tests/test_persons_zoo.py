@@ -25,7 +25,7 @@ NAMES = list(PERSONS_ZOO)
 LARGE = 1e6  # a clip norm that clips nobody
 #: Integrals over several values take long in Python.
 SLOW = {"three_effects", "correlated_effects", "own_spread", "ordered_answers", "frailty"}
-DISCRETE = {"hidden_classes", "hidden_classes_by_table", "hidden_states"}
+DISCRETE = {"hidden_classes", "hidden_classes_by_table", "hidden_states", "classes_with_a_reference"}
 OPTIONS: dict[str, Any] = {"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "rdp", "random_seed": 1}
 #: The error of 15 nodes, or of the default in three dimensions, beside the gradient's length.
 ALLOWED = 0.02

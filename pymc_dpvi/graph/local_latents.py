@@ -41,8 +41,9 @@ from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelE
 from pymc_dpvi.graph.factoring import integer_indices
 from pymc_dpvi.graph.local_rules import Places, enumeration, quadrature, rules_of
 from pymc_dpvi.graph.rebuild import resize_records
-from pymc_dpvi.graph.traversal import array_value, depends_on, is_array, walk
+from pymc_dpvi.graph.traversal import array_value, depends_on, is_array, substituted, walk
 from pymc_dpvi.graph.units import Units
+from pymc_dpvi.lowering import fast_compile
 
 __all__ = ["PRIOR", "Locals", "split_local"]
 
@@ -121,6 +122,12 @@ class Locals:
             for v in (self.model.dim_lengths.get(d) for d in self.dims)
             if isinstance(v, Variable)
         }
+        named = self.model.named_vars_to_dims
+        for rv, shape in zip(self.variables, self.shapes, strict=True):
+            for dim, n in zip((named.get(rv.name) or ())[1:], shape, strict=False):
+                length = self.model.dim_lengths.get(dim)
+                if isinstance(length, Variable):
+                    lengths.setdefault(length, pt.constant(n, dtype="int64"))
         new, _ = resize_records(
             list(graphs),
             {**replacements, **lengths},
@@ -193,8 +200,13 @@ def split_local(
             "persons one dim."
         )
     (length,) = lengths
-    behind = set(walk([base for base, _ in found.values()], stop=free))
-    local = [rv for rv in free if rv in behind and rv.type.ndim and shapes[rv.name][0] == length]
+    by_person = [rv for rv in free if rv.type.ndim and shapes[rv.name][0] == length]
+    local: list[Any] = []
+    behind = [base for base, _ in found.values()]
+    while more := [rv for rv in by_person if rv not in local and rv in walk(behind, stop=[*free])]:
+        local += more
+        behind = [i for rv in more for i in rv.owner.inputs]  # also what only their priors read
+    local = [rv for rv in free if rv in local]
     if not local:
         raise UnsupportedModelError(
             "The likelihood looks something up by person that is no variable with one entry for each "
@@ -202,7 +214,7 @@ def split_local(
             "Give a free variable one entry for each person along its first axis, and look that up: "
             "u[person]."
         )
-    _refuse_places(model, local, [base for base, _ in found.values()])
+    _refuse_places(model, local, [base for base, _ in found.values()], int(length))  # type: ignore[arg-type]
     _refuse_other_uses(model, local, found, units)  # type: ignore[arg-type]
     _refuse_couplings(model, local, units, public)  # type: ignore[arg-type]
     if len(local) == len(free):
@@ -211,12 +223,29 @@ def split_local(
             "left to release. Give their prior parameters that are variables: a mean, and a spread."
         )
     own = tuple(tuple(int(n) for n in shapes[rv.name][1:]) for rv in local)
+    _refuse_changed_shapes(model, local, own)
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
     size = sum(int(np.prod(s, dtype=int)) for s in own)
     return Locals(model, tuple(local), own, found, int(length), _places(local, own, size, rules))  # type: ignore[arg-type]
 
 
-def _refuse_places(model: pm.Model, local: Sequence[TensorVariable], bases: Sequence[Variable]) -> None:
+def _refuse_changed_shapes(
+    model: pm.Model, local: Sequence[TensorVariable], shapes: Sequence[tuple[int, ...]]
+) -> None:
+    """Raise for a variable with fewer unconstrained values than entries: a simplex, or a sum of zero."""
+    point = model.initial_point(0)
+    for rv, shape in zip(local, shapes, strict=True):
+        if np.shape(point[model.rvs_to_values[rv].name])[1:] != shape:
+            raise UnsupportedModelError(
+                f"The local variable '{rv.name}' is a simplex or sums to zero, which is not "
+                "integrated out yet. Write "
+                "it with independent values: pt.special.softmax of a normal one, say."
+            )
+
+
+def _refuse_places(
+    model: pm.Model, local: Sequence[TensorVariable], bases: Sequence[Variable], length: int
+) -> None:
     """Raise if a person's values, or their prior, go by the place in the table.
 
     Rebuilt for some persons, a slice, a list of parts or a running number of all of them would be another
@@ -232,7 +261,8 @@ def _refuse_places(model: pm.Model, local: Sequence[TensorVariable], bases: Sequ
     for var in walk([*bases, *local], stop=others):
         op = None if var.owner is None else var.owner.op
         along = type(op).__name__ in ("Join", "Split", "CumOp") and _axis(var.owner) == 0
-        if along or type(op).__name__ == "ARange" or _cuts_persons(var, local):
+        along &= op is not None and depends_on(var.owner.inputs, local)
+        if along or _counts_persons(var, length) or _cuts_persons(var, local):
             raise NotSeparableError(
                 f"The values of {', '.join(repr(str(rv.name)) for rv in local)} go by their place among all "
                 f"persons ({type(op).__name__}). Take them by person alone, u[person], and write what "
@@ -246,6 +276,14 @@ def _axis(node: Any) -> int:
         return 0 if node.op.axis is None else int(node.op.axis) % node.inputs[0].type.ndim
     axis = _number(node.inputs[0] if type(node.op).__name__ == "Join" else node.inputs[1])
     return 0 if axis is None else axis % node.outputs[0].type.ndim
+
+
+def _counts_persons(var: Variable, length: int) -> bool:
+    """Whether a variable is a running number whose length is, or may be, that of the table."""
+    if var.owner is None or type(var.owner.op).__name__ != "ARange":
+        return False
+    ends = [_number(i) for i in var.owner.inputs]
+    return any(n is None for n in ends) or len(range(*ends)) == length  # type: ignore[arg-type]
 
 
 def _cuts_persons(var: Variable, local: Sequence[Variable]) -> bool:
@@ -280,7 +318,8 @@ def _is_ids(index: Any, source: Variable) -> bool:
     """Whether an index is the ids, or the ids as another type of integers."""
     while isinstance(index, Variable) and index is not source and index.owner is not None:
         op = index.owner.op
-        if not (isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast)):
+        is_cast = isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast)
+        if not is_cast or index.type.dtype not in ("int32", "int64"):  # a shorter one could wrap around
             return False
         index = index.owner.inputs[0]
     return index is source
@@ -322,10 +361,13 @@ def _length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, Any])
     static = base.type.shape[0]  # type: ignore[attr-defined]
     if static is not None and static > 1:
         return int(static)
-    found = {
-        int(shapes[v.name][0]) for v in walk([base], stop=free) if v in set(free) and len(shapes[v.name]) > 0
-    }
-    return found.pop() if len(found) == 1 else None
+    if base in free:
+        return int(shapes[str(base.name)][0])
+    stand_ins = {v: pt.zeros(tuple(int(n) for n in shapes[v.name]), dtype=v.type.dtype) for v in free}
+    with suppress(Exception):  # lengths that depend on values
+        (made,) = substituted([base], stand_ins)
+        return int(pytensor.function([], made.shape[0], mode=fast_compile())())
+    return None
 
 
 def _refuse_couplings(

@@ -297,7 +297,7 @@ def _resize_random(
             i in new_inputs and getattr(i.type, "ndim", 0) >= batch_ndim and i.type.shape[:1] == (rows,)
             for i in inputs
         )
-    size = _new_size(var, inputs, batch_ndim, rows, leading) if batch_ndim else None
+    size = _new_size(var, inputs, batch_ndim, rows, leading, memo) if batch_ndim else None
     if size is None:
         new = op.make_node(*inputs).outputs[index]
     else:
@@ -359,7 +359,12 @@ def _settle(var: Variable, memo: Mapping[Variable, Variable]) -> Variable:
 
 
 def _new_size(
-    var: Variable, inputs: Sequence[Variable], batch_ndim: int, rows: int, leading: bool
+    var: Variable,
+    inputs: Sequence[Variable],
+    batch_ndim: int,
+    rows: int,
+    leading: bool,
+    memo: Mapping[Variable, Variable],
 ) -> list[Any] | None:
     """Batch shape of the resized random variable, or None where its parameters imply it."""
     op = var.owner.op  # type: ignore[union-attr]
@@ -371,6 +376,9 @@ def _new_size(
         if isinstance(size.type, NoneTypeT):
             return [rows, *[var.shape[k] for k in range(1, batch_ndim)]] if leading else None
         entries = [size[k] for k in range(batch_ndim)]
+        parts = size.owner.inputs if size.owner is not None else ()
+        if len(parts) == batch_ndim and any(i in memo for i in parts[1:]):  # a MakeVector of lengths
+            entries = [memo.get(i, i) for i in parts]
         return [rows, *entries[1:]] if leading else entries
     if leading:
         return [rows, *[var.shape[k] for k in range(1, batch_ndim)]]

@@ -75,8 +75,15 @@ class LocalPosterior:
         logs = logs + self._log_densities(points, z)
         logs = np.where(np.isnan(logs), -np.inf, logs)
         top = logs.max(axis=1, keepdims=True)
+        if not np.isfinite(top).all():
+            nobody = [str(self.persons[p]) for p in np.flatnonzero(~np.isfinite(top[:, 0]))[:3]]
+            raise ArgumentError(
+                f"The rows in data= of {', '.join(nobody)} have no density under the released "
+                "posterior. Look for "
+                "outcomes outside of the support of their distribution."
+            )
         # Gumbel's trick: the largest of log-weights with such noise is drawn by the weights.
-        chosen = np.argmax(np.where(np.isfinite(top), logs, 0.0) + rng.gumbel(size=logs.shape), axis=1)
+        chosen = np.argmax(logs + rng.gumbel(size=logs.shape), axis=1)
         local = points[np.arange(persons), chosen].astype(pytensor.config.floatX)
         return [np.asarray(v) for v in self._constrained(local, z)]
 
@@ -120,6 +127,8 @@ def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any
             f"data must have an array for each of {list(wanted)}; missing {missing}, not known {strange}."
         )
     found = {str(name): np.asarray(values) for name, values in data.items() if name != person}
+    if np.size(data[person]) == 0:
+        raise ArgumentError(f"data[{person!r}] must have an id for each row; found none.")
     codes = codes_of(data[person], "the same id", np.size(data[person]), alone=True)
     rows = []
     for array, row, name in zip(record.arrays, record.rows, names, strict=False):
@@ -130,9 +139,16 @@ def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any
         given = found[str(name)]
         if given.shape != shape or given.dtype.kind not in "biuf":
             raise ArgumentError(
-                f"data[{name!r}] must be numbers of shape {shape}; found shape {given.shape}."
+                f"data[{name!r}] must be numbers of shape {shape}; found {given.dtype} of shape "
+                f"{given.shape}."
             )
-        rows.append(given.astype(row.type.dtype))
+        with np.errstate(all="ignore"):
+            cast = given.astype(row.type.dtype)
+        if not np.isfinite(given).all() or not np.allclose(cast, given, rtol=1e-6, atol=0.0):
+            raise ArgumentError(
+                f"data[{name!r}] must be finite numbers that the model's type, {row.type.dtype}, can hold."
+            )
+        rows.append(cast)
     ids = np.asarray(data[person], dtype=object)
     units = Units.by_codes(codes, "the same id")
     return rows, [ids[units.rows[a]] for a in units.starts[:-1]], units

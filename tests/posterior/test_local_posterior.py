@@ -80,6 +80,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "a name too many": ({**NEW, "z": [1]}, "not known ['z']"),
     "another length": ({**NEW, "x": np.zeros(4)}, "data['x']"),
     "text": ({**NEW, "x": ["a"] * 5}, "data['x'] must be numbers"),
+    "no number": ({**NEW, "outcome": np.array([1.9, np.nan, 1.0, 2.2, 0.9])}, "finite"),
+    "nobody": ({"person": [], "x": np.zeros(0), "outcome": np.zeros(0)}, "found none"),
     "bad ids": ({**NEW, "person": [0.5] * 5}, "strings or integers"),
 }
 
