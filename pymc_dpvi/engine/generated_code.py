@@ -94,7 +94,7 @@ _BLOCKS = {
 
 def defined(name: str, lines: Sequence[str], **more: Any) -> Any:
     """Define a function from its source, over the modules of kernels, NumPy and `more`."""
-    scope = {**vars(kernels), **vars(clipping), **vars(unit_sums), "np": np, **more}
+    scope = {**vars(unit_sums), **vars(kernels), **vars(clipping), "np": np, **more}
     exec("\n".join(lines), scope)
     return scope[name]
 

@@ -256,6 +256,8 @@ def build_record_model(
     # 2. Nothing that is refused whatever a record is: missing values, discrete variables, pm.Minibatch,
     #    total_size, sparse data.
     check_before_records(model)
+    if unit is None:
+        refuse_discrete(model)  # by person, it may be local
     # 3. No part of the data has a length that depends on values. This comes before any length is worked out,
     #    so that the refusal is the same whatever the values are.
     refuse_masks(model, public)

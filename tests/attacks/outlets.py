@@ -49,6 +49,11 @@ from pymc_dpvi.graph.gradients import prior_gradients
 
 __all__ = ["difference", "listening", "outlets_of"]
 
+with warnings.catch_warnings():
+    # PyTensor from PyPI says once in a process that it found no BLAS: here, and not in the first of two fits.
+    warnings.simplefilter("ignore", UserWarning)
+    _ = pytensor.config.blas__ldflags
+
 #: What differs between two runs on the same data.
 _CHANGING = {
     r"[\d,.]+ steps/s": "",
