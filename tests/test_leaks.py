@@ -90,6 +90,7 @@ def method(model: pm.Model) -> DPADVI:
 #: A function of the variational parameters, or a public fact: as private as a sample.
 OF_PARAMETERS = {
     "diagnostics",
+    "local_posterior",
     *("alias_names", "all_histograms", "any_histograms", "check_draws", "collect", "cov", "ddim"),
     *("draw_latents", "has_logq", "hist", "initial_dist_map", "initial_dist_name", "input", "inputs"),
     *("latents", "logq", "logq_norm", "mean", "mean_data", "ndim", "options", "ordering", "params"),
