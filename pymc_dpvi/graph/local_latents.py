@@ -272,10 +272,10 @@ def _refuse_places(
 
 def _axis(node: Any) -> int:
     """Return the axis along which an operation joins, splits or adds up; 0 if it cannot be seen."""
-    if type(node.op).__name__ == "CumOp":
-        return 0 if node.op.axis is None else int(node.op.axis) % node.inputs[0].type.ndim
-    axis = _number(node.inputs[0] if type(node.op).__name__ == "Join" else node.inputs[1])
-    return 0 if axis is None else axis % node.outputs[0].type.ndim
+    axis = getattr(node.op, "axis", None)
+    if axis is None and type(node.op).__name__ != "CumOp":  # in PyTensor 2 an input
+        axis = _number(node.inputs[0 if type(node.op).__name__ == "Join" else 1])
+    return 0 if axis is None else int(axis) % node.outputs[0].type.ndim
 
 
 def _counts_persons(var: Variable, length: int) -> bool:
