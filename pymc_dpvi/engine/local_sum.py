@@ -38,8 +38,10 @@ class LocalSum(Op):
     rows_key : str, optional
         Key of the graphs that the functions were made from.
 
-    Notes ----- Inputs: the record arrays; what all records share; marked places of rows (`unit_sums`),
-    how many there are; noise; spacing. Output: that of `PrivateSum`.
+    Notes
+    -----
+    Inputs: the record arrays; what all records share; marked places of rows (`unit_sums`), how many there
+    are; noise; spacing. Output: that of `PrivateSum`.
     """
 
     def __init__(

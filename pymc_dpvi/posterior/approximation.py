@@ -266,10 +266,12 @@ class DPApproximation(CheckedExpressions):
         UnsupportedModelError
             If the model has no local variables, or data without a name.
 
-        Notes ----- Privacy: post-processing of what `fit` released; it costs nothing. The rows in `data`
-        are protected by nobody: the result is for those who may see these rows. For persons in the fit
-        there is nothing: their values were integrated out and never computed. Given their rows here, the
-        result is as open as the rows are.
+        Notes
+        -----
+        Privacy: post-processing of what `fit` released; it costs nothing. The rows in `data` are protected
+        by nobody: the result is for those who may see these rows. For persons in the fit there is nothing:
+        their values were integrated out and never computed. Given their rows here, the result is as open
+        as the rows are.
         """
         _ = self.privacy  # raises before `fit`
         draws = self.check_draws(draws)

@@ -76,11 +76,10 @@ class LocalPosterior:
         logs = np.where(np.isnan(logs), -np.inf, logs)
         top = logs.max(axis=1, keepdims=True)
         if not np.isfinite(top).all():
-            nobody = [str(self.persons[p]) for p in np.flatnonzero(~np.isfinite(top[:, 0]))[:3]]
+            some = int(np.count_nonzero(~np.isfinite(top)))
             raise ArgumentError(
-                f"The rows in data= of {', '.join(nobody)} have no density under the released "
-                "posterior. Look for "
-                "outcomes outside of the support of their distribution."
+                f"The rows in data= of {some} of the persons have no density under the released posterior. "
+                "Look for outcomes outside of the support of their distribution."
             )
         # Gumbel's trick: the largest of log-weights with such noise is drawn by the weights.
         chosen = np.argmax(logs + rng.gumbel(size=logs.shape), axis=1)

@@ -107,3 +107,15 @@ def test_nothing_is_there_before_the_fit():
         pm.Normal("y", pm.Normal("b"), 1, observed=np.zeros(48))
     with pytest.raises(PrivacyError, match="call fit first"):
         DPADVI(**ARGUMENTS, model=model).approx.local_posterior({}, 3)
+
+
+def test_rows_without_a_density_have_no_answer_and_are_not_quoted():
+    with pm.Model(coords={"who": np.arange(12)}) as model:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau"), dims="who")
+        counts = pm.Data("count", RNG.poisson(2.0, size=WHO.size))
+        pm.Poisson("y", pm.math.exp(u[pm.Data("person", WHO)]), observed=counts)
+    approx = DPADVI(**ARGUMENTS, unit="person", model=model).fit(5, progressbar=False, backend="python")
+    data = {"person": ["ann", "bob"], "count": [3, -1]}
+    with pytest.raises(ArgumentError, match="of 1 of the persons have no density") as caught:
+        approx.local_posterior(data, 3, noise_aware=False)
+    assert "bob" not in str(caught.value)
