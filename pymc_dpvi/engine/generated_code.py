@@ -43,10 +43,10 @@ from pymc_dpvi.graph.blocks import Form
 __all__ = [
     "FETCH",
     "ROWS",
-    "ROWS_OF_UNITS",
     "SHAPE",
     "defined",
     "inlined",
+    "lines_of_rows",
     "write_add_clipped",
     "write_add_units",
     "write_loop",
@@ -155,13 +155,26 @@ def write_add_clipped(layout: Sequence[Form]) -> Callable[..., None]:
     )
 
 
-#: For each form of a block: columns, and what adds row i to the person's sum.
-ROWS_OF_UNITS = {
-    "dense": ("{x}.shape[1]", "add_row({x}, i, person, at)"),
-    "outer": ("{x}.shape[1] * {y}.shape[1]", "add_row_outer({x}, {y}, i, person, at)"),
-    "products": ("{x}.shape[2] * {y}.shape[2]", "add_row_products({x}, {y}, i, person, at)"),
-    "sparse": ("{size}", "add_row_sparse({x}, {y}, i, person, at, {size})"),
+#: For each form of a block: columns, and what adds row i to a sum over rows.
+_ROWS = {
+    "dense": ("{x}.shape[1]", "add_row({x}, i, {into}, at)"),
+    "outer": ("{x}.shape[1] * {y}.shape[1]", "add_row_outer({x}, {y}, i, {into}, at)"),
+    "products": ("{x}.shape[2] * {y}.shape[2]", "add_row_products({x}, {y}, i, {into}, at)"),
+    "sparse": ("{size}", "add_row_sparse({x}, {y}, i, {into}, at, {size})"),
 }
+
+
+def lines_of_rows(layout: Sequence[Form], into: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of all arrays, columns, and lines that add row i to `into` (`unit_sums`)."""
+    names: list[str] = []
+    sizes, rows = [], []
+    for form in layout:
+        own = {"x": f"x{len(names)}", "y": f"x{len(names) + 1}", "size": form.size, "into": into}
+        names += [f"x{len(names) + k}" for k in range(form.num_arrays)]
+        size, row = (line.format(**own) for line in _ROWS[form.kind])
+        sizes.append(size)
+        rows += [f"at, to = to, to + {size}", row]
+    return names, sizes, rows
 
 
 _OF_UNITS = ("marked", "begin", "count", "bound", "units", "person", "high", "low", "tally")
@@ -182,14 +195,7 @@ def write_add_units(layout: Sequence[Form]) -> Callable[..., None]:
                 if marked[begin + i] & 1:
                     add_unit(person, bound, units, high, low, tally)
     """
-    names: list[str] = []
-    sizes, rows = [], []
-    for form in layout:
-        own = {"x": f"x{len(names)}", "y": f"x{len(names) + 1}", "size": form.size}
-        names += [f"x{len(names) + k}" for k in range(form.num_arrays)]
-        size, row = (line.format(**own) for line in ROWS_OF_UNITS[form.kind])
-        sizes.append(size)
-        rows += [f"at, to = to, to + {size}", row]
+    names, sizes, rows = lines_of_rows(layout, "person")
     return defined(
         "add_units",
         [

@@ -16,7 +16,7 @@ import numpy as np
 
 from pymc_dpvi.engine import clipping, local_sums
 from pymc_dpvi.engine.fetching import in_order, take_entries, take_rows
-from pymc_dpvi.engine.generated_code import FETCH, ROWS, ROWS_OF_UNITS, defined, inlined
+from pymc_dpvi.engine.generated_code import FETCH, ROWS, defined, inlined, lines_of_rows
 from pymc_dpvi.graph.blocks import Form
 
 __all__ = ["write_add_pairs", "write_local_sum"]
@@ -28,14 +28,7 @@ def write_add_pairs(layout: Sequence[Form]) -> Callable[..., None]:
     Its arguments are ``(*arrays, value, marked, first, count, logs, log_weights, sums, share, bound,
     units, high, low, tally)``: as `write_add_units`, with each gradient added to the sum at its place.
     """
-    names: list[str] = []
-    sizes, rows = [], []
-    for form in layout:
-        own = {"x": f"x{len(names)}", "y": f"x{len(names) + 1}", "size": form.size}
-        names += [f"x{len(names) + k}" for k in range(form.num_arrays)]
-        size, row = (line.format(**own) for line in ROWS_OF_UNITS[form.kind])
-        sizes.append(size)
-        rows += [f"at, to = to, to + {size}", row.replace("person", "sums")]
+    names, sizes, rows = lines_of_rows(layout, "sums")
     of_places = "logs, log_weights, sums, share, bound, units, high, low, tally"
     return defined(
         "add_pairs",
