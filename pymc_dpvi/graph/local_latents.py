@@ -31,26 +31,29 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.scalar.basic import Cast
-from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.type import TensorType, discrete_dtypes
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.factoring import integer_indices
+from pymc_dpvi.graph.local_checks import (
+    PRIOR,
+    number_of,
+    refuse_changed_shapes,
+    refuse_couplings,
+    refuse_other_uses,
+    refuse_places,
+)
 from pymc_dpvi.graph.local_rules import Places, enumeration, quadrature, rules_of
 from pymc_dpvi.graph.rebuild import resize_records
-from pymc_dpvi.graph.traversal import array_value, depends_on, is_array, substituted, walk
+from pymc_dpvi.graph.traversal import depends_on, substituted, walk
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.lowering import fast_compile
 
 __all__ = ["PRIOR", "Locals", "split_local"]
 
-_POINT_MASSES = ("CensoredRV", "DiracDeltaRV")
 _LOOKING_UP = ("AdvancedSubtensor", "AdvancedSubtensor1")
-#: Name of the term of the local variables' prior.
-PRIOR = "prior of local variables"
 
 
 @dataclass(frozen=True)
@@ -214,104 +217,19 @@ def split_local(
             "Give a free variable one entry for each person along its first axis, and look that up: "
             "u[person]."
         )
-    _refuse_places(model, local, [base for base, _ in found.values()], int(length))  # type: ignore[arg-type]
-    _refuse_other_uses(model, local, found, units)  # type: ignore[arg-type]
-    _refuse_couplings(model, local, units, public)  # type: ignore[arg-type]
+    refuse_places(model, local, [base for base, _ in found.values()], int(length))  # type: ignore[arg-type]
+    refuse_other_uses(model, local, found, units)  # type: ignore[arg-type]
+    refuse_couplings(model, local, units, public)  # type: ignore[arg-type]
     if len(local) == len(free):
         raise UnsupportedModelError(
             f"All free variables ({', '.join(map(repr, everything))}) are local to a person, so nothing is "
             "left to release. Give their prior parameters that are variables: a mean, and a spread."
         )
     own = tuple(tuple(int(n) for n in shapes[rv.name][1:]) for rv in local)
-    _refuse_changed_shapes(model, local, own)
+    refuse_changed_shapes(model, local, own)
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
     size = sum(int(np.prod(s, dtype=int)) for s in own)
     return Locals(model, tuple(local), own, found, int(length), _places(local, own, size, rules))  # type: ignore[arg-type]
-
-
-def _refuse_changed_shapes(
-    model: pm.Model, local: Sequence[TensorVariable], shapes: Sequence[tuple[int, ...]]
-) -> None:
-    """Raise for a variable with fewer unconstrained values than entries: a simplex, or a sum of zero."""
-    point = model.initial_point(0)
-    for rv, shape in zip(local, shapes, strict=True):
-        if np.shape(point[model.rvs_to_values[rv].name])[1:] != shape:
-            raise UnsupportedModelError(
-                f"The local variable '{rv.name}' is a simplex or sums to zero, which is not "
-                "integrated out yet. Write "
-                "it with independent values: pt.special.softmax of a normal one, say."
-            )
-
-
-def _refuse_places(
-    model: pm.Model, local: Sequence[TensorVariable], bases: Sequence[Variable], length: int
-) -> None:
-    """Raise if a person's values, or their prior, go by the place in the table.
-
-    Rebuilt for some persons, a slice, a list of parts or a running number of all of them would be another
-    one.
-    """
-    for rv in local:
-        if any(type(v.owner.op).__name__ in _POINT_MASSES for v in walk([rv]) if v.owner is not None):
-            raise UnsupportedModelError(
-                f"The local variable '{rv.name}' is censored or has a hurdle: it is neither continuous nor "
-                "discrete, so it cannot be integrated out. Use a continuous one."
-            )
-    others = [v for v in model.free_RVs if v not in local]
-    for var in walk([*bases, *local], stop=others):
-        op = None if var.owner is None else var.owner.op
-        along = type(op).__name__ in ("Join", "Split", "CumOp") and _axis(var.owner) == 0
-        along &= op is not None and depends_on(var.owner.inputs, local)
-        if along or _counts_persons(var, length) or _cuts_persons(var, local):
-            raise NotSeparableError(
-                f"The values of {', '.join(repr(str(rv.name)) for rv in local)} go by their place among all "
-                f"persons ({type(op).__name__}). Take them by person alone, u[person], and write what "
-                "differs between persons with an array of one entry per row."
-            )
-
-
-def _axis(node: Any) -> int:
-    """Return the axis along which an operation joins, splits or adds up; 0 if it cannot be seen."""
-    axis = getattr(node.op, "axis", None)
-    if axis is None and type(node.op).__name__ != "CumOp":  # in PyTensor 2 an input
-        axis = _number(node.inputs[0 if type(node.op).__name__ == "Join" else 1])
-    return 0 if axis is None else int(axis) % node.outputs[0].type.ndim
-
-
-def _counts_persons(var: Variable, length: int) -> bool:
-    """Whether a variable is a running number whose length is, or may be, that of the table."""
-    if var.owner is None or type(var.owner.op).__name__ != "ARange":
-        return False
-    ends = [_number(i) for i in var.owner.inputs]
-    return any(n is None for n in ends) or len(range(*ends)) == length  # type: ignore[arg-type]
-
-
-def _cuts_persons(var: Variable, local: Sequence[Variable]) -> bool:
-    """Whether a variable is some entries, along the first axis, of something that depends on local ones."""
-    node = var.owner
-    if node is None or "Subtensor" not in type(node.op).__name__ or not depends_on(node.inputs[:1], local):
-        return False
-    if "Inc" in type(node.op).__name__:
-        return True
-    entries = integer_indices(node)
-    return entries is None or entries[0] is not None
-
-
-def _refuse_other_uses(
-    model: pm.Model, local: Sequence[Variable], found: Mapping[Variable, Any], units: Units
-) -> None:
-    """Raise if the likelihood reads a local variable in another way than by person."""
-    assert units.source is not None
-    for term in (*model.observed_RVs, *model.potentials):
-        if term in model.potentials and not depends_on([term], [units.source, *model.observed_RVs]):
-            continue  # of the prior: `_refuse_couplings`
-        for var in walk([term], stop=[*model.free_RVs, *found]):
-            if var in local:
-                raise NotSeparableError(
-                    f"The likelihood '{term.name}' reads '{var.name}' otherwise than by person, as "
-                    f"{var.name}[{units.source.name}], so one person's value enters other persons' terms. "
-                    "Leave out sums, means and slices over persons."
-                )
 
 
 def _is_ids(index: Any, source: Variable) -> bool:
@@ -339,7 +257,7 @@ def _look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variabl
             continue
         if not _is_ids(entries[0], source) or not depends_on([node.inputs[0]], model.free_RVs):
             continue
-        rest = [None if e is None else _number(e) for e in entries[1:]]
+        rest = [None if e is None else number_of(e) for e in entries[1:]]
         if any(e is not None and n is None for e, n in zip(entries[1:], rest, strict=True)):
             raise UnsupportedModelError(
                 f"The likelihood takes entries by '{source.name}' and by another index together. Take a "
@@ -347,13 +265,6 @@ def _look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variabl
             )
         found[var] = (node.inputs[0], tuple(slice(None) if n is None else n for n in rest))
     return found
-
-
-def _number(index: Variable) -> int | None:
-    """Return an index that is a number; None if it is none."""
-    with suppress(NotScalarConstantError):
-        return int(get_underlying_scalar_constant_value(index))
-    return None
 
 
 def _length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, Any]) -> int | None:
@@ -368,67 +279,6 @@ def _length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, Any])
         (made,) = substituted([base], stand_ins)
         return int(pytensor.function([], made.shape[0], mode=fast_compile())())
     return None
-
-
-def _refuse_couplings(
-    model: pm.Model, local: Sequence[TensorVariable], units: Units, public: Collection[Variable]
-) -> None:
-    """Raise if the prior ties persons to each other, to the data, or to what is released."""
-    names = ", ".join(f"'{rv.name}'" for rv in local)
-    rv_shapes = model.eval_rv_shapes()
-    for rv in local:
-        if rv.type.ndim - rv.owner.op.ndim_supp == 0:
-            raise NotSeparableError(
-                f"The prior of '{rv.name}' is one draw for all persons, so that they depend on each other. "
-                "Give each person a value that is independent of the others' given the parameters, such as "
-                f"pm.Normal('{rv.name}', 0, sigma, dims=...)."
-            )
-        others = [v for v in model.free_RVs if v is not rv]
-        length = rv_shapes[rv.name][:1]
-        for var in walk([rv], stop=others):
-            if var not in public and (_is_of_data(model, var) or _runs_over(var, length)):
-                what = f"'{var.name}'" if var.name else "an array over persons"
-                raise UnsupportedModelError(
-                    f"The prior of '{rv.name}' depends on data ({what}). It must be the same for all "
-                    f"persons, as in pm.Normal('{rv.name}', 0, tau, dims=...). What is known of a person "
-                    "belongs into the mean of the rows: write b * x + u[person], with an x of one entry "
-                    "per row."
-                )
-    for rv in model.free_RVs:
-        if rv not in local and depends_on([rv], local):
-            raise NotSeparableError(
-                f"The prior of '{rv.name}' depends on {names}, which are local to persons: it would tie "
-                "them together."
-            )
-    observed = [*model.observed_RVs, units.source]
-    if any(v.name == PRIOR for v in (*model.observed_RVs, *model.potentials)):
-        raise UnsupportedModelError(
-            f"The name {PRIOR!r} is this package's own. Give the variable another one."
-        )
-    for pot in model.potentials:
-        if depends_on([pot], local) and not depends_on([pot], observed, stop=model.free_RVs):
-            raise NotSeparableError(
-                f"The Potential '{pot.name}' depends on {names} of all persons together, and not by rows. "
-                "Write it into the prior of each person's value."
-            )
-
-
-def _runs_over(var: Variable, length: Sequence[int]) -> bool:
-    """Whether a variable is an array as long as there are persons: a table of them."""
-    return is_array(var) and array_value(var).shape[:1] == tuple(length)
-
-
-def _is_of_data(model: pm.Model, var: Variable) -> bool:
-    return (
-        var in model.data_vars
-        or var in model.observed_RVs
-        or (
-            is_array(var)
-            and array_value(var).ndim > 0
-            and var.name is not None
-            and var in model.named_vars.values()
-        )
-    )
 
 
 def _places(
