@@ -1,7 +1,7 @@
 """What every test file shares: PyTensor's warning about BLAS, two tiny models, and a part of the zoo.
 
-A whole fit compiles for ten seconds and more, so a run fits a sixth of the zoo with PyMC 5 and another sixth
-with PyMC 6. Which sixth changes from commit to commit.
+A whole fit compiles for ten seconds and more, so a run fits a tenth of the zoo with PyMC 5 and another tenth
+with PyMC 6. Which tenth changes from commit to commit.
 """
 
 from __future__ import annotations

@@ -116,7 +116,12 @@ def _operation(op: Op) -> str:
 
 
 def _type(type_: Type) -> str:
-    return f"{type(type_).__module__}.{type(type_).__qualname__} {type_!r}"
+    kind = f"{type(type_).__module__}.{type(type_).__qualname__}"
+    if type(type_).__repr__ is not object.__repr__:
+        return f"{kind} {type_!r}"
+    if getattr(type_, "__dict__", True):  # a representation by address tells nothing
+        raise _Unknown
+    return kind
 
 
 def _value(value: Any) -> str:

@@ -1,0 +1,150 @@
+"""What a step by person costs, beside a step by row with as many rows in the batch.
+
+- ``row``           `DPADVI` on a regression: rows are sampled and clipped;
+- ``person``        the same model with ``unit=``: persons are sampled, their rows added up and then clipped;
+- ``intercept 7``   with a random intercept for each person, integrated out by seven nodes;
+- ``intercept 15``  the same with fifteen, the default.
+
+20,000 persons have 1 to 50 rows each, most of them few. The expected number of rows in a batch is the same
+for all. The methods take turns in one process; a step's time is processor time, in blocks (`step_time.py`).
+
+    python benchmarks/unit_time.py [--rounds 5] [--rows 200 1000 5000] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from journal import write
+from rich.console import Console
+from rich.table import Table
+from workers import one_thread_each
+
+HERE = Path(__file__).resolve().parent
+PERSONS, WIDTH = 20_000, 10
+FAMILIES = ("normal", "logistic", "poisson")
+METHODS = ("row", "person", "intercept 7", "intercept 15")
+BLOCKS, TURN_SECONDS = 5, 0.5
+
+
+def data(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return predictors, persons, and linear predictors with a random intercept."""
+    heavy = np.arange(1, 51) ** -1.7
+    rows = rng.choice(50, PERSONS, p=heavy / heavy.sum()) + 1
+    person = np.repeat(np.arange(PERSONS), rows)
+    x = rng.standard_normal((len(person), WIDTH))
+    return x, person, x @ (0.3 * rng.standard_normal(WIDTH)) + 0.7 * rng.standard_normal(PERSONS)[person]
+
+
+def prepare(family: str, method: str, batch_rows: int) -> Callable[[int], None]:
+    """Compile a step, and return a function that makes so many of them."""
+    import pymc as pm
+
+    from pymc_dpvi import DPADVI, Quadrature
+    from pymc_dpvi.engine.loop import iterate
+
+    rng = np.random.default_rng(27)
+    x, person, eta = data(rng)
+    nodes = int(method.split()[1]) if " " in method else 0
+    with pm.Model(coords={"who": np.arange(PERSONS)}) as model:
+        mean = pm.Data("x", x) @ pm.Normal("beta", 0, 1, shape=WIDTH)
+        if method != "row":
+            who = pm.Data("person", person)
+        if nodes:
+            mean = mean + pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")[who]
+        if family == "normal":
+            pm.Normal("y", mean, pm.HalfNormal("sigma", 1), observed=eta + rng.standard_normal(len(eta)))
+        elif family == "logistic":
+            pm.Bernoulli(
+                "y", logit_p=mean, observed=(rng.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(int)
+            )
+        else:
+            pm.Poisson("y", pm.math.exp(mean), observed=rng.poisson(np.exp(np.minimum(eta, 5))))
+    more: dict[str, Any] = {} if method == "row" else {"unit": "person"}
+    if nodes:
+        more["guide"] = {"u": Quadrature(nodes)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        method_ = DPADVI(
+            noise_multiplier=4.0,
+            delta=1e-6,
+            sampling_prob=batch_rows / len(person),
+            random_seed=1,
+            model=model,
+            **more,
+        )
+        method_.fit(1, progressbar=False, backend="numba", obj_optimizer=pm.adam(learning_rate=0.01))
+    step, mechanism, streams = method_._step, method_._mechanism, method_._streams
+    assert step is not None and mechanism is not None and streams is not None
+    record, own = method_._record, np.random.default_rng(1)
+
+    def run(n: int) -> None:
+        for _ in iterate(step, mechanism, streams, own, record.num_units, n, units=record.units):
+            pass
+
+    return run
+
+
+def steps_in(run: Callable[[int], None]) -> int:
+    """Return how many steps make a block that takes long enough to be measured."""
+    run(20)
+    n = 1
+    while True:
+        start = time.process_time()
+        run(n)
+        seconds = time.process_time() - start
+        if seconds > 0.2 * TURN_SECONDS / BLOCKS:
+            return max(1, round(n * TURN_SECONDS / BLOCKS / seconds))
+        n *= 4
+
+
+def measure(family: str, batch_rows: int, rounds: int) -> dict[str, float]:
+    """Return the median microseconds of a step by each method, and the ratios to the step by row."""
+    runs = {method: prepare(family, method, batch_rows) for method in METHODS}
+    sizes = {method: steps_in(run) for method, run in runs.items()}
+    blocks: dict[str, list[float]] = {method: [] for method in METHODS}
+    for _ in range(rounds):
+        for method, run in runs.items():
+            for _ in range(BLOCKS):
+                start = time.process_time()
+                run(sizes[method])
+                blocks[method].append(1e6 * (time.process_time() - start) / sizes[method])
+    found = {method: statistics.median(b) for method, b in blocks.items()}
+    return found | {f"{method} / row": found[method] / found["row"] for method in METHODS[1:]}
+
+
+def main() -> None:
+    """Measure all, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description="Time of a step by person.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, nargs="+", default=[200, 1000, 5000], help="expected, of a batch")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--output", type=Path, default=HERE / "output" / "unit_time.json", help="a file")
+    chosen = parser.parse_args()
+    one_thread_each()
+    table = Table(title="Microseconds of a step, and ratios to the step by row")
+    for heading in ("", "rows", *METHODS, *(f"{method} / row" for method in METHODS[1:])):
+        table.add_column(heading)
+    results = []
+    for family in chosen.families:
+        for rows in chosen.rows:
+            found = measure(family, rows, chosen.rounds)
+            results.append({"family": family, "rows": rows, **found})
+            times = [f"{found[method]:.0f}" for method in METHODS]
+            ratios = [f"{found[f'{method} / row']:.2f}" for method in METHODS[1:]]
+            table.add_row(family, str(rows), *times, *ratios)
+    Console().print(table)
+    chosen.output.parent.mkdir(parents=True, exist_ok=True)
+    command = f"python benchmarks/unit_time.py --rounds {chosen.rounds}"
+    write(chosen.output, command, {"persons": PERSONS, "rounds": chosen.rounds}, results=results)
+
+
+if __name__ == "__main__":
+    main()
