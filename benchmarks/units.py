@@ -11,7 +11,7 @@ What is counted: how often central intervals of 50 and 90 % hold the truth, for 
 spreads between persons; widths in those of the posterior without privacy; and the error of the mean.
 On the wages of 545 men nobody knows the truth: there the distance from the posterior without privacy counts.
 
-    python benchmarks/units.py --range development [--seeds 40] [--jobs 2] [--quick] [--output DIR]
+    python benchmarks/units.py --range development [--seeds 24] [--jobs 2] [--quick] [--output DIR]
 
 Defaults may be chosen on the development range. The judgement range is looked at once per decision. The run
 goes on where it was interrupted.
@@ -111,7 +111,8 @@ def fit_once(task: Task) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if task.method == "person":
-            model, settings = problem.model(), {"epsilon": task.epsilon, "delta": DELTA, "unit": "person"}
+            model = problem.model()
+            settings: dict[str, Any] = {"epsilon": task.epsilon, "delta": DELTA, "unit": "person"}
         else:
             epsilon, delta = of_one_row(task.epsilon, DELTA, KEPT_ROWS)
             model = problem.pooled(problem.some_rows(KEPT_ROWS, np.random.default_rng(seed)))
@@ -200,6 +201,33 @@ def on_wages(fits: Sequence[Fit], compared: dict[int, Fit]) -> list[dict[str, An
     return rows
 
 
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw coverage of 90 % intervals by person, and errors by both methods, against ε."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    whole = [row for row in rows if row["family"] == "all"]
+    for kind, marker in (("coefficients", "o"), ("spreads", "s")):
+        for method, line in zip(METHODS, ("-", "--"), strict=True):
+            own = [row for row in whole if (row["kind"], row["method"]) == (kind, method)]
+            if own:
+                at = [row["epsilon"] for row in own]
+                label = f"{kind}, by {method.rstrip('s')}"
+                error = [row["0.9_se"] or 0.0 for row in own]
+                color = "C0" if kind == "coefficients" else "C1"
+                left.errorbar(at, [row["0.9"] for row in own], error, None, line + marker, color=color)
+                right.plot(at, [row["rmse"] for row in own], line + marker, color=color, label=label)
+    left.axhspan(0.85, 0.95, color="0.92")
+    left.set(xscale="log", xlabel="ε for a person", ylabel="coverage of 90 % intervals", ylim=(0, 1.02))
+    right.set(xscale="log", yscale="log", xlabel="ε for a person", ylabel="rms error of the mean")
+    right.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
 def show(rows: Sequence[dict[str, Any]], wage_rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print both tables."""
     table = Table(title=f"Intervals by person, δ = {DELTA:g}; ε is for a person")
@@ -226,11 +254,12 @@ def show(rows: Sequence[dict[str, Any]], wage_rows: Sequence[dict[str, Any]], co
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
     parser = command_line(__doc__, "four problems, ε = 1, short fits", HERE / "output" / "units")
-    parser.set_defaults(seeds=40)
+    parser.set_defaults(seeds=24)
     parser.add_argument("--range", choices=_RANGES, default="development", help="of seeds")
     parser.add_argument("--steps", type=int, default=10_000, help="of a fit; what pm.fit takes by default")
     chosen = understood(parser, arguments)
-    first, epsilons, repeats = _RANGES[chosen.range], EPSILONS, 10
+    first, repeats = _RANGES[chosen.range], 5
+    epsilons: Sequence[float] = EPSILONS
     if chosen.quick:
         chosen.seeds, chosen.steps, epsilons, repeats = 4, min(chosen.steps, 20), (1.0,), 1
     seeds = [WAGES, *range(first, first + chosen.seeds)]
@@ -251,6 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     compared = {f["seed"]: f for f in exact}
     rows, wage_rows = cells(fits, compared), on_wages(fits, compared)
     show(rows, wage_rows, console)
+    plot(rows, Path(f"{journal}.png"))
     command = f"python benchmarks/units.py --range {chosen.range} --seeds {chosen.seeds}"
     write(Path(f"{journal}.json"), command, settings, table=rows, wages=wage_rows, fits=fits, exact=exact)
     console.print(f"{len(fits)} fits; written to {journal}.json")

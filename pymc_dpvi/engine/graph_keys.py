@@ -117,7 +117,7 @@ def _operation(op: Op) -> str:
 
 def _type(type_: Type) -> str:
     kind = f"{type(type_).__module__}.{type(type_).__qualname__}"
-    if type(type_).__repr__ is not object.__repr__:
+    if any("__repr__" in vars(cls) for cls in type(type_).__mro__[:-1]):
         return f"{kind} {type_!r}"
     if getattr(type_, "__dict__", True):  # a representation by address tells nothing
         raise _Unknown
