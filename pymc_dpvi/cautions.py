@@ -9,14 +9,13 @@ What it must never do: let a warning depend on the number of records if that is 
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pymc as pm
 
 from pymc_dpvi.engine.local_search import roughness
-from pymc_dpvi.errors import InsecureNoiseWarning, warn
+from pymc_dpvi.errors import InsecureNoiseWarning, UnsupportedModelError, warn
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.precomputed import FORMULA_ADVICE, formula_mark
 from pymc_dpvi.graph.records import RecordModel
@@ -66,9 +65,12 @@ def warn_before_charge(settings: PrivacySettings, model: pm.Model, num_records: 
 
 def warn_of_rough_integrals(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
     """Warn if the quadrature of local variables is rough on made-up rows; no record is read."""
-    error = 0.0
-    with suppress(Exception):  # of made-up rows that do not suit the model
+    try:
         error = roughness(record, latents, start)
+    except UnsupportedModelError:  # no second derivative: better now than in `fit`
+        raise
+    except Exception:  # of made-up rows that do not suit the model
+        error = 0.0
     if error > _ROUGH:
         assert record.local is not None
         named = ", ".join(map(repr, record.local.names))

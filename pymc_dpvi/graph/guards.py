@@ -19,7 +19,7 @@ record is there. So, before the one-row graph is differentiated and vectorised:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -68,6 +68,8 @@ _RANGES = {
     "GammaIncC": ((0.0, 1e15, 1), (0.0, 1e15, 1)),
     "Hyp2F1": ((-1e3, 1e3, 1), (-1e3, 1e3, 1), (1e-3, 1e4, 1), (-0.999, 0.999, 0)),
 }
+#: The same of operations whose second derivatives, which local variables need, are among those above.
+_RANGES_TWICE = {"GammaLn": ((-1e4, np.inf, 1),), "Gamma": ((-1e4, np.inf, 1),)}
 _READING = {"AdvancedSubtensor", "AdvancedSubtensor1", "Subtensor"}
 _INDEXING = {*_READING, "AdvancedIncSubtensor", "AdvancedIncSubtensor1", "IncSubtensor"}
 
@@ -95,11 +97,13 @@ def guard_records(
     latent: Iterable[Variable],
     public: Iterable[Variable],
     name: Callable[[Variable], str],
+    twice: bool = False,
 ) -> tuple[list[TensorVariable], list[TensorVariable]]:
     """Return the terms of one record, safe for every value that the record may hold.
 
     `terms` are log-densities as functions of `rows`, the record's placeholders (none for the prior), and of
-    `latent`, the unconstrained values. `name` names a variable in an error. The second result has a condition
+    `latent`, the unconstrained values. `name` names a variable in an error, and `twice` says that the terms
+    will be differentiated twice. The second result has a condition
     for each index that depends on neither records nor latent values: that it is in range.
     """
     seen = set(rows)
@@ -138,7 +142,7 @@ def guard_records(
         elif isinstance(node.op, Scan):
             loose = _bounded_steps(node.op, inputs)
         elif marked:
-            loose = _bounded_work(node, inputs)
+            loose = _bounded_work(node, inputs, _RANGES | _RANGES_TWICE if twice else _RANGES)
         if (hidden := _hidden_index(node.op, itself=False)) is not None:
             raise UnsupportedModelError(
                 f"{name(node.outputs[0])} goes through {hidden} within {type(node.op).__name__}, where it is "
@@ -328,12 +332,14 @@ def _is_safe_operand(op: ScalarOp, operand: Variable) -> bool:
     return value >= 0 if isinstance(op, Pow) else value not in (0, -1)
 
 
-def _bounded_work(node: Apply, inputs: Sequence[Variable]) -> list[tuple[int, Variable, Variable]]:
+def _bounded_work(
+    node: Apply, inputs: Sequence[Variable], all_ranges: Mapping[str, Any]
+) -> list[tuple[int, Variable, Variable]]:
     """Put the arguments of an operation that iterates into the ranges where it ends soon.
 
     Return for each its position, a safe argument, and whether it was within range.
     """
-    ranges = _RANGES.get(type(getattr(node.op, "scalar_op", None)).__name__, ())
+    ranges = all_ranges.get(type(getattr(node.op, "scalar_op", None)).__name__, ())
     held = []
     for position, (low, high, within) in enumerate(ranges):
         x = inputs[position]

@@ -8,14 +8,13 @@ the variable and what to write instead. No check reads a value of the data.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pymc as pm
-from pytensor.graph.basic import Variable
-from pytensor.tensor.basic import get_underlying_scalar_constant_value
-from pytensor.tensor.exceptions import NotScalarConstantError
+from pymc.distributions.custom import CustomDistRV
+from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
@@ -66,11 +65,15 @@ def refuse_places(
                 "discrete, so it cannot be integrated out. Use a continuous one."
             )
     others = [v for v in model.free_RVs if v not in local]
-    for var in walk([*bases, *local], stop=others):
+    # The function logp= of a pm.CustomDist stands in no graph of the model.
+    written = {rv: rv.type() for rv in local if isinstance(rv.owner.op, CustomDistRV)}
+    densities = [pm.logp(rv, value, warn_rvs=False) for rv, value in written.items()]
+    own = [*local, *written.values()]
+    for var in walk([*bases, *local, *densities], stop=others):
         op = None if var.owner is None else var.owner.op
         along = type(op).__name__ in ("Join", "Split", "CumOp") and _axis(var.owner) == 0
-        along &= op is not None and depends_on(var.owner.inputs, local)
-        if along or _counts_persons(var, length) or _cuts_persons(var, local):
+        along &= op is not None and depends_on(var.owner.inputs, own)
+        if along or _counts_persons(var, length) or _cuts_persons(var, own):
             raise NotSeparableError(
                 f"The values of {', '.join(repr(str(rv.name)) for rv in local)} go by their place among all "
                 f"persons ({type(op).__name__}). Take them by person alone, u[person], and write what "
@@ -184,7 +187,13 @@ def _is_of_data(model: pm.Model, var: Variable) -> bool:
 
 
 def number_of(index: Variable) -> int | None:
-    """Return an index that is a number; None if it is none."""
-    with suppress(NotScalarConstantError):
-        return int(get_underlying_scalar_constant_value(index))
-    return None
+    """Return an index that is a number written in the model; None if it is none.
+
+    It leaves the graph, where `private_constants` would have seen what it comes from. So nothing is computed:
+    an entry of an array, a length, or an array of equal entries may tell of the records.
+    """
+    while index.owner is not None and isinstance(index.owner.op, ScalarFromTensor | TensorFromScalar):
+        (index,) = index.owner.inputs
+    if not isinstance(index, Constant) or getattr(index.type, "ndim", 0) or index.type.dtype[:1] not in "iu":
+        return None
+    return int(index.data)

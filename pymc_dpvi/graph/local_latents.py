@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ class Locals:
     variables: tuple[TensorVariable, ...]
     shapes: tuple[tuple[int, ...], ...]  # of one person's value
     look_ups: Mapping[Variable, tuple[Variable, tuple[Any, ...]]]
-    length: int
+    length: int = field(repr=False)  # it may be the number of persons
     places: Places
 
     @property
@@ -97,6 +97,9 @@ class Locals:
         view = object.__new__(type(self.model))
         view.__dict__.update(self.model.__dict__)
         view.free_RVs = [rv for rv in self.model.free_RVs if rv not in self.variables]
+        # A person's values are searched for, from the same start for everybody.
+        initial = self.model.rvs_to_initial_values
+        view.rvs_to_initial_values = {rv: v for rv, v in initial.items() if rv not in self.variables}
         return view
 
     def placeholders(self, rows: int) -> tuple[TensorVariable, TensorVariable]:
@@ -261,7 +264,8 @@ def _look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variabl
         if any(e is not None and n is None for e, n in zip(entries[1:], rest, strict=True)):
             raise UnsupportedModelError(
                 f"The likelihood takes entries by '{source.name}' and by another index together. Take a "
-                f"person's values first, u[{source.name}], and of them what belongs to the row."
+                f"person's values first, u[{source.name}], and of them what belongs to the row. A number "
+                f"may stand there as it is, u[{source.name}, 1], but not one that is computed."
             )
         found[var] = (node.inputs[0], tuple(slice(None) if n is None else n for n in rest))
     return found

@@ -333,7 +333,12 @@ def _guarded(record: RecordModel) -> RecordModel:
 
     terms = f"The likelihood of {', '.join(map(repr, record.factors))}"
     factors, fixed = guard_records(
-        list(record.factors.values()), record.rows, record.value_vars, record.public, name(terms)
+        list(record.factors.values()),
+        record.rows,
+        record.value_vars,
+        record.public,
+        name(terms),
+        twice=record.local is not None,
     )
     (prior,), fixed_in_prior = guard_records(
         [record.prior_logp], (), record.value_vars, record.public, name("The prior")

@@ -45,6 +45,7 @@ class LocalPosterior:
                 "The model has no local variables: variables with a value for each person, u[person], with "
                 "unit='person'. sample() has all that there is."
             )
+        record.check_public()
         self._local = record.local
         rows, self.persons, self._units = _rows_of(record, data)
         self._rows = [r[self._units.rows] for r in rows]  # person by person
@@ -125,6 +126,9 @@ def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any
         raise ArgumentError(
             f"data must have an array for each of {list(wanted)}; missing {missing}, not known {strange}."
         )
+    for name, values in data.items():
+        if np.ma.is_masked(values):
+            raise ArgumentError(f"data[{name!r}] has missing (masked) values. Drop the rows that miss one.")
     found = {str(name): np.asarray(values) for name, values in data.items() if name != person}
     if np.size(data[person]) == 0:
         raise ArgumentError(f"data[{person!r}] must have an id for each row; found none.")

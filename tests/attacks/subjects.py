@@ -126,9 +126,9 @@ Columns = Callable[[], Data]
 COLUMNS: dict[str, tuple[Callable[[Data], pm.Model], Columns]] = {}
 GRID = 19
 #: Those of them whose records are persons with several rows.
-BY_PERSON = ("visits", "look_ups_at_visits", "effects_of_persons", "classes_of_persons")
+BY_PERSON = ("visits", "look_ups_at_visits", "effects_of_persons", "shapes_of_persons", "classes_of_persons")
 #: And those of them whose persons have latent values of their own: they have no rows to attack by themselves.
-LOCAL = ("effects_of_persons", "classes_of_persons")
+LOCAL = ("effects_of_persons", "shapes_of_persons", "classes_of_persons")
 
 
 def on_columns(columns: Columns) -> Callable[[Callable[[Data], pm.Model]], Callable[[Data], pm.Model]]:
@@ -238,6 +238,17 @@ def effects_of_persons(data: Data) -> pm.Model:
         pm.Deterministic("twice", 2 * tau)
         mean = u[pm.Data("person", who)] + b * pm.Data("time", data["time"])
         pm.Normal("y", mean, 1.0, observed=data["y"])
+    return model
+
+
+@on_columns(panel)
+def shapes_of_persons(data: Data) -> pm.Model:
+    """Gamma functions of a record, which are differentiated twice: a trigamma runs on below zero."""
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=7)
+        shape = pt.exp(u[pm.Data("person", _whose(len(data["y"])))]) * pm.Data("time", data["time"])
+        pm.Potential("terms", -pt.gammaln(1 + shape))
+        pm.Normal("y", u[model["person"]], 1.0, observed=data["y"])
     return model
 
 

@@ -14,8 +14,10 @@ from test_persons_zoo import released_of_everybody
 
 from pymc_dpvi import DPADVI, Quadrature
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, PrivacyWarning, UnsupportedModelError
+from pymc_dpvi.graph.guards import guard_records
 from pymc_dpvi.graph.local_rules import quadrature
 from pymc_dpvi.graph.records import build_record_model
+from pymc_dpvi.graph.synthetic_records import python_function
 
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
 
@@ -138,6 +140,38 @@ def two_indices(person: Any) -> None:
     observe(u[person, pm.Data("item", np.arange(N) % 3)])
 
 
+def a_column_by_a_record(person: Any) -> None:
+    """One record's item would choose everybody's column."""
+    items = pt.constant(np.arange(N) % 2)
+    u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=(P, 2))
+    observe(pm.Normal("b", shape=2)[items] + u[person, items[3]])
+
+
+def a_column_by_equal_entries(person: Any) -> None:
+    items = pt.constant(np.ones(N, dtype="int64"))
+    u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=(P, 2))
+    observe(pm.Normal("b", shape=2)[items] + u[person, items])
+
+
+def a_column_by_the_number_of_rows(person: Any) -> None:
+    x = pt.constant(X)
+    u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=(P, 2))
+    observe(pm.Normal("b") * x + u[person, x.shape[0] % 2])
+
+
+def places_in_a_density(person: Any) -> None:
+    def density(v: Any, tau: Any) -> Any:
+        return -0.5 * (v / tau) ** 2 - pt.log(tau) - pt.switch(pt.arange(v.shape[0]) >= 300, 2.0, 1.0)
+
+    u = pm.CustomDist("u", pm.HalfNormal("tau"), logp=density, shape=P)
+    observe(u[person])
+
+
+def without_a_second_derivative(person: Any) -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau"), dims="who")
+    pm.Potential("y", pt.log(pt.gammainc(pt.exp(u[person]), pt.abs(pm.Data("x", X)))))
+
+
 def nothing_else(person: Any) -> None:
     u = pm.Normal("u", 0, 1, dims="who")
     pm.Normal("y", u[person], 1, observed=Y)
@@ -244,6 +278,11 @@ REFUSED: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
     "ordered over persons": (ordered_over_persons, UnsupportedModelError, "an array over persons"),
     "discrete and continuous": (discrete_and_continuous, UnsupportedModelError, "'u', 'k'"),
     "no end of values": (without_an_end, UnsupportedModelError, "'k' is discrete"),
+    "a column by a record": (a_column_by_a_record, UnsupportedModelError, "u[person]"),
+    "a column by equal entries": (a_column_by_equal_entries, UnsupportedModelError, "u[person]"),
+    "a column by the number of rows": (a_column_by_the_number_of_rows, UnsupportedModelError, "u[person]"),
+    "places in a density": (places_in_a_density, NotSeparableError, "go by their place"),
+    "no second derivative": (without_a_second_derivative, UnsupportedModelError, "no gradient"),
     "two indices": (two_indices, UnsupportedModelError, "u[person]"),
     "nothing else": (nothing_else, UnsupportedModelError, "nothing is left to release"),
     "a hundred values": (a_hundred_values, UnsupportedModelError, "100 local values"),
@@ -271,6 +310,37 @@ def test_what_ties_persons_together_is_refused(name: str):
         method(write)
     assert isinstance(caught.value, error), caught.value
     assert text in str(caught.value), str(caught.value)
+
+
+def test_a_column_by_a_number_is_fine():
+    def write(person: Any) -> None:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=(P, 2))
+        observe(u[person, 1] + X * u[person, np.int64(0)])
+
+    assert method(write)._record.local.names == ("u",)  # type: ignore[union-attr]
+
+
+def test_the_start_of_a_local_variable_is_not_listed():
+    """Its length may be the number of persons."""
+
+    def write(person: Any) -> None:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau"), dims="who", initval=np.zeros(P))
+        observe(u[person])
+
+    record = method(write)._record
+    assert not any("initial value" in entry for entry in record.public_arrays)
+    assert str(P) not in repr(record.local).split("shapes=")[1].split("look_ups=")[0]
+
+
+@pytest.mark.parametrize("special", [pt.gammaln, pt.gamma])
+def test_arguments_that_a_second_derivative_iterates_on_are_bounded(special: Any):
+    """A trigamma takes as many steps as its argument is below zero."""
+    row, z = pt.vector("row", shape=(1,)), pt.vector("z", shape=(1,))
+    far = np.array([-1e5 + 0.5])
+    for twice, ends in ((False, False), (True, True)):
+        (term,), _ = guard_records([special(row) + z], [row], [z], [], str, twice=twice)
+        found = python_function([row, z], [term])(far, np.zeros(1))[0]
+        assert (found == -np.inf) == ends
 
 
 def intercepts(person: Any) -> None:

@@ -81,6 +81,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "another length": ({**NEW, "x": np.zeros(4)}, "data['x']"),
     "text": ({**NEW, "x": ["a"] * 5}, "data['x'] must be numbers"),
     "no number": ({**NEW, "outcome": np.array([1.9, np.nan, 1.0, 2.2, 0.9])}, "finite"),
+    "masked": ({**NEW, "outcome": np.ma.array(NEW["outcome"], mask=[0, 0, 1, 0, 0])}, "masked"),
     "nobody": ({"person": [], "x": np.zeros(0), "outcome": np.zeros(0)}, "found none"),
     "bad ids": ({**NEW, "person": [0.5] * 5}, "strings or integers"),
 }
