@@ -194,6 +194,6 @@ def number_of(index: Variable) -> int | None:
     """
     while index.owner is not None and isinstance(index.owner.op, ScalarFromTensor | TensorFromScalar):
         (index,) = index.owner.inputs
-    if not isinstance(index, Constant) or getattr(index.type, "ndim", 0) or index.type.dtype[:1] not in "iu":
+    if not isinstance(index, Constant) or np.ndim(index.data) or index.type.dtype[:1] not in "iu":
         return None
     return int(index.data)
