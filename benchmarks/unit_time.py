@@ -25,13 +25,13 @@ import numpy as np
 from journal import write
 from rich.console import Console
 from rich.table import Table
+from step_time import BLOCKS, steps_in
 from workers import one_thread_each
 
 HERE = Path(__file__).resolve().parent
 PERSONS, WIDTH = 20_000, 10
 FAMILIES = ("normal", "logistic", "poisson")
 METHODS = ("row", "person", "intercept 7", "intercept 15")
-BLOCKS, TURN_SECONDS = 5, 0.5
 
 
 def data(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -92,23 +92,10 @@ def prepare(family: str, method: str, batch_rows: int) -> Callable[[int], None]:
     return run
 
 
-def steps_in(run: Callable[[int], None]) -> int:
-    """Return how many steps make a block that takes long enough to be measured."""
-    run(20)
-    n = 1
-    while True:
-        start = time.process_time()
-        run(n)
-        seconds = time.process_time() - start
-        if seconds > 0.2 * TURN_SECONDS / BLOCKS:
-            return max(1, round(n * TURN_SECONDS / BLOCKS / seconds))
-        n *= 4
-
-
 def measure(family: str, batch_rows: int, rounds: int) -> dict[str, float]:
     """Return the median microseconds of a step by each method, and the ratios to the step by row."""
     runs = {method: prepare(family, method, batch_rows) for method in METHODS}
-    sizes = {method: steps_in(run) for method, run in runs.items()}
+    sizes = {method: steps_in(run, time.process_time) for method, run in runs.items()}
     blocks: dict[str, list[float]] = {method: [] for method in METHODS}
     for _ in range(rounds):
         for method, run in runs.items():

@@ -125,12 +125,6 @@ def fit_once(task: Task) -> dict[str, Any]:
     return summary(problem, {name: posterior[name].to_numpy()[0] for name in names})
 
 
-def kinds(problem_family: str) -> tuple[str, ...]:
-    """Return the variables that are counted apart: coefficients, spreads between persons, and the noise."""
-    slopes = ("tau_slope",) if problem_family == "normal_slopes" else ()
-    return ("beta", "tau", *slopes, *(("sigma",) if problem_family.startswith("normal") else ()))
-
-
 def cells(fits: Sequence[Fit], compared: dict[int, Fit]) -> list[dict[str, Any]]:
     """Return one row for each method, family, kind of variable and ε."""
     rows = []
@@ -180,7 +174,7 @@ def on_wages(fits: Sequence[Fit], compared: dict[int, Fit]) -> list[dict[str, An
             known = compared[WAGES]
             apart, width, holds = [], [], []
             for fit in own:
-                for name in kinds("normal_intercepts"):
+                for name in ("beta", *problem_of(WAGES).scales):
                     if name in fit:
                         mean, stddev = (np.array(fit[name][k]) for k in ("mean", "stddev"))
                         exact = np.array(known[name]["mean"])

@@ -24,7 +24,7 @@ import numpy as np
 
 from attacks.outlets import difference, listening, outlets_of
 from attacks.records import Hostile, few, hostile_records
-from attacks.shares import CLIP, Shares, alike
+from attacks.shares import CLIP, RowsOfPersons, Shares, alike
 from attacks.subjects import PLACE, Subject
 from pymc_dpvi.errors import ArgumentError, PrivacyError
 
@@ -89,7 +89,7 @@ def attack_rows(subject: Subject, backend: str, skip: int = 0) -> Iterator[Event
             return
         try:
             record = subject.split(model)
-            shares = Shares(record, backend)
+            shares = (Shares if record.local is None else RowsOfPersons)(record, backend)
         except (PrivacyError, NotImplementedError) as error:  # the latter is PyTensor's, of what JAX has not
             yield Refused(type(error).__name__)
             return

@@ -22,11 +22,11 @@ from pymc_dpvi.engine.backends import backends, bounded
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.private_sum import private_sum
-from pymc_dpvi.graph.gradients import aligned_gradients
+from pymc_dpvi.graph.gradients import aligned_gradients, local_terms
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.posterior.approximation import DPMeanField
 
-__all__ = ["CLIP", "Shares", "alike"]
+__all__ = ["CLIP", "RowsOfPersons", "Shares", "alike"]
 
 CLIP = 1.0
 UNIT = 2.0**-40
@@ -103,6 +103,55 @@ class Shares:
     def points(self) -> range:
         """The latent values at which gradients are taken, by number."""
         return range(len(self._shared))
+
+
+class RowsOfPersons(Shares):
+    """The same of a model whose persons have latent values: a row's terms at some values of its person.
+
+    A row has no share by itself. That of a person is what `test_planted_bugs_by_person` looks at.
+    """
+
+    def __init__(self, record: RecordModel, backend: str) -> None:
+        plain = backend == "PYTHON"
+        if not plain:
+            bounded(backends(backend, None), record.factors.values())
+        mode = "PYTHON" if plain else {**compile_mode(backend, None), **rows_mode(backend)}["mode"]
+        approx = DPMeanField(record, random_seed=1)
+        latents, rng = approx.latents, np.random.default_rng(0)
+        batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
+        z = pt.matrix("z", shape=(1, latents.size))
+        with quiet_pytensor():
+            terms = local_terms(record, batch, latents, z)
+            blocks = aligned_gradients(record, batch, latents, z, 1)
+            arrays = [a for block in blocks for a in (block.left, block.right) if a is not None]
+            self._terms = pytensor.function(
+                [*batch, z], [*terms, *arrays], mode=mode, on_unused_input="ignore"
+            )
+        self._points = [
+            ((approx.start + rng.normal(scale=s, size=(1, latents.size))).astype(z.type.dtype), s)
+            for s in SPREADS
+        ]
+        self._own = [r.type for r in record.rows[len(record.arrays) :]]
+        self._discrete = not record.local.places.adaptive  # type: ignore[union-attr]
+        self._size, self.piece = latents.size, 9
+
+    def gradients(self, rows: Sequence[np.ndarray], point: int) -> list[np.ndarray]:
+        """Return each row's terms at ordinary values of its person, which are the first of `_own`."""
+        z, spread = self._points[point]
+        many, rng = len(rows[0]), np.random.default_rng(1)
+        local, first = (np.ones((many, *t.shape[1:]), t.dtype) for t in self._own)
+        local = np.zeros_like(local) if self._discrete else local * spread * rng.normal(size=local.shape)
+        with np.errstate(all="ignore"), ONE_THREAD:
+            return [np.array(a) for a in self._terms(*rows, local, first, z)]
+
+    def release(self, gradients: Sequence[np.ndarray]) -> np.ndarray:
+        """Return nothing: see the class."""
+        return np.zeros(self._size)
+
+    @property
+    def points(self) -> range:
+        """The latent values at which terms are taken, by number."""
+        return range(len(self._points))
 
 
 def alike(a: np.ndarray, b: np.ndarray) -> bool:

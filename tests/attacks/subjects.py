@@ -25,7 +25,7 @@ from attacks.operations import OPERATIONS, Data, operation_data, operation_model
 from pymc_dpvi.graph.records import RecordModel, build_record_model
 from pymc_dpvi.graph.traversal import array_value
 
-__all__ = ["COLUMNS", "LOCAL", "SUBJECTS", "Subject", "named"]
+__all__ = ["COLUMNS", "SUBJECTS", "Subject", "named"]
 
 #: The record that is changed.
 PLACE = 1
@@ -127,8 +127,6 @@ COLUMNS: dict[str, tuple[Callable[[Data], pm.Model], Columns]] = {}
 GRID = 19
 #: Those of them whose records are persons with several rows.
 BY_PERSON = ("visits", "look_ups_at_visits", "effects_of_persons", "shapes_of_persons", "classes_of_persons")
-#: And those of them whose persons have latent values of their own: they have no rows to attack by themselves.
-LOCAL = ("effects_of_persons", "shapes_of_persons", "classes_of_persons")
 
 
 def on_columns(columns: Columns) -> Callable[[Callable[[Data], pm.Model]], Callable[[Data], pm.Model]]:
