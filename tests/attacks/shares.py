@@ -118,7 +118,8 @@ class RowsOfPersons(Shares):
         mode = "PYTHON" if plain else {**compile_mode(backend, None), **rows_mode(backend)}["mode"]
         approx = DPMeanField(record, random_seed=1)
         latents, rng = approx.latents, np.random.default_rng(0)
-        batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
+        self._size, self.piece = latents.size, 9
+        batch = [r.type.clone(shape=(self.piece, *r.type.shape[1:]))() for r in record.rows]
         z = pt.matrix("z", shape=(1, latents.size))
         with quiet_pytensor():
             terms = local_terms(record, batch, latents, z)
@@ -133,7 +134,6 @@ class RowsOfPersons(Shares):
         ]
         self._own = [r.type for r in record.rows[len(record.arrays) :]]
         self._discrete = not record.local.places.adaptive  # type: ignore[union-attr]
-        self._size, self.piece = latents.size, 9
 
     def gradients(self, rows: Sequence[np.ndarray], point: int) -> list[np.ndarray]:
         """Return each row's terms at ordinary values of its person, which are the first of `_own`."""
