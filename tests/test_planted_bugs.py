@@ -440,7 +440,7 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
     "noise used in two steps": (noise(every_second_step_again), NOISE, {}),
     "noise that drifts": (noise(drifting), NOISE, {}),
     "noise with a mean": (noise(lambda z: z + 0.3 * np.sqrt(np.mean(z**2))), NOISE, {}),
-    "uniform noise": (noise(uniform_of_the_same_variance), MUCH_NOISE, {}),
+    "uniform noise": (noise(uniform_of_the_same_variance), lambda s: s.noise(4000), {}),
     "noise left out": (Plant(step_graph, "private_sum", noise_left_out), NOISE, {}),
     "noise grows with the batch": (Plant(step_graph, "private_sum", noise_grows_with_the_batch), NOISE, {}),
     "every fit has the same key": (
