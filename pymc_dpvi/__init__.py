@@ -25,10 +25,11 @@ from pymc_dpvi.errors import (
     UnsupportedModelError,
 )
 from pymc_dpvi.graph.local_rules import Quadrature
+from pymc_dpvi.guide import Dropout, FullRank, GuideFamily, LowRank, MeanField, Point
 from pymc_dpvi.inference import DPADVI, DPFullRankADVI, fit_dpadvi
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.planning import Plan, plan
-from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
+from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPGuided, DPMeanField
 from pymc_dpvi.release.check_release import check_release
 from pymc_dpvi.release.interpretation import interpret
 from pymc_dpvi.release.meaning import Interpretation
@@ -46,13 +47,20 @@ __all__ = [
     "DPApproximation",
     "DPFullRank",
     "DPFullRankADVI",
+    "DPGuided",
     "DPMeanField",
+    "Dropout",
+    "FullRank",
+    "GuideFamily",
     "InsecureNoiseWarning",
     "Interpretation",
     "LedgerError",
+    "LowRank",
+    "MeanField",
     "ModelEvaluationError",
     "NotSeparableError",
     "Plan",
+    "Point",
     "PrivacyBudget",
     "PrivacyError",
     "PrivacyReport",

@@ -49,17 +49,19 @@ from pymc_dpvi.engine.loop import averages_from, iterate
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, UnsupportedModelError
+from pymc_dpvi.graph.guide_checks import check_families, check_reads_no_record, families_and_rules
 from pymc_dpvi.graph.local_rules import Quadrature
 from pymc_dpvi.graph.mismatch import explained
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values
+from pymc_dpvi.guide import GuideFamily
 from pymc_dpvi.keywords import MEANT, NEEDED, FitArguments, check_fit_arguments, named
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.one_at_a_time import Turn, one_at_a_time
 from pymc_dpvi.optimizers import Optimizer, falling_adam
-from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
+from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPGuided, DPMeanField
 from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.redaction import sealed, shielded
 from pymc_dpvi.release.report import PrivacyRun
@@ -121,8 +123,10 @@ class DPADVI(Inference):  # type: ignore[misc]
         With `unit`: of a person with more rows, so many are drawn anew in every step. Without it, clipping
         alone bounds what a person with many rows does. The number is public.
     guide : dict, optional
-        How variables with a value for each person, ``u[person]``, are integrated out: name of a variable to
-        `Quadrature`. By default by adaptive quadrature, and discrete ones by adding up all their values.
+        How the posterior of variables is represented, by name. A family for a variable, or for a tuple of
+        names together: `Point`, `FullRank`, `LowRank`, `MeanField`, `Dropout`, or your own `GuideFamily`;
+        `MeanField` by default. For a variable with a value for each person, ``u[person]``, how it is
+        integrated out: `Quadrature`, by default adaptive; discrete ones by adding up all their values.
     record_dim : str, optional
         The dim that runs over rows; only needed if lengths are ambiguous.
     public_data : iterable of str
@@ -192,7 +196,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         budget: PrivacyBudget | None = None,
         unit: Any = None,
         max_rows_per_unit: int | None = None,
-        guide: Mapping[str, Quadrature] | None = None,
+        guide: Mapping[str | tuple[str, ...], GuideFamily | Quadrature] | None = None,
         record_dim: str | None = None,
         public_data: Iterable[str] = (),
         random_seed: int | None = None,
@@ -222,12 +226,24 @@ class DPADVI(Inference):  # type: ignore[misc]
         model = pm.modelcontext(model)
         if not isinstance(model, pm.Model):
             raise ArgumentError(f"model must be a pymc.Model; found a {type(model).__name__}.")
-        asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit, "guide": guide}
+        families, rules = families_and_rules(guide)
+        if families:
+            self._settings.check_guide()
+            if self._family is not DPMeanField:
+                raise ArgumentError(
+                    f"{type(self).__name__} is one family for all variables, and guide= names others. Use "
+                    "DPADVI with guide={('a', 'b'): FullRank()}."
+                )
+        asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit, "guide": rules}
         self._record = explained(
             lambda: build_record_model(model, record_dim=record_dim, public_data=public_data, **asked), model
         )
         self._settings.check_unit(self._record.units is not None)
-        starting = check_starting_values(self._record, start, start_sigma, self._family._group_class)
+        family, parts = (DPGuided if families else self._family), check_families(families, self._record)
+        sigmas = {name: part.start_sigma for names, part in parts.items() for name in names}
+        starting = check_starting_values(self._record, start, start_sigma, family._group_class, sigmas)
+        if parts:
+            starting["families"] = parts
         self._rng = np.random.default_rng(random_seed)
         self._insecure_noise_seed = insecure_noise_seed
         self._streams: Streams | None = None
@@ -239,8 +255,10 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._steps_run = 0
         self._turn = Turn()
         self._approx = shielded(
-            lambda: self._family(self._record, random_seed=random_seed, **starting), ArgumentError, _STARTING
+            lambda: family(self._record, random_seed=random_seed, **starting), ArgumentError, _STARTING
         )
+        if parts:
+            check_reads_no_record(self._record, self._approx.groups[0])
         self._approx.groups[0].narrow()
         if not self._approx.latents.size:
             raise UnsupportedModelError(

@@ -120,6 +120,14 @@ class PrivacySettings:
                 "Leave it out: the default, 'aligned', needs no such share."
             )
 
+    def check_guide(self) -> None:
+        """Raise an ArgumentError if the guide has families, and gradients are not by latent values."""
+        if self.gradient == "vanilla":
+            raise ArgumentError(
+                "gradient='vanilla' clips gradients by all variational parameters, and is there for one "
+                "family for all variables. Leave it out: the default, 'aligned', works with every family."
+            )
+
     def _make_sampler(self, n_steps: int, num_records: int) -> Sampler:
         sampling_prob = self.sampling_prob
         if self._chooses_sampling:

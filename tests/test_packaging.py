@@ -35,7 +35,7 @@ ROOMS = (
     ("engine", "release"),
     ("mechanism",),
     ("accounting", "graph"),
-    ("sampling",),
+    ("guide", "sampling"),
     ("randomness",),
     ("compat", "one_at_a_time", "optimizers", "pages", "progress", "redaction"),
     ("arguments", "lowering"),

@@ -27,10 +27,10 @@ from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
-from pymc_dpvi.graph.families import Family
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
+from pymc_dpvi.guide.whole import Family
 from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.optimizers import Optimizer
 

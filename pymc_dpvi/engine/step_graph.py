@@ -39,7 +39,6 @@ from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.graph.blocks import Block
-from pymc_dpvi.graph.families import Family
 from pymc_dpvi.graph.gradients import (
     Latents,
     aligned_gradients,
@@ -50,6 +49,7 @@ from pymc_dpvi.graph.gradients import (
 )
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
+from pymc_dpvi.guide.whole import Family
 from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.optimizers import Optimizer
 from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS
@@ -109,10 +109,9 @@ class StepGraph:
         ]
 
         drawn: dict[Variable, Variable] = {family.symbolic_initial: self.base_draws}
-        self.z, logq = graph_replace(
-            [family.symbolic_random, family.symbolic_logq_not_scaled], drawn, strict=False
+        self.z, entropy = graph_replace(
+            [family.symbolic_random, family.symbolic_entropy], drawn, strict=False
         )
-        entropy = -logq.mean()
         if self.is_aligned:
             per_record = aligned_gradients(record, self.batch, latents, self.z, n_mc)
             self.noisy = self._noisy_sum(per_record)

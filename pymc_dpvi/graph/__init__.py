@@ -12,7 +12,7 @@ what is checked     `records.build_record_model` is the list, in order. The chec
                     `scalar_constants`, `unrolled_loops`, `shape_constants`), `guards`; then `start`, and
                     `separability` against the model itself, on `synthetic_records`
 the graphs          `densities`, with `rebuild`, `marginalised` and `traversal`
-gradients           `gradients`, by the parameters of `families` too; factored where that is shorter
+gradients           `gradients`, by a family's parameters (`guide`) too; factored where that is shorter
                     (`factoring`, `blocks`), without loops over a batch (`batched_ops`)
 why it failed       `mismatch`
 ==================  ==========================================================================================

@@ -35,11 +35,11 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph.blocks import Block, as_matrix
 from pymc_dpvi.graph.factoring import find_uses, lift_uses
-from pymc_dpvi.graph.families import Family
 from pymc_dpvi.graph.model_checks import hint_of_loops
 from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
+from pymc_dpvi.guide.whole import Family
 
 __all__ = [
     "Latents",

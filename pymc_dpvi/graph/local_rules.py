@@ -121,8 +121,8 @@ def rules_of(guide: Any, local: Sequence[str], everything: Sequence[str]) -> dic
         return {}
     if not isinstance(guide, Mapping):
         raise ArgumentError(
-            "guide must be a dict of variable name to rule, such as {'u': Quadrature(7)}; found a "
-            f"{type(guide).__name__}."
+            "guide must be a dict of variable name to family or rule, such as {'W': Point()} or "
+            f"{{'u': Quadrature(7)}}; found a {type(guide).__name__}."
         )
     for name, rule in guide.items():
         if not isinstance(name, str) or name not in everything:
@@ -132,7 +132,8 @@ def rules_of(guide: Any, local: Sequence[str], everything: Sequence[str]) -> dic
             )
         if not isinstance(rule, Quadrature):
             raise ArgumentError(
-                f"guide[{name!r}] must be a rule, such as Quadrature(7); found a {type(rule).__name__}."
+                f"guide[{name!r}] must be a family, such as Point() or FullRank(), or, for a local variable, "
+                f"a rule such as Quadrature(7); found a {type(rule).__name__}."
             )
         if name not in local:
             raise ArgumentError(

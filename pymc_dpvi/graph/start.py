@@ -22,11 +22,12 @@ from pytensor.graph.basic import Variable
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
-from pymc_dpvi.graph.families import START_SIGMA, Family
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
+from pymc_dpvi.guide.family import START_SIGMA
+from pymc_dpvi.guide.whole import Family
 
 __all__ = ["check_finite_start", "check_starting_values"]
 
@@ -44,12 +45,14 @@ def check_starting_values(
     start: Mapping[str, Any] | None,
     start_sigma: Mapping[str, Any] | None,
     family: type[Family],
+    sigmas: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
     """Check `start` and `start_sigma`; return them as keyword arguments of PyMC's approximation.
 
     Both map names of free variables (or of their value variables) to values: `start` in the variable's own
     space; `start_sigma`, if the family takes it, to standard deviations in the unconstrained space, which are
-    `START_SIGMA` for variables that it leaves out. A value must not depend on the records.
+    `START_SIGMA`, or what `sigmas` has, for variables that it leaves out. `sigmas` has None for a variable
+    without a standard deviation. A value must not depend on the records.
     """
     model = record.model
     by_name = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
@@ -89,7 +92,12 @@ def check_starting_values(
         raise ArgumentError("start_sigma is only there for DPADVI (mean-field), as in PyMC.")
     if family.takes_start_sigma:
         given = {by_name.get(key, key): value for key, value in (start_sigma or {}).items()}
-        options["start_sigma"] = {name: START_SIGMA for name in by_name.values()} | given
+        defaults = {name: START_SIGMA for name in by_name.values()} | dict(sigmas or {})
+        if points := sorted(own_name[name] for name in given if defaults[name] is None):
+            raise ArgumentError(
+                f"start_sigma names {points}, which are points in guide= and have no spread. Leave them out."
+            )
+        options["start_sigma"] = defaults | given
     return options
 
 

@@ -27,9 +27,11 @@ from pymc_dpvi.compat import PosteriorData, posterior_data, versions
 from pymc_dpvi.engine.gradient_moments import GROUP, MOST_LATENTS, GradientTrace
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
-from pymc_dpvi.graph.families import Family, FullRank, MeanField
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.guide import Dropout
+from pymc_dpvi.guide.joint import Joint
+from pymc_dpvi.guide.whole import Family, WholeFullRank, WholeMeanField
 from pymc_dpvi.posterior.curvature_posterior import CurvatureScale
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics, diagnose
 from pymc_dpvi.posterior.expressions import CheckedExpressions, depends, variables
@@ -40,7 +42,7 @@ from pymc_dpvi.posterior.released_draws import Source, draw_from, release
 from pymc_dpvi.redaction import sealed
 from pymc_dpvi.release.report import PrivacyReport
 
-__all__ = ["DPApproximation", "DPFullRank", "DPMeanField"]
+__all__ = ["DPApproximation", "DPFullRank", "DPGuided", "DPMeanField"]
 
 _TOO_FEW = (
     "The fit made too few steps to tell the noise from the gradients: at least ten more than there are "
@@ -425,13 +427,69 @@ class DPApproximation(CheckedExpressions):
 class DPMeanField(DPApproximation):
     """Independent normals in the unconstrained space, fitted privately (PyMC's ``MeanField``)."""
 
-    _group_class = MeanField
+    _group_class = WholeMeanField
 
 
 class DPFullRank(DPApproximation):
     """One multivariate normal in the unconstrained space, fitted privately (PyMC's ``FullRank``)."""
 
-    _group_class = FullRank
+    _group_class = WholeFullRank
+
+
+class DPGuided(DPApproximation):
+    """A family for each variable that ``guide=`` names, mean-field for the rest, fitted privately."""
+
+    _group_class = Joint
+
+    @property
+    def log_alpha(self) -> dict[str, np.ndarray]:
+        """Logarithms of the dropout rates of variables whose family is `Dropout`, by name.
+
+        The rate is the variance of a weight divided by its mean squared. Weights above about 3 count as
+        dropped; one whose mean is zero has an infinite rate.
+
+        Notes
+        -----
+        Privacy: a function of the variational parameters, which are released; costs nothing.
+        """
+        names = {
+            self._record.model.rvs_to_values[rv].name: str(rv.name) for rv in self._record.model.free_RVs
+        }
+        found = {}
+        for part in self.groups[0].parts:
+            if isinstance(part.family, Dropout):
+                sigma = np.logaddexp(0, part.params["rho"].get_value())
+                with np.errstate(divide="ignore"):
+                    rates = 2 * (np.log(sigma) - np.log(np.abs(self.start[part.places])))
+                first = 0
+                for name, _, shape, _ in self.groups[0].ordering.values():
+                    if name in part.names:
+                        size = int(np.prod(shape, dtype=int))
+                        found[names[name]] = rates[first : first + size].reshape(shape)
+                        first += size
+        return found
+
+    def _noise_aware(self) -> NoiseAwarePosterior | None:
+        """Return None if a family does not allow for it."""
+        return None if self.groups[0].not_noise_aware else super()._noise_aware()
+
+    @property
+    def _too_few(self) -> str:
+        """The error's message if nothing can be inferred from the trace."""
+        if names := self.groups[0].not_noise_aware:
+            return (
+                f"There is no noise-aware posterior of {list(names)}, whose family in guide= is a point or "
+                "dropout: it is inferred from the model's prior and from how gradients change with the "
+                "draws. Use sample(noise_aware=False), or MeanField() for these variables."
+            )
+        return super()._too_few
+
+    def __repr__(self) -> str:
+        """Return families and size; no numbers from the data."""
+        parts = ", ".join(f"{part.family!r} of {len(part.places)}" for part in self.groups[0].parts)
+        return f"DPGuided({self.groups[0].ddim} latent values: {parts})"
+
+    __str__ = __repr__
 
 
 def _generator(random_seed: Any) -> np.random.Generator:

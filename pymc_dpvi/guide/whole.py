@@ -1,4 +1,4 @@
-r"""Variational families: one class each, and all that differs between them.
+r"""One family for all variables: PyMC's own groups, and all that differs between them.
 
 PyMC's group has the transform of base draws, :math:`z = T(\xi, \zeta)`, and the density at the draws, hence
 the entropy. `Family` adds how it starts, how draws are made, and the chain rule from z to :math:`\xi` for
@@ -18,21 +18,23 @@ from pymc.variational.approximations import FullRankGroup, MeanFieldGroup
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["START_SIGMA", "Family", "FullRank", "MeanField"]
+from pymc_dpvi.guide.family import START_SIGMA
 
-#: Standard deviation of every unconstrained value at the start.
-START_SIGMA = 0.1
+__all__ = ["Family", "WholeFullRank", "WholeMeanField"]
 
 
 class Family(Protocol):
-    """A variational family: first what is used of PyMC's `Group`, then what the classes here add."""
+    """What is used of a group: first of PyMC's `Group`, then what the classes here and `joint` add."""
 
     #: Shared variables; among them is ``mu``, the mean of z, shape ``(D,)``.
     params: list[SharedVariable]
-    #: Base draws, shape ``(draws, num_base_draws)``; z at them, ``(draws, D)``; its log-density there.
+    #: Base draws, shape ``(draws, num_base_draws)``; z at them, ``(draws, D)``.
     symbolic_initial: TensorVariable
     symbolic_random: TensorVariable
-    symbolic_logq_not_scaled: TensorVariable
+    #: What the lower bound has beside the densities, a scalar: the entropy.
+    symbolic_entropy: TensorVariable
+    #: Latent values, D.
+    ddim: int
 
     #: How many numbers a base draw has.
     num_base_draws: int
@@ -49,7 +51,7 @@ class Family(Protocol):
         """Draw unconstrained latent vectors, shape ``(draws, D)``, with the parameters as they stand."""
 
 
-class MeanField(MeanFieldGroup):
+class WholeMeanField(MeanFieldGroup):
     r""":math:`z = \mu + \operatorname{softplus}(\rho)\,\zeta`."""
 
     takes_start_sigma: ClassVar[bool] = True
@@ -58,6 +60,11 @@ class MeanField(MeanFieldGroup):
     def num_base_draws(self) -> int:
         """One for each latent value."""
         return int(self.ddim)
+
+    @property
+    def symbolic_entropy(self) -> TensorVariable:
+        """Minus the mean log-density at the draws."""
+        return -self.symbolic_logq_not_scaled.mean()
 
     def narrow(self) -> None:
         """Do nothing: ``start_sigma`` has set the standard deviations."""
@@ -73,7 +80,7 @@ class MeanField(MeanFieldGroup):
         return np.asarray(mu + np.logaddexp(0, rho) * rng.standard_normal((draws, mu.size)).astype(mu.dtype))
 
 
-class FullRank(FullRankGroup):
+class WholeFullRank(FullRankGroup):
     r""":math:`z = \mu + L\zeta`, where the diagonal of L is the softplus of its parameters."""
 
     takes_start_sigma: ClassVar[bool] = False
@@ -82,6 +89,11 @@ class FullRank(FullRankGroup):
     def num_base_draws(self) -> int:
         """One for each latent value."""
         return int(self.ddim)
+
+    @property
+    def symbolic_entropy(self) -> TensorVariable:
+        """Minus the mean log-density at the draws."""
+        return -self.symbolic_logq_not_scaled.mean()
 
     def narrow(self) -> None:
         """Set all standard deviations to `START_SIGMA`, and all correlations to zero."""

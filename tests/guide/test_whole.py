@@ -9,9 +9,10 @@ import pytest
 from pytensor.graph.replace import graph_replace
 from zoo import ZOO
 
-from pymc_dpvi.graph.families import START_SIGMA, Family
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.start import check_starting_values
+from pymc_dpvi.guide.family import START_SIGMA
+from pymc_dpvi.guide.whole import Family
 from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
 
 FAMILIES = (DPMeanField, DPFullRank)

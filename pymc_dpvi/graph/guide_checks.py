@@ -1,0 +1,102 @@
+"""The argument ``guide=``: families for variables of all, rules for local ones, and what a family may read.
+
+In: the user's dict. Out: what `local_rules` reads, and tuples of value variables with a `GuideFamily` each,
+for `guide.joint`. An `ArgumentError` names the entry and says what to type.
+
+A family of the user's own is looked at: its transform and its entropy may depend on its parameters, its mean
+and the base draws, and on numbers. An array as long as the records is refused, as is any shared variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pymc as pm
+from pytensor.compile.sharedvalue import SharedVariable
+
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.traversal import array_shape, is_array, walk
+from pymc_dpvi.guide import Dropout, FullRank, GuideFamily, LowRank, MeanField, Point
+from pymc_dpvi.guide.joint import Joint
+
+__all__ = ["check_families", "check_reads_no_record", "families_and_rules"]
+
+_OURS = (Dropout, FullRank, LowRank, MeanField, Point)
+_Names = tuple[str, ...]
+
+
+def families_and_rules(guide: Any) -> tuple[dict[Any, GuideFamily], Any]:
+    """Split ``guide=`` into families and everything else, which `local_rules` checks."""
+    if not isinstance(guide, Mapping):
+        return {}, guide
+    for name, given in guide.items():
+        if isinstance(given, type):
+            raise ArgumentError(
+                f"guide[{name!r}] is the class {given.__name__}; write an instance: {given.__name__}(...)."
+            )
+    families = {name: given for name, given in guide.items() if isinstance(given, GuideFamily)}
+    return families, {name: given for name, given in guide.items() if name not in families} or None
+
+
+def check_families(families: Mapping[Any, GuideFamily], record: RecordModel) -> dict[_Names, GuideFamily]:
+    """Return the families by the names of value variables."""
+    model = record.model
+    by_name = {str(rv.name): rv for rv in model.free_RVs}
+    local = () if record.local is None else record.local.names
+    found: dict[_Names, GuideFamily] = {}
+    seen: set[str] = set()
+    for key, family in families.items():
+        names = key if isinstance(key, tuple) else (key,)
+        for name in names:
+            if name in local:
+                raise ArgumentError(
+                    f"guide[{key!r}] is a family, and '{name}' is local to a person: it is integrated out "
+                    "and never released. Give it a rule, such as Quadrature(7), or leave it out."
+                )
+            if not isinstance(name, str) or name not in by_name:
+                what = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
+                raise ArgumentError(
+                    f"guide names {what}, which is no free variable; they are {sorted(by_name)}."
+                )
+            if name in seen:
+                raise ArgumentError(f"guide names '{name}' twice. Give it one family.")
+            if isinstance(family, Dropout) and not isinstance(by_name[name].owner.op, pm.Flat.rv_type):
+                raise ArgumentError(
+                    f"guide[{key!r}] is Dropout, which has a prior of its own, the log-uniform one, and "
+                    f"'{name}' has another. Write pm.Flat('{name}', shape=...), or take MeanField()."
+                )
+            seen.add(name)
+        if not names:
+            raise ArgumentError("guide has a family for no variable: an empty tuple. Leave it out.")
+        found[tuple(str(model.rvs_to_values[by_name[name]].name) for name in names)] = family
+    return found
+
+
+def check_reads_no_record(record: RecordModel, group: Joint) -> None:
+    """Raise if a family of the user's own reads records, or may."""
+    for part in group.parts:
+        if type(part.family) in _OURS:
+            continue
+        mu = group.params_dict["mu"]
+        own = {mu, group.symbolic_initial, *part.params.values()}
+        family, mean = part.family, part.mean(mu)
+        base = group.symbolic_initial[:, part.base_draws]
+        graphs = [
+            family.deviation(part.params, mean, base),
+            family.entropy(part.params, mean),
+            family.stddev(part.params, mean),
+            family.covariance(part.params, mean),
+        ]
+        held = {*record.arrays, *record.model.data_vars, *record.model.observed_RVs, *record.model.free_RVs}
+        for var in walk(graphs, stop=own, into_size=True):
+            if var in own:
+                continue
+            is_long = is_array(var) and record.num_records in array_shape(var)
+            if var in held or isinstance(var, SharedVariable) or is_long:
+                raise UnsupportedModelError(
+                    f"The family {family!r} of {list(part.names)} reads an array that is not its own, or "
+                    "one as long as there are records, and nobody accounts for that. Use its parameters, "
+                    "its mean, the base draws and numbers."
+                )
