@@ -186,7 +186,7 @@ def grid(chosen: argparse.Namespace) -> list[Task]:
     """List the fits of the grid, which are scored on images that are held out of the training set."""
     return [
         Task(data, "dp-sgd", epsilon, chosen.n_steps[data], BATCH[data], seed, clip, rate, True)
-        for seed in TUNE_SEEDS[: 1 if chosen.quick else None]
+        for seed in TUNE_SEEDS[: chosen.seeds]
         for data in chosen.data
         for epsilon in chosen.epsilons
         for clip in CLIP_GRID
@@ -607,7 +607,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS), help="privacy budgets")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--steps", type=int, help=f"steps; by default {STEPS}")
-    parser.add_argument("--tune", action="store_true", help="score the grid of dp-sgd, and nothing else")
+    parser.add_argument(
+        "--tune", action="store_true", help=f"score dp-sgd's grid; {len(TUNE_SEEDS)} runs at most"
+    )
     chosen = understood(parser, arguments)
     if chosen.steps is not None and chosen.steps < 1:
         parser.error("--steps must be at least 1")
