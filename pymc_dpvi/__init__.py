@@ -25,7 +25,7 @@ from pymc_dpvi.errors import (
     UnsupportedModelError,
 )
 from pymc_dpvi.graph.local_rules import Quadrature
-from pymc_dpvi.guide import Dropout, FullRank, GuideFamily, LowRank, MeanField, Point
+from pymc_dpvi.guide import Amortized, Dropout, FullRank, GuideFamily, LowRank, MeanField, Point
 from pymc_dpvi.inference import DPADVI, DPFullRankADVI, fit_dpadvi
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.planning import Plan, plan
@@ -40,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DPADVI",
     "AdaptiveClip",
+    "Amortized",
     "ArgumentError",
     "AuditReport",
     "BudgetExceededError",

@@ -49,13 +49,15 @@ from pymc_dpvi.engine.loop import averages_from, iterate
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, UnsupportedModelError
-from pymc_dpvi.graph.guide_checks import check_families, check_reads_no_record, families_and_rules
+from pymc_dpvi.graph.amortized import encode
+from pymc_dpvi.graph.guide_checks import check_families, check_reads_no_record, sorted_out
 from pymc_dpvi.graph.local_rules import Quadrature
 from pymc_dpvi.graph.mismatch import explained
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values
-from pymc_dpvi.guide import GuideFamily
+from pymc_dpvi.guide import Amortized, GuideFamily
+from pymc_dpvi.guide.fixed import Fixed
 from pymc_dpvi.keywords import MEANT, NEEDED, FitArguments, check_fit_arguments, named
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
@@ -125,8 +127,9 @@ class DPADVI(Inference):  # type: ignore[misc]
     guide : dict, optional
         How the posterior of variables is represented, by name. A family for a variable, or for a tuple of
         names together: `Point`, `FullRank`, `LowRank`, `MeanField`, `Dropout`, or your own `GuideFamily`;
-        `MeanField` by default. For a variable with a value for each person, ``u[person]``, how it is
-        integrated out: `Quadrature`, by default adaptive; discrete ones by adding up all their values.
+        `MeanField` by default. For a variable with a value for each record, an encoder: `Amortized`. For one
+        with a value for each person, ``u[person]``, how it is integrated out: `Quadrature`, by default
+        adaptive; discrete ones by adding up all their values.
     record_dim : str, optional
         The dim that runs over rows; only needed if lengths are ambiguous.
     public_data : iterable of str
@@ -196,7 +199,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         budget: PrivacyBudget | None = None,
         unit: Any = None,
         max_rows_per_unit: int | None = None,
-        guide: Mapping[str | tuple[str, ...], GuideFamily | Quadrature] | None = None,
+        guide: Mapping[str | tuple[str, ...], GuideFamily | Quadrature | Amortized] | None = None,
         record_dim: str | None = None,
         public_data: Iterable[str] = (),
         random_seed: int | None = None,
@@ -226,8 +229,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         model = pm.modelcontext(model)
         if not isinstance(model, pm.Model):
             raise ArgumentError(f"model must be a pymc.Model; found a {type(model).__name__}.")
-        families, rules = families_and_rules(guide)
-        if families:
+        families, encoders, rules = sorted_out(guide)
+        if families or encoders:
             self._settings.check_guide()
             if self._family is not DPMeanField:
                 raise ArgumentError(
@@ -235,9 +238,13 @@ class DPADVI(Inference):  # type: ignore[misc]
                     "DPADVI with guide={('a', 'b'): FullRank()}."
                 )
         asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit, "guide": rules}
+        seen, encoded = encode(model, encoders, insecure_noise_seed)
         self._record = explained(
-            lambda: build_record_model(model, record_dim=record_dim, public_data=public_data, **asked), model
+            lambda: build_record_model(seen, record_dim=record_dim, public_data=public_data, **asked), seen
         )
+        if encoded is not None:
+            self._record = replace(self._record, encoded=encoded)
+            families |= {turn: Fixed() for turn in encoded.turns}
         self._settings.check_unit(self._record.units is not None)
         family, parts = (DPGuided if families else self._family), check_families(families, self._record)
         sigmas = {name: part.start_sigma for names, part in parts.items() for name in names}

@@ -61,6 +61,7 @@ class Latents:
     value_vars: tuple[TensorVariable, ...]
     slices: tuple[slice, ...]
     shapes: tuple[tuple[int, ...], ...]
+    still: tuple[str, ...] = ()  # names of those by which no gradient is taken: no fit moves them
 
     @property
     def size(self) -> int:
@@ -145,6 +146,8 @@ def aligned_gradients(
     are divided by the square root of `n_mc`.
     """
     (logp,), draw = in_draws([record.row_logp], latents)
+    constant = _constants(latents, draw)
+    logp = put([logp], list(constant), list(constant.values()))[0] if constant else logp
     logp = lift_uses(_stable(logp), draw, record.rows)
     uses = find_uses(logp, draw, record.rows)
     grads = iter(_gradient(logp, [v for use in uses for v in use.by], record.factors))
@@ -158,12 +161,21 @@ def aligned_gradients(
     many = _over_batch(record, [a for arrays in one for a in arrays], rows)
     out = []
     for m in range(n_mc):
-        found = iter(put(many, [*draw, *rows], [*latents.split(z[m]), *batch]))
+        values = latents.split(z[m])
+        constants = [value for value, d in zip(values, draw, strict=True) if d in constant]
+        swap = [*draw, *constant.values(), *rows], [*values, *constants, *batch]
+        found = iter(put(many, *swap))
         for arrays, use in zip(one, uses, strict=True):
             left, *right = [next(found) for _ in arrays]
             block = Block(left, right[0] if right else None, use.form)
             out.append(block.scaled(1.0 / np.sqrt(n_mc)) if n_mc > 1 else block)
     return out
+
+
+def _constants(latents: Latents, draw: Sequence[TensorVariable]) -> dict[TensorVariable, TensorVariable]:
+    """Return further placeholders of the values that are `still`, so that no gradient finds them."""
+    own = zip(latents.value_vars, draw, strict=True)
+    return {d: d.type(name=f"{d.name}_still") for v, d in own if v.name in latents.still}
 
 
 def local_terms(

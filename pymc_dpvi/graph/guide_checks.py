@@ -18,26 +18,29 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import array_shape, is_array, walk
-from pymc_dpvi.guide import Dropout, FullRank, GuideFamily, LowRank, MeanField, Point
+from pymc_dpvi.guide import Amortized, Dropout, FullRank, GuideFamily, LowRank, MeanField, Point
+from pymc_dpvi.guide.fixed import Fixed
 from pymc_dpvi.guide.joint import Joint
 
-__all__ = ["check_families", "check_reads_no_record", "families_and_rules"]
+__all__ = ["check_families", "check_reads_no_record", "sorted_out"]
 
-_OURS = (Dropout, FullRank, LowRank, MeanField, Point)
+_OURS = (Dropout, Fixed, FullRank, LowRank, MeanField, Point)
 _Names = tuple[str, ...]
 
 
-def families_and_rules(guide: Any) -> tuple[dict[Any, GuideFamily], Any]:
-    """Split ``guide=`` into families and everything else, which `local_rules` checks."""
+def sorted_out(guide: Any) -> tuple[dict[Any, GuideFamily], dict[Any, Amortized], Any]:
+    """Split ``guide=`` into families, encoders, and everything else, which `local_rules` checks."""
     if not isinstance(guide, Mapping):
-        return {}, guide
+        return {}, {}, guide
     for name, given in guide.items():
         if isinstance(given, type):
             raise ArgumentError(
                 f"guide[{name!r}] is the class {given.__name__}; write an instance: {given.__name__}(...)."
             )
     families = {name: given for name, given in guide.items() if isinstance(given, GuideFamily)}
-    return families, {name: given for name, given in guide.items() if name not in families} or None
+    encoders = {name: given for name, given in guide.items() if isinstance(given, Amortized)}
+    rest = {name: given for name, given in guide.items() if name not in families and name not in encoders}
+    return families, encoders, rest or None
 
 
 def check_families(families: Mapping[Any, GuideFamily], record: RecordModel) -> dict[_Names, GuideFamily]:

@@ -31,6 +31,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import UnsupportedModelError
+from pymc_dpvi.graph.amortized import Encoded
 from pymc_dpvi.graph.densities import initial_points, log_prior, rebuild_likelihood, unevaluated
 from pymc_dpvi.graph.guards import guard_records
 from pymc_dpvi.graph.local_latents import PRIOR, Locals, split_local
@@ -76,6 +77,7 @@ class RecordModel:
     units: Units | None = None  # the rows of each person; None if a record is a row
     held: tuple[Any, ...] = field(default=(), repr=False)  # what the arrays held, if ids are no pm.Data
     local: Locals | None = None  # variables with a value for each person; `model` is a view without them
+    encoded: Encoded | None = None  # variables with encoders; `model` is a view without them
 
     @property
     def num_units(self) -> int:
@@ -85,7 +87,15 @@ class RecordModel:
     @property
     def whole_model(self) -> pm.Model:
         """The user's model, with local variables if there are some."""
+        if self.encoded is not None:
+            return self.encoded.user_model
         return self.model if self.local is None else self.local.model
+
+    @property
+    def fitted_RVs(self) -> list[TensorVariable]:
+        """The free variables that a fit moves."""
+        still = () if self.encoded is None else self.encoded.turns
+        return [rv for rv in self.model.free_RVs if rv.name not in still]
 
     @property
     def row_logp(self) -> TensorVariable:
@@ -186,9 +196,10 @@ class RecordModel:
         terms = [*model.observed_RVs, *record_potentials(model, self.arrays)]
         values = tuple(model.rvs_to_values[v] for v in model.free_RVs)
         names = {v.name for v in terms} | (set() if self.local is None else {PRIOR})
-        whole = self.whole_model
+        whole = self.model if self.local is None else self.local.model
         others = len(whole.free_RVs) - len(values) - (0 if self.local is None else len(self.local.variables))
-        if values != self.value_vars or self.factors.keys() != names or others:
+        changed = self.encoded is not None and not self.encoded.is_unchanged()
+        if values != self.value_vars or self.factors.keys() != names or others or changed:
             raise UnsupportedModelError(
                 "The model has other variables now than when the method was made, so the checks of the model "
                 "hold no longer. Make a new DPADVI."

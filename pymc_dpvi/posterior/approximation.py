@@ -30,6 +30,7 @@ from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.guide import Dropout
+from pymc_dpvi.guide.fixed import Fixed
 from pymc_dpvi.guide.joint import Joint
 from pymc_dpvi.guide.whole import Family, WholeFullRank, WholeMeanField
 from pymc_dpvi.posterior.curvature_posterior import CurvatureScale
@@ -117,6 +118,7 @@ class DPApproximation(CheckedExpressions):
         record = self._record
         released = {d.name for d in record.released}
         local = () if record.local is None else record.local.names
+        local += () if record.encoded is None else record.encoded.names
         return *local, *(d.name for d in record.model.deterministics if d.name not in released)
 
     @property
@@ -128,6 +130,7 @@ class DPApproximation(CheckedExpressions):
             tuple(by_name[name] for name, *_ in ordering),
             tuple(slice_ for _, slice_, _, _ in ordering),
             tuple(tuple(shape) for _, _, shape, _ in ordering),
+            () if self._record.encoded is None else self._record.encoded.turns,
         )
 
     @property
@@ -477,17 +480,20 @@ class DPGuided(DPApproximation):
     def _too_few(self) -> str:
         """The error's message if nothing can be inferred from the trace."""
         if names := self.groups[0].not_noise_aware:
+            own = [name for name in names if name not in self.latents.still]
+            own += [] if self._record.encoded is None else self._record.encoded.names
             return (
-                f"There is no noise-aware posterior of {list(names)}, whose family in guide= is a point or "
-                "dropout: it is inferred from the model's prior and from how gradients change with the "
-                "draws. Use sample(noise_aware=False), or MeanField() for these variables."
+                f"There is no noise-aware posterior with the guide of {own}, a point, dropout or an encoder: "
+                "it is inferred from the model's prior and from how gradients change with the draws. Use "
+                "sample(noise_aware=False), or MeanField() for these variables."
             )
         return super()._too_few
 
     def __repr__(self) -> str:
         """Return families and size; no numbers from the data."""
-        parts = ", ".join(f"{part.family!r} of {len(part.places)}" for part in self.groups[0].parts)
-        return f"DPGuided({self.groups[0].ddim} latent values: {parts})"
+        own = [part for part in self.groups[0].parts if not isinstance(part.family, Fixed)]
+        parts = ", ".join(f"{part.family!r} of {len(part.places)}" for part in own)
+        return f"DPGuided({sum(len(part.places) for part in own)} latent values: {parts})"
 
     __str__ = __repr__
 

@@ -93,7 +93,7 @@ def release(
     The draws are of the first source that has finite ones; a PrivacyError if none has.
     """
     model = record.model
-    released = [*model.free_RVs, *record.released]
+    released = [*record.fitted_RVs, *record.released]
     source, flat, values = draw_from(record, latents, sources, released, draws)
     posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
     dims = {
@@ -104,11 +104,12 @@ def release(
     used = {d for names in dims.values() for d in names} & record.released_dims
     coords = {d: list(c) for d, c in model.coords.items() if d in used and c is not None}
     transformed = None
+    still = () if record.encoded is None else record.encoded.turns
     if include_transformed:
         transformed = {
             v.name: flat[:, s].reshape((1, len(flat), *shape))
             for v, s, shape in zip(latents.value_vars, latents.slices, latents.shapes, strict=True)
-            if v.name not in posterior
+            if v.name not in posterior and v.name not in still
         }
     attrs = {
         "inference_library": "pymc_dpvi",

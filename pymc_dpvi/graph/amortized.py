@@ -1,0 +1,193 @@
+r"""Encoders in a model: a value of each record becomes a function of the record, of weights and of noise.
+
+In: a model with a free variable u that has an entry for each record, and ``guide={"u": Amortized(m, s)}``.
+Out: a view of the model without u. In place of u stands :math:`m(x) + s(x)\,e`, and a Potential with an entry
+for each record has what the bound needs beside the likelihood (`guide.amortized`). All checks and the whole
+engine see an ordinary model.
+
+*The noise.* Each record has numbers of its own, uniform, :math:`r_i`, drawn when the method is made. Each
+step has public ones, :math:`t`, the same for all records. Of their sum modulo one, which is uniform whatever
+:math:`r_i` is, Box and Muller's formula makes :math:`e_i`, standard normal. So over the steps a record's
+noise is that of fresh draws, and in one step it is independent from record to record.
+
+*Privacy.* :math:`r_i` is part of record i: an array of the model like its data. It is drawn from the
+operating system's randomness, and not from ``random_seed``, independently of the data, and is released to
+nobody. Two data sets that differ in one record are coupled so that all others keep theirs, and the mechanism
+is as private as for the data with :math:`r` in them: its output is a mixture over r, the same on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.replace import graph_replace
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.traversal import depends_on, substituted
+from pymc_dpvi.guide.amortized import Amortized
+from pymc_dpvi.lowering import fast_compile
+from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
+
+__all__ = ["Encoded", "encode"]
+
+#: What the Potential of a variable, and the public numbers of a step, are called.
+_BOUND, _TURN = "bound of {}", "noise of {}"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The variables that encoders stand for, and what their models have in their place."""
+
+    user_model: pm.Model
+    names: tuple[str, ...] = ()
+    turns: tuple[str, ...] = ()  # variables that no record and no fit moves
+    found: tuple[int, ...] = ()  # how many variables of each kind the user's model had
+
+    def is_unchanged(self) -> bool:
+        """Whether the user's model has the variables that it had."""
+        return self.found == _counts(self.user_model)
+
+
+def _counts(model: pm.Model) -> tuple[int, ...]:
+    kinds = (model.free_RVs, model.observed_RVs, model.potentials, model.deterministics, model.data_vars)
+    return tuple(len(kind) for kind in kinds)
+
+
+def encode(
+    model: pm.Model, encoders: Mapping[Any, Amortized], insecure_seed: int | None
+) -> tuple[pm.Model, Encoded | None]:
+    """Return a view of the model in which expressions stand in place of variables, and what was done."""
+    if not encoders:
+        return model, None
+    view = _copy_of(model)
+    free = {str(rv.name): rv for rv in model.free_RVs}
+    seed = insecure_seed
+    stream = KeyStream.from_os() if seed is None else KeyStream.from_insecure_seed(seed, "encoders")
+    swap: dict[Any, Any] = {}
+    bounds: dict[str, TensorVariable] = {}
+    turns: list[str] = []
+    for name, encoder in encoders.items():
+        if name not in free:
+            found = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
+            raise ArgumentError(f"guide names {found}, which is no free variable; they are {sorted(free)}.")
+        rv = free[name]
+        shape = _check(model, rv, [free[n] for n in encoders if n in free], encoder)
+        size = int(np.prod(shape[1:], dtype=int))
+        uniform = words_to_uniforms(stream.words(2 * shape[0] * size)).reshape((shape[0], 2 * size))
+        own = pytensor.shared(uniform.astype(pytensor.config.floatX), _TURN.format(name))
+        turn = _registered(view, _TURN.format(name), 2 * size)
+        turns.append(_TURN.format(name))
+        noise = _noise(own, turn, size)
+        noise = noise if len(shape) == 2 else noise.reshape((-1, *shape[1:]))
+        value = encoder.mean + encoder.sigma * noise
+        swap[rv] = value.astype(rv.type.dtype)
+        op = rv.owner.op
+        one = op(*op.dist_params(rv.owner), size=None, rng=op.rng_param(rv.owner))  # as many as the value has
+        terms = pm.logp(one, value) + pt.log(encoder.sigma)
+        bounds[name] = terms.sum(axis=tuple(range(1, len(shape))))
+    _replace(view, swap, bounds)
+    return view, Encoded(model, tuple(encoders), tuple(turns), _counts(model))
+
+
+def _copy_of(model: pm.Model) -> pm.Model:
+    """Return a model of the same variables, with lists of its own."""
+    view = object.__new__(type(model))
+    for name, value in model.__dict__.items():
+        own = isinstance(value, dict | list)
+        view.__dict__[name] = type(value)(value) if own else value
+    return view
+
+
+def _check(
+    model: pm.Model, rv: TensorVariable, local: Sequence[TensorVariable], encoder: Amortized
+) -> tuple[int, ...]:
+    """Return the variable's shape; raise unless the encoder is one for it."""
+    name = str(rv.name)
+    shape = tuple(int(n) for n in model.eval_rv_shapes()[name])
+    if model.rvs_to_transforms[rv] is not None or rv.type.dtype not in ("float32", "float64"):
+        raise UnsupportedModelError(
+            f"guide[{name!r}] is Amortized, a normal posterior, and '{name}' does not live on the whole real "
+            f"line. Make it pm.Normal, and transform it in the model: pm.math.exp({name})."
+        )
+    if not shape:
+        raise UnsupportedModelError(
+            f"guide[{name!r}] is Amortized, and '{name}' is one number, not one for each record. Leave it "
+            "out."
+        )
+    both = {"mean": encoder.mean, "sigma": encoder.sigma}
+    for what, graph in both.items():
+        if depends_on([graph], local):
+            raise UnsupportedModelError(
+                f"{what} of guide[{name!r}] depends on a variable with an encoder. An encoder reads data and "
+                "weights."
+            )
+        made = _shape_of(model, graph)
+        if made != shape:
+            raise ArgumentError(
+                f"{what} of guide[{name!r}] must have the shape of '{name}', with {len(shape)} axes and the "
+                f"lengths {shape[1:]} after the first; found {len(made)} axes and {made[1:]}."
+            )
+    if depends_on(list(rv.owner.inputs), local):
+        raise UnsupportedModelError(
+            f"The prior of '{name}' depends on another variable with an encoder. Give both one encoder: one "
+            "variable with more columns."
+        )
+    return shape
+
+
+def _shape_of(model: pm.Model, graph: Any) -> tuple[int, ...]:
+    shapes = model.eval_rv_shapes()
+    zeros = {
+        rv: pt.zeros(tuple(int(n) for n in shapes[rv.name]), dtype=rv.type.dtype) for rv in model.free_RVs
+    }
+    (made,) = substituted([graph], zeros)
+    return tuple(int(n) for n in pytensor.function([], made.shape, mode=fast_compile())())
+
+
+def _registered(view: pm.Model, name: str, size: int) -> TensorVariable:
+    """Give the view a standard normal variable; return it."""
+    with view:
+        return pm.Normal(name, 0.0, 1.0, shape=(1, size))
+
+
+def _noise(own: TensorVariable, turn: TensorVariable, size: int) -> TensorVariable:
+    """Return standard normal numbers, (rows, size), from uniform ones of rows and normal ones of a step."""
+    step = 0.5 * pt.erfc(-turn / np.sqrt(2.0))
+    both = own + step
+    both = pt.switch(pt.ge(both, 1.0), both - 1.0, both)
+    radius = pt.sqrt(-2.0 * pt.log1p(-both[:, :size]))
+    return radius * pt.cos(2.0 * np.pi * both[:, size:])
+
+
+def _replace(view: pm.Model, swap: Mapping[Any, Any], bounds: Mapping[str, TensorVariable]) -> None:
+    """Put the expressions in place of the variables, wherever the view's terms read them."""
+    own = [*view.observed_RVs, *view.potentials, *view.deterministics]
+    new = graph_replace([*own, *bounds.values()], dict(swap), strict=False)
+    swapped = dict(zip(own, new, strict=False))
+    for old, made in swapped.items():
+        made.name = old.name
+    for kind in ("observed_RVs", "potentials", "deterministics"):
+        listed = getattr(view, kind)
+        setattr(view, kind, type(listed)(swapped[v] for v in listed))
+    view.free_RVs = type(view.free_RVs)(rv for rv in view.free_RVs if rv not in swap)
+    for table in ("rvs_to_values", "rvs_to_transforms", "rvs_to_initial_values"):
+        entries = getattr(view, table)
+        kept = {swapped.get(rv, rv): value for rv, value in entries.items() if rv not in swap}
+        setattr(view, table, type(entries)(kept))
+    view.values_to_rvs = type(view.values_to_rvs)({v: rv for rv, v in view.rvs_to_values.items()})
+    gone = {str(rv.name) for rv in swap}
+    named = {name: swapped.get(v, v) for name, v in view.named_vars.items() if name not in gone}
+    view.named_vars = type(view.named_vars)(named)
+    dims = {name: d for name, d in view.named_vars_to_dims.items() if name not in gone}
+    view.named_vars_to_dims = type(view.named_vars_to_dims)(dims)
+    for name, bound in zip(bounds, new[len(own) :], strict=True):
+        bound.name = _BOUND.format(name)
+        view.add_named_variable(bound)
+        view.potentials.append(bound)
