@@ -62,7 +62,7 @@ from pymc_dpvi.keywords import MEANT, NEEDED, FitArguments, check_fit_arguments,
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.one_at_a_time import Turn, one_at_a_time
-from pymc_dpvi.optimizers import Optimizer, falling_adam
+from pymc_dpvi.optimizers import Optimizer, falling_adam, rate_of_large
 from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPGuided, DPMeanField
 from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.redaction import sealed, shielded
@@ -454,7 +454,9 @@ class DPADVI(Inference):  # type: ignore[misc]
     ) -> tuple[PrivateStep, str]:
         """Compile the step on the first backend that can, and say which."""
         if optimizer is None:
-            optimizer = falling_adam(asked.n, widths=self._approx._widths)
+            widths, size = self._approx._widths, self._approx.latents.size
+            rate = rate_of_large(asked.n, size) if widths is None else None
+            optimizer = falling_adam(asked.n, rate, widths=widths)
 
         def compiled(candidate: Backend) -> PrivateStep:
             with quiet_pytensor():

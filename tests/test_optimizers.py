@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -10,8 +11,9 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from pymc_dpvi import DPADVI, inference
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.optimizers import falling_adam
+from pymc_dpvi.optimizers import falling_adam, rate_of_large
 
 GRADS = np.random.default_rng(1).normal(size=(30, 3))
 
@@ -109,3 +111,34 @@ def test_float32():
 def test_refused(name: str, value: float):
     with pytest.raises(ArgumentError, match=name):
         falling_adam(**{"n_steps": 10, name: value})
+
+
+def test_the_rate_of_large_models_falls_with_their_size() -> None:
+    assert rate_of_large(432, 75_010) == pytest.approx(0.01, rel=0.02)
+    assert rate_of_large(1000, 16 * 10_000) == pytest.approx(rate_of_large(1000, 10_000) / 2)
+    assert rate_of_large(1, 9) == pytest.approx(0.1)
+
+
+@pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
+@pytest.mark.parametrize(("size", "large"), [(4096, False), (4097, True)])
+def test_a_large_model_gets_that_rate(size: int, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def seen(n_steps: int, learning_rate: Any = None, **kwargs: Any) -> Any:
+        asked.append((learning_rate, kwargs["widths"] is None))
+        return pm.sgd(learning_rate=0.0)
+
+    monkeypatch.setattr(inference, "falling_adam", seen)
+    with pm.Model() as model:
+        w = pm.Normal("w", 0, 1, shape=size)
+        pm.Normal("y", w.sum(), 1, observed=np.zeros(9))
+    method = DPADVI(
+        noise_multiplier=2.0,
+        delta=1e-6,
+        sampling_prob=0.5,
+        accountant="rdp",
+        insecure_noise_seed=1,
+        model=model,
+    )
+    method.fit(2, progressbar=False, backend="python")
+    assert asked == [(rate_of_large(2, size) if large else None, large)]
