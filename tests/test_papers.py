@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -38,6 +38,7 @@ def load(name: str) -> Any:
 
 
 dpvi, mixture, hierarchical = load("dpvi"), load("mixture"), load("hierarchical")
+dpvd, vae = load("dpvd"), load("vae")
 
 #: What a fit of each script reports, as a function of the task's seed.
 FAKES: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -260,3 +261,72 @@ def test_differences_are_those_of_the_docstring():
     assert differences("Title.\n\nWhat differs from the paper\n---\n- all\n") == (
         "What differs from the paper\n---\n- all"
     )
+
+
+# ------------------------------------------------------------------------- networks
+
+
+@pytest.mark.parametrize("method", dpvd.METHODS)
+def test_a_network_on_digits(method: str, in_python: None):
+    clip, rate = (1.0, 0.2) if method == "dp-sgd" else (None, None)
+    found = dpvd.fit_once(dpvd.Task("digits", method, 1.0, 2, 100, 0, clip, rate))
+    assert 0.0 < found["accuracy"] < 1.0
+    assert found["log_score"] < 0.0 <= found["calibration_error"] <= 1.0
+    if method != "as printed":  # its noise is not that of its epsilon
+        assert found["true_epsilon"] == pytest.approx(1.0, abs=0.02)
+
+
+def test_layers_are_clipped_one_by_one():
+    """Clipped sums of single records are their gradients, by finite differences, shortened if they are long."""
+    rng = np.random.default_rng(0)
+    x, labels = rng.random((3, 64)), np.array([1, 7, 3])
+    weights = {name: value * 2 for name, value in dpvd.start(64, 0).items()}
+
+    def minus_log_likelihood(k: int, **changed: np.ndarray) -> float:
+        scores = dpvd.logits(x[k : k + 1], {**weights, **changed})[0]
+        return float(np.logaddexp.reduce(scores) - scores[labels[k]])
+
+    total = dpvd.clipped_sums(x, labels, weights)
+    single = [dpvd.clipped_sums(x[k : k + 1], labels[k : k + 1], weights) for k in range(3)]
+    for name in weights:
+        np.testing.assert_allclose(total[name], sum(one[name] for one in single), atol=1e-12)
+    for k, one in enumerate(single):
+        for layer in "12":
+            norm = np.sqrt((one[f"W{layer}"] ** 2).sum() + (one[f"b{layer}"] ** 2).sum())
+            assert norm <= dpvd.PRINTED_CLIP * (1 + 1e-9)
+        place = np.unravel_index(np.abs(one["W2"]).argmax(), one["W2"].shape)
+        step = np.zeros_like(weights["W2"])
+        step[place] = 1e-5
+        both = (minus_log_likelihood(k, W2=weights["W2"] + sign * step) for sign in (1, -1))
+        slope = (next(both) - next(both)) / 2e-5
+        by_bias = special.softmax(dpvd.logits(x[k : k + 1], weights)[0]) - np.eye(10)[labels[k]]
+        hidden = np.maximum(x[k] @ weights["W1"] + weights["b1"], 0)
+        long = np.sqrt((hidden**2).sum() + 1) * np.sqrt((by_bias**2).sum())
+        assert one["W2"][place] == pytest.approx(slope * min(1, dpvd.PRINTED_CLIP / long), rel=1e-4)
+
+
+def test_the_calibration_error_is_zero_if_confidence_is_accuracy():
+    probs = np.array([[0.75, 0.25]] * 4)
+    assert dpvd.calibration_error(probs, np.array([0, 0, 0, 1])) == pytest.approx(0.0)
+    assert dpvd.calibration_error(probs, np.array([1, 1, 1, 1])) == pytest.approx(0.75)
+
+
+def test_what_the_printed_noise_costs():
+    sigma = dpvd.printed_sigma(10.0, 0.01, 1000)
+    assert dpvd.printed_cost(sigma, 0.01, 1000) > 100  # said to cost 10
+
+
+@pytest.mark.parametrize("method", vae.METHODS)
+def test_an_auto_encoder_of_digits(method: str, in_python: None):
+    found = vae.fit_once(vae.Task("digits", method, 2, 0))
+    assert 20.0 < found["loss"] < 100.0  # a fair coin for each pixel has 44
+    assert np.shape(found["images"]) == (vae.SHOWN, 64)
+    assert (found["l2_clip_norm"] == vae.CLIP) == (method == "paper")
+
+
+def test_the_loss_of_a_decoder_that_ignores_its_code_is_that_of_its_pixels():
+    pixels = vae.load("digits")[1].astype(float)
+    of = {name: np.zeros(shape) for name, shape in vae.shapes("digits").items()}
+    assert vae.loss(pixels, of, np.random.default_rng(0)) == pytest.approx(64 * np.log(2))
+    of["c2"] += 1.0  # a mean of one in five codes: half a nat each
+    assert vae.loss(pixels, of, np.random.default_rng(0)) == pytest.approx(64 * np.log(2) + 2.5)
