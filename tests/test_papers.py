@@ -277,7 +277,7 @@ def test_a_network_on_digits(method: str, in_python: None):
 
 
 def test_layers_are_clipped_one_by_one():
-    """Clipped sums of single records are their gradients, by finite differences, shortened if they are long."""
+    """Clipped sums of single records are their gradients, by finite differences, shortened if long."""
     rng = np.random.default_rng(0)
     x, labels = rng.random((3, 64)), np.array([1, 7, 3])
     weights = {name: value * 2 for name, value in dpvd.start(64, 0).items()}
