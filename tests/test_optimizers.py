@@ -142,3 +142,6 @@ def test_a_large_model_gets_that_rate(size: int, large: bool, monkeypatch: pytes
     )
     method.fit(2, progressbar=False, backend="python")
     assert asked == [(rate_of_large(2, size) if large else None, large)]
+    step = method._step
+    assert step is not None and step.running_clip is not None
+    assert step.running_clip.rule.quantile == (0.5 if large else None)

@@ -35,6 +35,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.engine.gradient_moments import MOST_LATENTS
 from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, PrivacyError
@@ -84,7 +85,8 @@ class StepGraph:
         self.is_aligned = mechanism.gradient == "aligned"
         self.size = n_mc * latents.size if self.is_aligned else sum(self.sizes)
         self.num_noise = self.size + mechanism.num_counts
-        self.running_clip = None if mechanism.adaptive is None else RunningClip(mechanism.adaptive)
+        rule = mechanism.adaptive
+        self.running_clip = None if rule is None else RunningClip(rule, latents.size > MOST_LATENTS)
         self.clip_updates: dict[Variable, Variable] = {}
         # A variable, like the spacing, so that other rates and noise need no other compiled step.
         scale = pytensor.shared(np.asarray(1.0 / mechanism.sampler.sampling_prob), name="scale")
