@@ -30,9 +30,9 @@ is large beside that, many records may be clipped, and fewer as the steps add up
           \rho\,\frac{\sigma_s}{q\sqrt{t \hat N_t}}\big)\big), \qquad \hat N_t = \hat m_t / q .
 
 :math:`\rho` was chosen once, on the suite of ``benchmarks/utility.py``. In large models, networks mostly, no
-interval is inferred from the gradients, and three in ten records are clipped: with fewer there was more noise,
-and with more the prior got too much weight beside the clipped gradients (DIGITS, 64-1000-10, with a prior and
-without).
+interval is inferred from the gradients, and three in ten records are clipped: with fewer there was more
+noise, and with more the prior got too much weight beside the clipped gradients (DIGITS, 64-1000-10, with a
+prior and without).
 """
 
 from __future__ import annotations
