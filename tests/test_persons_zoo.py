@@ -87,6 +87,7 @@ def test_the_zoo_is_complete():
     assert sum(bool(e.local) for e in PERSONS_ZOO.values()) >= 20
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_add_up_to_the_models_own_density(name: str):
     """At values of all variables, local ones too: PyMC's density, without the prior of global variables."""
@@ -115,6 +116,7 @@ def test_rows_add_up_to_the_models_own_density(name: str):
     assert rows + prior == pytest.approx(whole, rel=1e-8)
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NAMES])
 def test_gradients_are_those_of_integrals_over_a_grid(name: str):
     entry = PERSONS_ZOO[name]
@@ -135,6 +137,7 @@ def test_gradients_are_those_of_integrals_over_a_grid(name: str):
     assert apart <= (1e-6 if exact else ALLOWED), (found, expected)
 
 
+@pytest.mark.zoo
 @pytest.mark.filterwarnings("ignore:The integral over:pymc_dpvi.errors.PrivacyWarning")
 @pytest.mark.parametrize("name", ["random_intercept", "own_rate", "rasch"])
 def test_more_nodes_are_more_exact(name: str):
