@@ -57,7 +57,6 @@ from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values
 from pymc_dpvi.guide import Amortized, GuideFamily
-from pymc_dpvi.guide.fixed import Fixed
 from pymc_dpvi.keywords import MEANT, NEEDED, FitArguments, check_fit_arguments, named
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
@@ -238,15 +237,15 @@ class DPADVI(Inference):  # type: ignore[misc]
                     "DPADVI with guide={('a', 'b'): FullRank()}."
                 )
         asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit, "guide": rules}
-        seen, encoded = encode(model, encoders, insecure_noise_seed)
+        seen, encoded = explained(lambda: encode(model, encoders, insecure_noise_seed, public_data), model)
         self._record = explained(
             lambda: build_record_model(seen, record_dim=record_dim, public_data=public_data, **asked), seen
         )
         if encoded is not None:
             self._record = replace(self._record, encoded=encoded)
-            families |= {turn: Fixed() for turn in encoded.turns}
         self._settings.check_unit(self._record.units is not None)
-        family, parts = (DPGuided if families else self._family), check_families(families, self._record)
+        parts = check_families(families, self._record)
+        family = DPGuided if parts else self._family
         sigmas = {name: part.start_sigma for names, part in parts.items() for name in names}
         starting = check_starting_values(self._record, start, start_sigma, family._group_class, sigmas)
         if parts:

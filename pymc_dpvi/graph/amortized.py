@@ -18,7 +18,7 @@ is as private as for the data with :math:`r` in them: its output is a mixture ov
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,17 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
+from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
-from pymc_dpvi.graph.traversal import depends_on, substituted
+from pymc_dpvi.graph.public_data import public_variables
+from pymc_dpvi.graph.selections import refuse_masks
+from pymc_dpvi.graph.traversal import depends_on
 from pymc_dpvi.guide.amortized import Amortized
-from pymc_dpvi.lowering import fast_compile
 from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
 
 __all__ = ["Encoded", "encode"]
@@ -46,9 +50,20 @@ class Encoded:
     """The variables that encoders stand for, and what their models have in their place."""
 
     user_model: pm.Model
-    names: tuple[str, ...] = ()
-    turns: tuple[str, ...] = ()  # variables that no record and no fit moves
-    found: tuple[int, ...] = ()  # how many variables of each kind the user's model had
+    variables: tuple[TensorVariable, ...]
+    turns: tuple[str, ...]  # names of variables that no record and no fit moves
+    found: tuple[int, ...]  # how many variables of each kind the user's model had
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the variables, as the user wrote them."""
+        return tuple(str(v.name) for v in self.variables)
+
+    @property
+    def held(self) -> tuple[Variable, ...]:
+        """What holds a value of each record, in the user's model."""
+        model = self.user_model
+        return *self.variables, *(model.rvs_to_values[v] for v in self.variables), *model.observed_RVs
 
     def is_unchanged(self) -> bool:
         """Whether the user's model has the variables that it had."""
@@ -60,12 +75,21 @@ def _counts(model: pm.Model) -> tuple[int, ...]:
     return tuple(len(kind) for kind in kinds)
 
 
+@quiet_pytensor()
 def encode(
-    model: pm.Model, encoders: Mapping[Any, Amortized], insecure_seed: int | None
+    model: pm.Model,
+    encoders: Mapping[Any, Amortized],
+    insecure_seed: int | None,
+    public_data: Iterable[str | Variable] = (),
 ) -> tuple[pm.Model, Encoded | None]:
-    """Return a view of the model in which expressions stand in place of variables, and what was done."""
+    """Return a view of the model in which expressions stand in place of variables, and what was done.
+
+    Nothing is computed but the shapes of the model's variables, after `refuse_masks` has seen that they turn
+    on no value. The encoders' shapes are those that their types know.
+    """
     if not encoders:
         return model, None
+    refuse_masks(model, public_variables(model, public_data))
     view = _copy_of(model)
     free = {str(rv.name): rv for rv in model.free_RVs}
     seed = insecure_seed
@@ -79,11 +103,17 @@ def encode(
             raise ArgumentError(f"guide names {found}, which is no free variable; they are {sorted(free)}.")
         rv = free[name]
         shape = _check(model, rv, [free[n] for n in encoders if n in free], encoder)
+        for taken in (_TURN.format(name), _BOUND.format(name)):
+            if taken in model.named_vars:
+                raise ArgumentError(
+                    f"The model has a variable named '{taken}', and the encoder of '{name}' needs one of "
+                    "that name. Rename it."
+                )
         size = int(np.prod(shape[1:], dtype=int))
         uniform = words_to_uniforms(stream.words(2 * shape[0] * size)).reshape((shape[0], 2 * size))
         own = pytensor.shared(uniform.astype(pytensor.config.floatX), _TURN.format(name))
         turn = _registered(view, _TURN.format(name), 2 * size)
-        turns.append(_TURN.format(name))
+        turns.append(str(turn.name))
         noise = _noise(own, turn, size)
         noise = noise if len(shape) == 2 else noise.reshape((-1, *shape[1:]))
         value = encoder.mean + encoder.sigma * noise
@@ -93,7 +123,8 @@ def encode(
         terms = pm.logp(one, value) + pt.log(encoder.sigma)
         bounds[name] = terms.sum(axis=tuple(range(1, len(shape))))
     _replace(view, swap, bounds)
-    return view, Encoded(model, tuple(encoders), tuple(turns), _counts(model))
+    variables = tuple(free[name] for name in encoders)
+    return view, Encoded(model, variables, tuple(turns), _counts(model))
 
 
 def _copy_of(model: pm.Model) -> pm.Model:
@@ -110,16 +141,22 @@ def _check(
 ) -> tuple[int, ...]:
     """Return the variable's shape; raise unless the encoder is one for it."""
     name = str(rv.name)
+    op = rv.owner.op
+    if not isinstance(op, RandomVariable) or op.ndim_supp:
+        raise UnsupportedModelError(
+            f"guide[{name!r}] is Amortized, independent normals, and '{name}' is no such variable. Make it "
+            f"pm.Normal('{name}', ...), and write the rest in the model."
+        )
     shape = tuple(int(n) for n in model.eval_rv_shapes()[name])
     if model.rvs_to_transforms[rv] is not None or rv.type.dtype not in ("float32", "float64"):
         raise UnsupportedModelError(
             f"guide[{name!r}] is Amortized, a normal posterior, and '{name}' does not live on the whole real "
             f"line. Make it pm.Normal, and transform it in the model: pm.math.exp({name})."
         )
-    if not shape:
+    if not shape or not all(shape[1:]):
         raise UnsupportedModelError(
-            f"guide[{name!r}] is Amortized, and '{name}' is one number, not one for each record. Leave it "
-            "out."
+            f"guide[{name!r}] is Amortized, and '{name}' is one number, or has no entries, where each record "
+            "should have some. Leave it out."
         )
     both = {"mean": encoder.mean, "sigma": encoder.sigma}
     for what, graph in both.items():
@@ -128,11 +165,11 @@ def _check(
                 f"{what} of guide[{name!r}] depends on a variable with an encoder. An encoder reads data and "
                 "weights."
             )
-        made = _shape_of(model, graph)
-        if made != shape:
+        found = tuple(graph.type.shape)
+        if len(found) != len(shape) or any(n not in (None, m) for n, m in zip(found, shape, strict=True)):
             raise ArgumentError(
-                f"{what} of guide[{name!r}] must have the shape of '{name}', with {len(shape)} axes and the "
-                f"lengths {shape[1:]} after the first; found {len(made)} axes and {made[1:]}."
+                f"{what} of guide[{name!r}] must have the shape of '{name}', an entry for each record first; "
+                f"found {len(found)} axes for {len(shape)}, or another length."
             )
     if depends_on(list(rv.owner.inputs), local):
         raise UnsupportedModelError(
@@ -140,15 +177,6 @@ def _check(
             "variable with more columns."
         )
     return shape
-
-
-def _shape_of(model: pm.Model, graph: Any) -> tuple[int, ...]:
-    shapes = model.eval_rv_shapes()
-    zeros = {
-        rv: pt.zeros(tuple(int(n) for n in shapes[rv.name]), dtype=rv.type.dtype) for rv in model.free_RVs
-    }
-    (made,) = substituted([graph], zeros)
-    return tuple(int(n) for n in pytensor.function([], made.shape, mode=fast_compile())())
 
 
 def _registered(view: pm.Model, name: str, size: int) -> TensorVariable:

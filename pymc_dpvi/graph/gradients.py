@@ -104,7 +104,7 @@ def informed(record: RecordModel, latents: Latents) -> np.ndarray:
     """Whether each latent value stands in a record's density, shape ``(D,)``."""
     found = set(walk(list(record.factors.values())))
     sizes = [s.stop - s.start for s in latents.slices]
-    return np.repeat([v in found for v in latents.value_vars], sizes)
+    return np.repeat([v in found and v.name not in latents.still for v in latents.value_vars], sizes)
 
 
 def prior_gradients(record: RecordModel, latents: Latents, z: TensorVariable, n_mc: int) -> TensorVariable:

@@ -4,7 +4,7 @@ In: the user's dict. Out: what `local_rules` reads, and tuples of value variable
 for `guide.joint`. An `ArgumentError` names the entry and says what to type.
 
 A family of the user's own is looked at: its transform and its entropy may depend on its parameters, its mean
-and the base draws, and on numbers. An array as long as the records is refused, as is any shared variable.
+and the base draws, and on single numbers. An array is refused, and so is a shared variable, of any length.
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ import pymc as pm
 from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.private_constants import is_opaque_value, opaque_part, says_nothing
 from pymc_dpvi.graph.records import RecordModel
-from pymc_dpvi.graph.traversal import array_shape, is_array, walk
-from pymc_dpvi.guide import Amortized, Dropout, FullRank, GuideFamily, LowRank, MeanField, Point
+from pymc_dpvi.graph.traversal import array_value, is_array, walk
+from pymc_dpvi.graph.unrolled_loops import is_long
+from pymc_dpvi.guide import Amortized, Dropout, GuideFamily
+from pymc_dpvi.guide.family import is_ours, shown
 from pymc_dpvi.guide.fixed import Fixed
 from pymc_dpvi.guide.joint import Joint
 
 __all__ = ["check_families", "check_reads_no_record", "sorted_out"]
 
-_OURS = (Dropout, Fixed, FullRank, LowRank, MeanField, Point)
+_READS = (
+    "The family {} of {} reads an array, many numbers, or an operation that may hold some, and nobody "
+    "accounts for that. Use its parameters, its mean, the base draws and single numbers."
+)
 _Names = tuple[str, ...]
 
 
@@ -46,7 +52,7 @@ def sorted_out(guide: Any) -> tuple[dict[Any, GuideFamily], dict[Any, Amortized]
 def check_families(families: Mapping[Any, GuideFamily], record: RecordModel) -> dict[_Names, GuideFamily]:
     """Return the families by the names of value variables."""
     model = record.model
-    by_name = {str(rv.name): rv for rv in model.free_RVs}
+    by_name = {str(rv.name): rv for rv in record.fitted_RVs}
     local = () if record.local is None else record.local.names
     found: dict[_Names, GuideFamily] = {}
     seen: set[str] = set()
@@ -74,32 +80,27 @@ def check_families(families: Mapping[Any, GuideFamily], record: RecordModel) -> 
         if not names:
             raise ArgumentError("guide has a family for no variable: an empty tuple. Leave it out.")
         found[tuple(str(model.rvs_to_values[by_name[name]].name) for name in names)] = family
-    return found
+    turns = () if record.encoded is None else record.encoded.turns
+    return found | {(turn,): Fixed() for turn in turns}
 
 
 def check_reads_no_record(record: RecordModel, group: Joint) -> None:
-    """Raise if a family of the user's own reads records, or may."""
+    """Raise if a family of the user's own reads records, or may: what it made is looked at, once and for all.
+
+    Its graphs may hold its parameters, its mean, base draws, and arrays that say next to nothing.
+    """
     for part in group.parts:
-        if type(part.family) in _OURS:
+        if is_ours(part.family):
             continue
-        mu = group.params_dict["mu"]
-        own = {mu, group.symbolic_initial, *part.params.values()}
-        family, mean = part.family, part.mean(mu)
-        base = group.symbolic_initial[:, part.base_draws]
-        graphs = [
-            family.deviation(part.params, mean, base),
-            family.entropy(part.params, mean),
-            family.stddev(part.params, mean),
-            family.covariance(part.params, mean),
-        ]
+        own = {group.params_dict["mu"], group.symbolic_initial, *part.params.values()}
+        found = walk(part.graphs, stop=own, into_size=True)
         held = {*record.arrays, *record.model.data_vars, *record.model.observed_RVs, *record.model.free_RVs}
-        for var in walk(graphs, stop=own, into_size=True):
+        for var in found:
             if var in own:
                 continue
-            is_long = is_array(var) and record.num_records in array_shape(var)
-            if var in held or isinstance(var, SharedVariable) or is_long:
-                raise UnsupportedModelError(
-                    f"The family {family!r} of {list(part.names)} reads an array that is not its own, or "
-                    "one as long as there are records, and nobody accounts for that. Use its parameters, "
-                    "its mean, the base draws and numbers."
-                )
+            is_table = is_array(var) and array_value(var).ndim > 0 and not says_nothing(var)
+            hides = is_opaque_value(var) if var.owner is None else opaque_part(var.owner.op) is not None
+            if var in held or isinstance(var, SharedVariable) or is_table or hides:
+                raise UnsupportedModelError(_READS.format(shown(part.family), list(part.names)))
+        if is_long([v for v in found if v not in own]):
+            raise UnsupportedModelError(_READS.format(shown(part.family), list(part.names)))

@@ -169,6 +169,8 @@ class RecordModel:
         held = {*self.arrays, *self.model.observed_RVs, *_lengths(self)}
         if self.local is not None:
             held.update(self.local.variables, self.local.values_of_model)
+        if self.encoded is not None:
+            held.update(self.encoded.held)
         if var in held:
             return True
         if var.owner is not None:

@@ -56,7 +56,8 @@ def check_starting_values(
     """
     model = record.model
     by_name = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
-    own_name = {name: name for name in by_name} | {value: name for name, value in by_name.items()}
+    fitted = {rv.name: by_name[rv.name] for rv in record.fitted_RVs}
+    own_name = {name: name for name in fitted} | {value: name for name, value in fitted.items()}
     shapes = model.eval_rv_shapes()
     held = [*record.arrays, *model.observed_RVs]
     for argument, given in (("start", start), ("start_sigma", start_sigma)):
@@ -71,7 +72,7 @@ def check_starting_values(
         if unknown:
             raise ArgumentError(
                 f"{argument} names {unknown}, which are no free variables of the model; they are "
-                f"{sorted(by_name)}."
+                f"{sorted(fitted)}."
             )
         for key, value in given.items():
             if isinstance(value, Variable) and (depends_on([value], held) or _has_record_axis(record, value)):

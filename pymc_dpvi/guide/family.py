@@ -24,7 +24,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["START_SIGMA", "GuideFamily"]
+__all__ = ["START_SIGMA", "GuideFamily", "is_ours", "shown"]
 
 #: Standard deviation of every unconstrained value at the start.
 START_SIGMA = 0.1
@@ -47,7 +47,8 @@ class GuideFamily(ABC):
 
     Notes
     -----
-    Privacy: a family works on the release; it costs nothing. One that reads a record is refused.
+    Privacy: a family works on the release; it costs nothing. One that holds an array is refused. What
+    `parameters` returns is released, like ``start=``: it must not be computed from the records.
 
     Examples
     --------
@@ -121,3 +122,15 @@ class GuideFamily(ABC):
     def __repr__(self) -> str:
         """Return the name of the family as one types it."""
         return f"{type(self).__name__}()"
+
+
+def is_ours(family: GuideFamily) -> bool:
+    """Whether a family is of this package, as it stands there."""
+    kind = type(family)
+    own = set(vars(family)) <= set(getattr(kind, "__dataclass_fields__", ()))
+    return own and kind.__module__.startswith("pymc_dpvi.guide.")
+
+
+def shown(family: GuideFamily) -> str:
+    """Name a family, without what a user's own one keeps."""
+    return repr(family) if is_ours(family) else f"{type(family).__name__}()"

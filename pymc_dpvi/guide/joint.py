@@ -39,11 +39,8 @@ class Part:
     places: np.ndarray
     params: Mapping[str, SharedVariable]
     base_draws: slice
-
-    def mean(self, mu: TensorVariable) -> TensorVariable:
-        """Take the part's entries out of the mean."""
-        runs = _runs(self.places)
-        return mu[runs[0]] if len(runs) == 1 else pt.concatenate([mu[run] for run in runs])
+    #: What the family made of them, asked for once: its deviation, entropy, deviations and covariance.
+    graphs: tuple[TensorVariable, ...]
 
 
 class Joint(Group):  # type: ignore[misc]
@@ -61,7 +58,9 @@ class Joint(Group):  # type: ignore[misc]
         super().__init_group__(group)
         families: dict[tuple[str, ...], GuideFamily] = dict(self._kwargs["families"])
         sigmas: Mapping[str, Any] = self._kwargs["start_sigma"]
-        named = {name for names in families for name in names}
+        empty = {name for name, (_, at, _, _) in self.ordering.items() if at.start == at.stop}
+        families = {names: family for names, family in families.items() if not set(names) <= empty}
+        named = {name for names in families for name in names} | empty
         rest = tuple(name for name in self.ordering if name not in named)
         mu = np.asarray(self._prepare_start(self._kwargs.get("start")), dtype=pytensor.config.floatX)
         self.shared_params: dict[str, SharedVariable] = {"mu": pytensor.shared(mu, "mu")}
@@ -84,11 +83,21 @@ class Joint(Group):  # type: ignore[misc]
         )
         params = {}
         for name, value in family.parameters(sigma).items():
+            while name + label in self.shared_params:  # names with commas in them
+                label += "'"
             start = np.asarray(value, dtype=pytensor.config.floatX)
             params[name] = pytensor.shared(start, name + label, shape=start.shape)
             self.shared_params[name + label] = params[name]
         draws = slice(first, first + family.num_base_draws(places.size))
-        return Part(family, names, places, params, draws)
+        runs = [self.shared_params["mu"][run] for run in _runs(places)]
+        mean = runs[0] if len(runs) == 1 else pt.concatenate(runs)
+        graphs = (
+            family.deviation(params, mean, self.symbolic_initial[:, draws]).astype(mean.type.dtype),
+            family.entropy(params, mean),
+            family.stddev(params, mean),
+            family.covariance(params, mean),
+        )
+        return Part(family, names, places, params, draws, graphs)
 
     @property
     def not_noise_aware(self) -> tuple[str, ...]:
@@ -121,31 +130,25 @@ class Joint(Group):  # type: ignore[misc]
     @node_property
     def std(self) -> TensorVariable:
         """Their standard deviations, shape (D,)."""
-        return self._joined([p.family.stddev(p.params, p.mean(self.mean)) for p in self.parts])
+        return self._joined([p.graphs[2] for p in self.parts])
 
     @node_property
     def cov(self) -> TensorVariable:
         """Their covariance, shape (D, D)."""
         found = pt.zeros((self.ddim, self.ddim), dtype=pytensor.config.floatX)
         for p in self.parts:
-            own = p.family.covariance(p.params, p.mean(self.mean))
-            found = pt.set_subtensor(found[np.ix_(p.places, p.places)], own)
+            found = pt.set_subtensor(found[np.ix_(p.places, p.places)], p.graphs[3])
         return found
 
     @node_property
     def symbolic_random(self) -> TensorVariable:
         """Draws, shape (draws, D), from base draws, (draws, num_base_draws)."""
-        base, mu = self.symbolic_initial, self.mean
-        pieces = [
-            p.family.deviation(p.params, p.mean(mu), base[:, p.base_draws]).astype(mu.type.dtype)
-            for p in self.parts
-        ]
-        return mu + self._joined(pieces)
+        return self.mean + self._joined([p.graphs[0] for p in self.parts])
 
     @property
     def symbolic_entropy(self) -> TensorVariable:
         """What the lower bound has beside the densities: the sum over the families."""
-        found = [p.family.entropy(p.params, p.mean(self.mean)) for p in self.parts]
+        found = [p.graphs[1] for p in self.parts]
         return pt.add(*found) if len(found) > 1 else found[0]
 
     @cached_property

@@ -30,6 +30,7 @@ from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.guide import Dropout
+from pymc_dpvi.guide.family import shown
 from pymc_dpvi.guide.fixed import Fixed
 from pymc_dpvi.guide.joint import Joint
 from pymc_dpvi.guide.whole import Family, WholeFullRank, WholeMeanField
@@ -282,6 +283,11 @@ class DPApproximation(CheckedExpressions):
         draws = self.check_draws(draws)
         if noise_aware is not None:
             noise_aware = check_flag("noise_aware", noise_aware)
+        if self._record.encoded is not None:
+            raise UnsupportedModelError(
+                f"local_posterior is not there for {list(self._record.encoded.names)}, which have encoders: "
+                "compute their means from the released weights."
+            )
         new = LocalPosterior(self._record, self.latents, data)
         rng = self._rng if random_seed is None else _generator(random_seed)
         sources = self._sources(noise_aware, rng)
@@ -492,7 +498,7 @@ class DPGuided(DPApproximation):
     def __repr__(self) -> str:
         """Return families and size; no numbers from the data."""
         own = [part for part in self.groups[0].parts if not isinstance(part.family, Fixed)]
-        parts = ", ".join(f"{part.family!r} of {len(part.places)}" for part in own)
+        parts = ", ".join(f"{shown(part.family)} of {len(part.places)}" for part in own)
         return f"DPGuided({sum(len(part.places) for part in own)} latent values: {parts})"
 
     __str__ = __repr__

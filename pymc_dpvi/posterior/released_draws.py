@@ -132,11 +132,12 @@ def draw_from(
 ) -> tuple[Source, np.ndarray, list[np.ndarray]]:
     """Draw from the first source that has finite draws; return it, flat draws (draws, D), and the variables'.
 
-    The first of the variables are all free ones. A PrivacyError if no source has finite draws.
+    The first of the variables are free ones. A PrivacyError if no source has finite draws.
     """
+    free = set(record.model.free_RVs)
     for source in sources:
         evaluate = evaluator(record.model, latents, variables, source.dtype)
-        drawn = finite_draws(source.draw, evaluate, draws, len(record.model.free_RVs))
+        drawn = finite_draws(source.draw, evaluate, draws, sum(v in free for v in variables))
         if drawn is not None:
             return source, *drawn
     hint = " sample(noise_aware=False) may have them." if source.diagnostics else ""

@@ -22,10 +22,11 @@ from pymc_dpvi import (
     Point,
     PrivacyError,
     UnsupportedModelError,
+    audit,
 )
 from pymc_dpvi.graph.amortized import encode
 from pymc_dpvi.graph.blocks import as_matrix
-from pymc_dpvi.graph.gradients import aligned_gradients
+from pymc_dpvi.graph.gradients import aligned_gradients, informed
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.synthetic_records import python_function
 
@@ -196,7 +197,10 @@ def test_data_that_change_are_noticed() -> None:
     [
         (lambda e: {"u": e}, "guide names 'u', which is no free variable"),
         (lambda e: {3: e}, "guide names a int"),
-        (lambda e: {"z": Amortized(e.mean[:, :1], e.sigma)}, r"mean of guide\['z'\].*\(2,\).*\(1,\)"),
+        (
+            lambda e: {"z": Amortized(e.mean[:, :1], e.sigma)},
+            r"mean of guide\['z'\] must have the shape of 'z'",
+        ),
         (lambda e: {"z": Amortized(e.mean, e.sigma[0])}, r"sigma of guide\['z'\] must have the shape of 'z'"),
         (lambda e: {"z": FullRank()}, "record"),
         (lambda e: {"z": Amortized}, "class Amortized"),
@@ -224,6 +228,134 @@ def test_an_encoder_that_reads_all_records_is_refused(nothing_spent: None) -> No
             DPADVI(
                 **CHEAP, guide={"z": Amortized(mean, encoder.sigma), REST: Point()}, start=START, model=model
             )
+
+
+CODES = np.r_[np.zeros(N - 1, int), 4711]
+
+
+def with_codes(case: str, codes: np.ndarray) -> tuple[pm.Model, Amortized]:
+    """An encoder that reads codes in a way that could show them."""
+    with pm.Model() as model:
+        x = pm.Data("x", X)
+        v = pm.Flat("V", shape=(D, K))
+        c = pm.Data("c", codes[: N - 1] if case == "another length" else codes)
+        z = pm.Normal("z", 0, 1, shape=(N, K))
+        pm.Normal("y", z.sum(axis=1, keepdims=True), 0.5, observed=x)
+    ones = pt.ones((x.shape[0], K))
+    sigma = {
+        "value": lambda: pt.ones((x.shape[0], c.max() + 1)),
+        "count": lambda: pt.ones((x.shape[0], pt.nonzero(c > 3)[0].shape[0])),
+        "index": lambda: ones + pt.as_tensor(np.zeros((5, K)))[c],
+        "mask": lambda: ones[c >= 0],
+        "another length": lambda: ones + c[:, None],
+    }[case]()
+    return model, Amortized(x @ v, sigma)
+
+
+@pytest.mark.parametrize("case", ["value", "count", "index", "mask", "another length"])
+def test_an_encoder_is_not_computed_before_it_is_checked(case: str, nothing_spent: None) -> None:
+    """What is said does not turn on a value."""
+    told = []
+    for codes in (CODES, np.r_[np.arange(N - 1) % 5, 3]):
+        model, encoder = with_codes(case, codes)
+        said = "nothing"
+        try:
+            DPADVI(**CHEAP, guide={"z": encoder, "V": Point()}, start={"V": START["V"]}, model=model)
+        except PrivacyError as error:
+            said = f"{type(error).__name__}: {error}"
+        told.append(said)
+    assert told[0] == told[1]
+    assert (told[0] == "nothing") == (case == "index")  # indices are held in range
+    assert not any(number in told[0] for number in ("4711", "4712", "66", "67"))
+
+
+def test_the_users_own_code_is_not_released() -> None:
+    model, encoder = factor_analysis(scale=True)
+    guide = {"z": encoder, REST: Point()}
+    found = quiet(DPADVI(**CHEAP, guide=guide, start=START, model=model), 1)
+    for node in (model["z"], model["z"].shape[0] * model["tau"], model["shown"], model["y"]):
+        for ask in (found.sample_node, found.to_flat_input, found.symbolic_single_sample):
+            with pytest.raises(UnsupportedModelError, match="depends on the records"):
+                ask(node)
+    assert found.sample_node(model["tau"], size=3).eval().shape == (3,)
+
+
+def test_an_audit_passes() -> None:
+    model, encoder = factor_analysis()
+    own = DPADVI(
+        **{**CHEAP, "insecure_noise_seed": None},
+        guide={"z": encoder, REST: Point()},
+        start=START,
+        model=model,
+    )
+    report = audit(method=own, n=20, runs=200, backend="python")
+    assert report.passed, str(report)
+
+
+def test_a_deterministic_that_is_nan_ends_nothing() -> None:
+    model, encoder = factor_analysis(scale=True)
+    with model:
+        pm.Deterministic("nan", pt.log(-model["tau"]))
+    guide = {"z": encoder, REST: Point()}
+    found = quiet(DPADVI(**CHEAP, guide=guide, start=START, model=model), 1)
+    assert np.isnan(found.sample(3).posterior["nan"].values).all()
+
+
+def test_what_an_encoder_brings_is_not_the_users() -> None:
+    model, encoder = factor_analysis()
+    for argument in (
+        {"start": {**START, "noise of z": np.zeros((1, 2 * K))}},
+        {"start_sigma": {"noise of z": 1.0}},
+    ):
+        with pytest.raises(ArgumentError, match="'noise of z'.*no free variables"):
+            method(**argument)
+    with pytest.raises(ArgumentError, match="guide names 'noise of z'"):
+        DPADVI(**CHEAP, guide={"z": encoder, REST: Point(), "noise of z": Point()}, start=START, model=model)
+    for name in ("noise of z", "bound of z"):
+        model, encoder = factor_analysis()
+        with model:
+            pm.Normal(name, 0, 1)
+        with pytest.raises(ArgumentError, match=f"named '{name}'.*Rename it"):
+            DPADVI(**CHEAP, guide={"z": encoder, REST: Point()}, start=START, model=model)
+    found = quiet(method(), 1)
+    with pytest.raises(UnsupportedModelError, match=r"local_posterior is not there for \['z'\]"):
+        found.local_posterior({"x": X})
+
+
+def test_a_model_with_a_name() -> None:
+    with pm.Model(name="sub") as model:
+        x = pm.Data("x", X)
+        v = pm.Flat("V", shape=(D, K))
+        z = pm.Normal("z", 0, 1, shape=(N, K))
+        pm.Normal("y", z.sum(axis=1, keepdims=True), 0.5, observed=x)
+    guide = {"sub::z": Amortized(x @ v, pt.ones((x.shape[0], K))), "sub::V": Point()}
+    found = quiet(DPADVI(**CHEAP, guide=guide, start={"sub::V": START["V"]}, model=model), 1)
+    assert set(found.sample(2).posterior.data_vars) == {"sub::V"}
+
+
+def test_the_norms_of_gradients_are_of_the_weights_alone() -> None:
+    """The numbers of a step get no noise, although they have places in the flat vector."""
+    own = method()
+    quiet(own, 30)
+    places = informed(own._record, own.approx.latents)
+    assert places.sum() == 22 and places.size == 22 + 2 * K
+
+
+@pytest.mark.parametrize("kind", ["mixture", "walk", "vector", "none"])
+def test_priors_without_encoders(kind: str, nothing_spent: None) -> None:
+    with pm.Model() as model:
+        x = pm.Data("x", X)
+        v = pm.Flat("V", shape=(D, K))
+        z = {
+            "mixture": lambda: pm.NormalMixture("z", [0.5, 0.5], [0, 1], [1, 1], shape=(N, K)),
+            "walk": lambda: pm.GaussianRandomWalk("z", init_dist=pm.Normal.dist(0, 1), shape=(N, K)),
+            "vector": lambda: pm.MvNormal("z", np.zeros(K), np.eye(K), shape=(N, K)),
+            "none": lambda: pm.Normal("z", 0, 1, shape=(N, 0)),
+        }[kind]()
+        pm.Normal("y", z.sum(axis=1, keepdims=True), 0.5, observed=x)
+    encoder = Amortized(x @ v, pt.ones((x.shape[0], K)))
+    with pytest.raises(PrivacyError, match=r"Make it pm\.Normal|has no entries"):
+        DPADVI(**CHEAP, guide={"z": encoder, "V": Point()}, start={"V": START["V"]}, model=model)
 
 
 def test_codes_that_meet_are_refused(nothing_spent: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from guide_families import HeavyTails
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 from short_fits import CHEAP, MARKS, quiet
 
@@ -163,7 +166,7 @@ def test_everything_that_an_approximation_says() -> None:
     assert draws.posterior.attrs["noise_aware"] == 0
     assert found.sample_node(found.model["b"] * 2, size=3).eval().shape == (3, 3)
     for asked in (lambda: found.sample(5, noise_aware=True), found.diagnostics):
-        with pytest.raises(PrivacyError, match=r"\['a'\].*point or dropout.*noise_aware=False"):
+        with pytest.raises(PrivacyError, match=r"\['a'\].*a point, dropout or an encoder.*noise_aware=False"):
             asked()
 
 
@@ -197,12 +200,26 @@ class ReadsAnArray(HeavyTails):
     def deviation(
         self, params: Mapping[str, TensorVariable], mean: TensorVariable, base_draws: TensorVariable
     ) -> TensorVariable:
-        return super().deviation(params, mean, base_draws) + pt.as_tensor(self.array).sum() * 0
+        extra = sum(self.array) if isinstance(self.array, list) else pt.as_tensor(self.array).sum()
+        return super().deviation(params, mean, base_draws) + extra * 0
 
 
-@pytest.mark.parametrize("array", [Y, pytensor.shared(Y), pytensor.shared(Y[:5]), X, X.T], ids=range(5))
+@pytest.mark.parametrize(
+    "array",
+    [
+        Y,
+        pytensor.shared(Y),
+        pytensor.shared(Y[:5]),
+        X,
+        X.T,
+        Y[:-1],
+        X.ravel(),
+        [pt.constant(float(v)) for v in Y * 3],
+    ],
+    ids=range(8),
+)
 def test_a_family_that_reads_records_is_refused(array: Any, nothing_spent: None) -> None:
-    with pytest.raises(UnsupportedModelError, match="not its own") as caught:
+    with pytest.raises(UnsupportedModelError, match="reads an array") as caught:
         method({"b": ReadsAnArray(array)})
     assert "0." not in str(caught.value)
 
@@ -210,8 +227,75 @@ def test_a_family_that_reads_records_is_refused(array: Any, nothing_spent: None)
 def test_a_family_that_reads_a_variable_of_the_model_is_refused(nothing_spent: None) -> None:
     model = regression()
     for found in (model["y"], model["a"]):
-        with pytest.raises(UnsupportedModelError, match="not its own"):
+        with pytest.raises(UnsupportedModelError, match="reads an array"):
             method({"b": ReadsAnArray(found)}, model)
+
+
+class Counts(Op):  # type: ignore[misc]
+    """An operation that keeps the data to itself."""
+
+    __props__ = ()
+
+    def make_node(self, x: Any) -> Apply:
+        return Apply(self, [x], [pt.dscalar()])
+
+    def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
+        outputs[0][0] = np.asarray(Y.sum())
+
+
+def test_a_family_whose_operation_may_hold_data_is_refused(nothing_spent: None) -> None:
+    with pytest.raises(UnsupportedModelError, match="reads an array"):
+        method({"b": ReadsAnArray(Counts()(pt.constant(1.0)))})
+
+
+def test_a_family_of_ours_that_was_changed_is_looked_at(nothing_spent: None) -> None:
+    family = MeanField()
+    own = family.deviation
+    family.deviation = lambda *given: own(*given) + pt.as_tensor(Y).sum()  # type: ignore[method-assign]
+    with pytest.raises(UnsupportedModelError, match=r"MeanField\(\) of \['b'\] reads an array"):
+        method({"b": family})
+
+
+def test_a_family_is_asked_once() -> None:
+    """What was looked at is what is fitted."""
+    asked: list[int] = []
+
+    class Turns(HeavyTails):
+        def deviation(
+            self, params: Mapping[str, TensorVariable], mean: TensorVariable, base_draws: TensorVariable
+        ) -> TensorVariable:
+            asked.append(1)
+            return super().deviation(params, mean, base_draws) * (1.0 if len(asked) == 1 else np.nan)
+
+    found = fitted({"b": Turns()}, 2)
+    assert np.isfinite(found.draw_latents(3, np.random.default_rng(0))).all()
+    assert asked == [1]
+
+
+def test_a_families_own_numbers_are_not_shown() -> None:
+    @dataclass(frozen=True)
+    class Keeps(HeavyTails):
+        table: tuple[float, ...] = (4711.5, 0.25)
+
+    assert "4711" not in repr(method({"b": Keeps()}).approx)
+
+
+def test_names_with_commas() -> None:
+    with pm.Model() as model:
+        both, a, b = (pm.Normal(name, 0, 1) for name in ("a,b", "a", "b"))
+        pm.Normal("y", both + a + b, 1, observed=Y)
+    found = fitted({"a,b": FullRank(), ("a", "b"): FullRank()}, 3, model=model)
+    assert len(found.params) == 3
+    assert (np.abs(found.std.eval() - 0.1) > 1e-6).all()
+
+
+def test_empty_variables() -> None:
+    with pm.Model() as model:
+        pm.Normal("none", 0, 1, shape=0)
+        a = pm.Normal("a", 0, 1)
+        pm.Normal("y", a, 1, observed=Y)
+    for guide in ({"a": Point()}, {"none": Point()}, {("a", "none"): FullRank()}):
+        assert fitted(guide, 2, model=model).sample(3).posterior["none"].shape == (1, 3, 0)
 
 
 def test_a_family_may_hold_numbers() -> None:
