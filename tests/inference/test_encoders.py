@@ -307,7 +307,7 @@ def test_what_an_encoder_brings_is_not_the_users() -> None:
         {"start": {**START, "noise of z": np.zeros((1, 2 * K))}},
         {"start_sigma": {"noise of z": 1.0}},
     ):
-        with pytest.raises(ArgumentError, match="'noise of z'.*no free variables"):
+        with pytest.raises(ArgumentError, match=r"'noise of z'.*no free variables"):
             method(**argument)
     with pytest.raises(ArgumentError, match="guide names 'noise of z'"):
         DPADVI(**CHEAP, guide={"z": encoder, REST: Point(), "noise of z": Point()}, start=START, model=model)
