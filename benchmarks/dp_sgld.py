@@ -88,7 +88,7 @@ class _Point:
         self.num_base_draws = start.size
         self.symbolic_initial = pt.matrix("nothing", shape=(1, start.size))
         self.symbolic_random = self.mu + 0.0 * self.symbolic_initial
-        self.symbolic_logq_not_scaled = 0.0 * self.symbolic_random.sum(axis=1)
+        self.symbolic_entropy = 0.0 * self.symbolic_random.sum()
 
 
 def _drift(sizes: StepSizes) -> Callable[[Sequence[Any], Sequence[SharedVariable]], dict[Any, Any]]:

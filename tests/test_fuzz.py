@@ -274,7 +274,7 @@ def analysed(method: DPADVI, monkeypatch: pytest.MonkeyPatch) -> Iterator[pm.Mod
     shapes = model.eval_rv_shapes()
 
     def starting_values(*args: Any) -> dict[str, Any]:
-        return check_starting_values(*args[:-1], MeanField)
+        return check_starting_values(*args[:-2], MeanField)
 
     def split(
         model: pm.Model, *, record_dim: Any, public_data: Any, unit: Any, max_rows_per_unit: Any, guide: Any

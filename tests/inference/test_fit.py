@@ -175,9 +175,9 @@ def test_steps_are_in_units_of_the_priors_width_where_that_is_below_one(
     seen = []
     real = inference.falling_adam
 
-    def watched(n: int, **kwargs: Any) -> Any:
+    def watched(n: int, *rate: Any, **kwargs: Any) -> Any:
         seen.append((n, kwargs["widths"]))
-        return real(n, **kwargs)
+        return real(n, *rate, **kwargs)
 
     monkeypatch.setattr(inference, "falling_adam", watched)
     with pm.Model():

@@ -365,7 +365,9 @@ def test_start_sigma_reaches_the_families() -> None:
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("layer", [Point(), Dropout(), LowRank(2)], ids=repr)
+@pytest.mark.parametrize(
+    "layer", [Dropout(), *(pytest.param(f, marks=pytest.mark.zoo) for f in (Point(), LowRank(2)))], ids=repr
+)
 def test_a_network_on_the_default_backend(layer: Any) -> None:
     label = (np.sin(2 * X[:, 0]) + X[:, 1] > 0).astype("int64")
     rng = np.random.default_rng(0)
