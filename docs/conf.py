@@ -56,7 +56,7 @@ numpydoc_class_members_toctree = False
 # Classes of other packages that the signatures and base classes name, and that are not linked: the site is
 # built without looking anything up on the network.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(arviz|dp_accounting|matplotlib|numpy|pymc|pytensor|rich|xarray)\..*"),
+    (r"py:.*", r"(abc|arviz|dp_accounting|matplotlib|numpy|pymc|pytensor|rich|xarray)\..*"),
     # What the public accountants have in common is no part of the interface.
     (r"py:class", r"pymc_dpvi\.accounting\.contract\.CountingAccountant"),
     (r"py:class", r"pymc_dpvi\.posterior\.expressions\.CheckedExpressions"),

@@ -56,6 +56,8 @@ class Joint(Group):  # type: ignore[misc]
 
     def __init_group__(self, group: Any) -> None:
         super().__init_group__(group)
+        # PyMC 6 has as many base draws as latent values.
+        self.symbolic_initial = pt.matrix("base_draws", dtype=pytensor.config.floatX)
         families: dict[tuple[str, ...], GuideFamily] = dict(self._kwargs["families"])
         sigmas: Mapping[str, Any] = self._kwargs["start_sigma"]
         empty = {name for name, (_, at, _, _) in self.ordering.items() if at.start == at.stop}
