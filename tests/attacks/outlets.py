@@ -129,6 +129,7 @@ def outlets_of(subject: Subject, model: pm.Model, backend: str) -> dict[str, Any
         "record_dim": subject.record_dim,
         "public_data": subject.public_data,
         "unit": subject.unit,
+        "guide": None if subject.guide is None else subject.guide(model),
         "model": model,
     }
     left: dict[str, Any] = {}
@@ -191,9 +192,13 @@ def _use(method: DPADVI, model: pm.Model, how: dict[str, Any], left: dict[str, A
         "steps": lambda: method.fit(0),
         "start": lambda: DPADVI(model=model, start={"nobody": 0.0}, **_SETTINGS),
         "dim": lambda: DPADVI(model=model, record_dim="nobody", **_SETTINGS),
-        **{f"node {name}": lambda name=name: approx.sample_node(model[name]) for name in approx.withheld},
     }
     left["errors"] = {name: _attempt(action, anything=False) for name, action in errors.items()}
+    # What is withheld is refused here, too; if it is not, its shape may tell how many records there are.
+    left["errors"] |= {
+        f"node {name}": _attempt(lambda name=name: approx.sample_node(model[name]).eval().shape)
+        for name in approx.withheld
+    }
 
 
 def _prior(method: DPADVI) -> Any:

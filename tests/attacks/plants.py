@@ -26,6 +26,7 @@ from pymc_dpvi.engine import clipping
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graph import guards, records
+from pymc_dpvi.graph.amortized import Encoded
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.shape_constants import written_shapes
 from pymc_dpvi.graph.traversal import array_value
@@ -245,6 +246,7 @@ def any_array(model: Any, arrays: Any) -> None:
 
 GUARDED = Subject("an integer power", integer_power, operation_data)
 CURVE = SUBJECTS["columns: curve_on_a_grid"]
+CODES = SUBJECTS["columns: codes"]
 
 PLANTS: dict[str, Plant] = {
     "an operation that raises is let through": Plant(
@@ -257,6 +259,10 @@ PLANTS: dict[str, Plant] = {
     "a kernel takes its time": Plant("longer", (in_rows(is_slow),)),
     "others' last digits": Plant("moves the gradients of 2 other records", (in_rows(last_digits),)),
     "no clip": Plant("share is", ((clipping, "clip_factors", no_clip),)),
+    "no clip of codes": Plant("share is", ((clipping, "clip_factors", no_clip),), subject=CODES),
+    "a code counts as a variable for all": Plant(
+        "another errors: node z", ((Encoded, "held", property(lambda self: ())),), "fits", CODES
+    ),
     "a value in the log": Plant("another said", (after(DPADVI, "_warn", logs),), "fits"),
     "a file named by a value": Plant("another files", (after(DPADVI, "_warn", writes),), "fits"),
     "a value in an error": Plant("another errors: profile", ((DPADVI, "run_profiling", tells),), "fits"),

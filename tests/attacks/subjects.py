@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,9 @@ import pytensor.tensor as pt
 from zoo import ZOO, Entry
 
 from attacks.operations import OPERATIONS, Data, operation_data, operation_model
+from pymc_dpvi import Amortized, Point
+from pymc_dpvi.graph.amortized import encode
+from pymc_dpvi.graph.guide_checks import sorted_out
 from pymc_dpvi.graph.records import RecordModel, build_record_model
 from pymc_dpvi.graph.traversal import array_value
 
@@ -44,6 +47,8 @@ class Subject:
         The columns that are changed; None if they are the record arrays of the model.
     record_dim, public_data, unit : optional
         As of `DPADVI`.
+    guide : callable
+        Returns it, given the model; None if there is none.
     float32 : bool
     """
 
@@ -54,6 +59,7 @@ class Subject:
     public_data: tuple[str, ...] = ()
     float32: bool = False
     unit: str | None = None
+    guide: Callable[[pm.Model], dict[Any, Any]] | None = None
 
     def flags(self) -> AbstractContextManager[None]:
         """Return the configuration under which all of it happens."""
@@ -62,7 +68,9 @@ class Subject:
     def split(self, model: pm.Model) -> RecordModel:
         """Take the model apart."""
         given = {"record_dim": self.record_dim, "public_data": self.public_data, "unit": self.unit}
-        return build_record_model(model, **given)
+        _, encoders, _ = sorted_out(None if self.guide is None else self.guide(model))
+        view, encoded = encode(model, encoders, 3)
+        return replace(build_record_model(view, **given), encoded=encoded)
 
     def arrays(self) -> tuple[list[np.ndarray], list[str]]:
         """Return the ordinary columns, and what they are called."""
@@ -418,6 +426,32 @@ def as_many_coefficients_as_records(data: Data) -> pm.Model:
     return model
 
 
+@on_columns(panel)
+def codes(data: Data) -> pm.Model:
+    """A code of each record, by an encoder, and what depends on it and on how many there are."""
+    with pm.Model() as model:
+        x = pm.Data("x", np.c_[data["y"], data["time"], data["rate"]])
+        pm.Normal("m", shape=(3, 2))
+        pm.Normal("s", shape=(3, 2))
+        w = pm.Normal("w", shape=(2, 3))
+        z = pm.Normal("z", 0, pm.HalfNormal("tau"), shape=(len(data["y"]), 2))
+        pm.Deterministic("level", z.mean() + w.sum())
+        pm.Deterministic("share", w.sum() / z.shape[0])
+        pm.Deterministic("norm", (w**2).sum())
+        pm.Normal("shown", z @ w, 1.0, observed=x)
+    return model
+
+
+def encoder_of_codes(model: pm.Model) -> dict[Any, Any]:
+    """A standard deviation that no record can make zero, and one that many can make infinite."""
+    x = model["x"]
+    return {"z": Amortized(x @ model["m"], pt.exp(x @ model["s"])), ("m", "s"): Point()}
+
+
+#: Those with a guide.
+GUIDES = {"codes": encoder_of_codes}
+
+
 # ------------------------------------------------------------------------------------------------
 # All of them
 # ------------------------------------------------------------------------------------------------
@@ -436,7 +470,9 @@ def _of_the_zoo(entry: Entry) -> Subject:
 def _all() -> Mapping[str, Subject]:
     subjects = [_of_the_zoo(entry) for entry in ZOO.values()]
     subjects += [
-        Subject(f"columns: {n}", make, columns, unit="person" if n in BY_PERSON else None)
+        Subject(
+            f"columns: {n}", make, columns, unit="person" if n in BY_PERSON else None, guide=GUIDES.get(n)
+        )
         for n, (make, columns) in COLUMNS.items()
     ]
     subjects += [Subject(f"operation: {n}", partial(operation_model, n), operation_data) for n in OPERATIONS]
