@@ -71,7 +71,7 @@ class Encoded:
 
 
 def _counts(model: pm.Model) -> tuple[int, ...]:
-    kinds = (model.free_RVs, model.observed_RVs, model.potentials, model.deterministics, model.data_vars)
+    kinds = (model.free_RVs, model.observed_RVs, model.potentials)
     return tuple(len(kind) for kind in kinds)
 
 

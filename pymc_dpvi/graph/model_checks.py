@@ -186,8 +186,9 @@ def check_against_records(
                 raise UnsupportedModelError(
                     f"The free variable '{rv.name}' has an axis over records (axis {axis}, as long as the "
                     "observations): one latent value per record cannot be released. "
-                    f"{how_to_marginalise(model, rv)} If the length is the same by chance, give the variable "
-                    f"dims=... of its own.{hint_of_orientation(model)}"
+                    f"{how_to_marginalise(model, rv)} Or give it an encoder: guide={{'{rv.name}': "
+                    "Amortized(mean, sigma)}, expressions of the record. If the length is the same by "
+                    f"chance, give the variable dims=... of its own.{hint_of_orientation(model)}"
                 )
         initval = model.rvs_to_initial_values.get(rv)
         if isinstance(initval, Variable) and depends_on([initval], held, into_size=True):

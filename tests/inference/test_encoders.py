@@ -301,6 +301,14 @@ def test_a_deterministic_that_is_nan_ends_nothing() -> None:
     assert np.isnan(found.sample(3).posterior["nan"].values).all()
 
 
+def test_a_deterministic_that_comes_later_ends_nothing() -> None:
+    model, encoder = factor_analysis()
+    found = quiet(DPADVI(**CHEAP, guide={"z": encoder, REST: Point()}, start=START, model=model), 1)
+    with model:
+        pm.Deterministic("later", model["W"].sum())
+    assert set(found.sample(2).posterior.data_vars) == {*REST, "norm"}
+
+
 def test_what_an_encoder_brings_is_not_the_users() -> None:
     model, encoder = factor_analysis()
     for argument in (
