@@ -16,7 +16,7 @@ from journal import Fit, differences, fits_of, write
 from rich.console import Console
 from workers import not_compiled, one_thread_each
 
-__all__ = ["command_line", "reproduce", "understood"]
+__all__ = ["carry_out", "command_line", "reproduce", "understood"]
 
 HERE = Path(__file__).resolve().parent
 
@@ -78,16 +78,31 @@ def reproduce(
     chosen = understood(command_line(doc, quick), arguments)
     import matplotlib  # noqa: F401  the pictures come last, and a missing package should not
 
-    console = Console()
     todo = tasks(chosen.seeds, chosen.quick)
+    size = "--quick" if chosen.quick else f"--seeds {chosen.seeds}"
+    carry_out(script, f"papers/{script}.py {size}", doc, todo, fit_once, settings, report, chosen)
+
+
+def carry_out(
+    name: str,
+    command: str,
+    doc: str | None,
+    todo: Sequence[Any],
+    fit_once: Callable[[Any], dict[str, Any]],
+    settings: Mapping[str, Any],
+    report: Callable[[Sequence[Fit], Path, Console], Mapping[str, Any]],
+    chosen: argparse.Namespace,
+) -> None:
+    """Do the fits, or go on with them, report, and write ``<name>.json``; `command` is in ``benchmarks``."""
+    console = Console()
     try:
-        fits = fits_of(todo, fit_once, chosen.output / f"{script}.jsonl", settings, chosen.jobs, console)
+        fits = fits_of(todo, fit_once, chosen.output / f"{name}.jsonl", settings, chosen.jobs, console)
     except KeyboardInterrupt:
         raise SystemExit("Interrupted. The same command goes on where this one was.") from None
     made = report(fits, chosen.output, console)
-    size = "--quick" if chosen.quick else f"--seeds {chosen.seeds}"
-    command = f"python benchmarks/papers/{script}.py {size}"
-    write(chosen.output / f"{script}.json", command, settings, **made, fits=fits)
+    write(
+        chosen.output / f"{name}.json", f"python benchmarks/{command.rstrip()}", settings, **made, fits=fits
+    )
     console.print(differences(doc), highlight=False, markup=False, soft_wrap=True)
     if chosen.quick:
         console.print("QUICK: shortened fits, one of each kind. The figures mean nothing.")

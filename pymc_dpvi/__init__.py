@@ -29,7 +29,8 @@ from pymc_dpvi.guide import Amortized, Dropout, FullRank, GuideFamily, LowRank, 
 from pymc_dpvi.inference import DPADVI, DPFullRankADVI, fit_dpadvi
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.planning import Plan, plan
-from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPGuided, DPMeanField
+from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
+from pymc_dpvi.posterior.guided import DPGuided
 from pymc_dpvi.release.check_release import check_release
 from pymc_dpvi.release.interpretation import interpret
 from pymc_dpvi.release.meaning import Interpretation

@@ -62,7 +62,8 @@ from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.one_at_a_time import Turn, one_at_a_time
 from pymc_dpvi.optimizers import Optimizer, falling_adam, rate_of_large
-from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPGuided, DPMeanField
+from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
+from pymc_dpvi.posterior.guided import DPGuided
 from pymc_dpvi.progress import StepProgress, check_bar
 from pymc_dpvi.redaction import sealed, shielded
 from pymc_dpvi.release.report import PrivacyRun

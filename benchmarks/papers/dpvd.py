@@ -90,9 +90,9 @@ from scipy import special
 BENCHMARKS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(BENCHMARKS))
 
-from experiment import command_line, understood  # noqa: E402
+from experiment import carry_out, command_line, understood  # noqa: E402
 from images import Images, digits, mnist, mnist_path  # noqa: E402
-from journal import Fit, differences, fits_of, groups, mean_and_error, write  # noqa: E402
+from journal import Fit, groups, mean_and_error  # noqa: E402
 from workers import compiling  # noqa: E402
 
 Array = NDArray[Any]
@@ -579,7 +579,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parsed(arguments)
     import matplotlib  # noqa: F401  the pictures come last, and a missing package should not
 
-    console = Console()
     settings = {
         "delta": DELTA,
         "hidden": HIDDEN,
@@ -589,17 +588,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "printed_rates": PRINTED_RATES,
     }
     name, todo = ("dpvd_tune", grid(chosen)) if chosen.tune else ("dpvd", tasks(chosen))
-    try:
-        fits = fits_of(todo, fit_once, chosen.output / f"{name}.jsonl", settings, chosen.jobs, console)
-    except KeyboardInterrupt:
-        raise SystemExit("Interrupted. The same command goes on where this one was.") from None
-    command = "python benchmarks/papers/dpvd.py " + " ".join(sys.argv[1:] if arguments is None else arguments)
-    found = (report_grid if chosen.tune else report)(fits, chosen.output, console)
-    write(chosen.output / f"{name}.json", command.rstrip(), settings, **found, fits=fits)
-    console.print(differences(__doc__), highlight=False, markup=False, soft_wrap=True)
-    if chosen.quick:
-        console.print("QUICK: shortened fits, one of each kind. The figures mean nothing.")
-    console.print(f"{len(fits)} fits; written to {chosen.output}")
+    command = " ".join(["papers/dpvd.py", *(sys.argv[1:] if arguments is None else arguments)])
+    made = report_grid if chosen.tune else report
+    carry_out(name, command, __doc__, todo, fit_once, settings, made, chosen)
 
 
 if __name__ == "__main__":

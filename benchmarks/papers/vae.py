@@ -60,9 +60,9 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiment import command_line, understood
+from experiment import carry_out, command_line, understood
 from images import digits, mnist, mnist_path
-from journal import Fit, differences, fits_of, mean_and_error, write
+from journal import Fit, mean_and_error
 from workers import compiling
 
 Array = NDArray[Any]
@@ -273,20 +273,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parsed(arguments)
     import matplotlib  # noqa: F401  the pictures come last, and a missing package should not
 
-    console = Console()
     settings = {"noise": NOISE, "rate": RATE, "clip": CLIP, "batch": BATCH, "sizes": SIZES}
-    journal = chosen.output / "vae.jsonl"
-    try:
-        fits = fits_of(tasks(chosen), fit_once, journal, settings, chosen.jobs, console)
-    except KeyboardInterrupt:
-        raise SystemExit("Interrupted. The same command goes on where this one was.") from None
-    command = "python benchmarks/papers/vae.py " + " ".join(sys.argv[1:] if arguments is None else arguments)
-    found = report(fits, chosen.output, console)
-    write(chosen.output / "vae.json", command.rstrip(), settings, **found, fits=fits)
-    console.print(differences(__doc__), highlight=False, markup=False, soft_wrap=True)
-    if chosen.quick:
-        console.print("QUICK: shortened fits, one of each kind. The figures mean nothing.")
-    console.print(f"{len(fits)} fits; written to {chosen.output}")
+    command = " ".join(["papers/vae.py", *(sys.argv[1:] if arguments is None else arguments)])
+    carry_out("vae", command, __doc__, tasks(chosen), fit_once, settings, report, chosen)
 
 
 if __name__ == "__main__":

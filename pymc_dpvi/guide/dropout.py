@@ -21,18 +21,17 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_dpvi.guide.family import GuideFamily
+from pymc_dpvi.guide.mean_field import MeanField
 
 __all__ = ["Dropout"]
 
 _K1, _K2, _K3 = 0.63576, 1.87320, 1.48695
 
 
-class Dropout(GuideFamily):
+class Dropout(MeanField):
     """Variational dropout: a normal for each weight, and a log-uniform prior that lets weights go.
 
     The family has its prior in it, so the variable's own must be ``pm.Flat``. The dropout rates are released:
@@ -59,22 +58,8 @@ class Dropout(GuideFamily):
     start_sigma: ClassVar[float | None] = math.exp(-5)  # as Molchanov et al.
     noise_aware: ClassVar[bool] = False
 
-    def parameters(self, sigma: np.ndarray) -> dict[str, np.ndarray]:
-        """One parameter a value, whose softplus is the standard deviation."""
-        return {"rho": np.log(np.expm1(sigma))}
-
-    def deviation(
-        self, params: Mapping[str, TensorVariable], mean: TensorVariable, base_draws: TensorVariable
-    ) -> TensorVariable:
-        """Return standard deviation times base draw."""
-        return self.stddev(params, mean) * base_draws
-
     def entropy(self, params: Mapping[str, TensorVariable], mean: TensorVariable) -> TensorVariable:
         """Minus the divergence from the log-uniform prior."""
         t = (mean / self.stddev(params, mean)) ** 2
         kept = _K1 / (1.0 + math.exp(-_K2) * t**_K3)
         return (kept - 0.5 * pt.log1p(t) - _K1).sum()
-
-    def stddev(self, params: Mapping[str, TensorVariable], mean: TensorVariable) -> TensorVariable:
-        """Softplus of the parameter."""
-        return pt.softplus(params["rho"])
