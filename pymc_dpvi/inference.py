@@ -42,7 +42,7 @@ from pymc_dpvi.cautions import (
     warn_of_single_precision,
 )
 from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
-from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works
+from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works, only_numba
 from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.loop import averages_from, iterate
@@ -58,6 +58,7 @@ from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values
 from pymc_dpvi.guide import Amortized, GuideFamily
 from pymc_dpvi.keywords import MEANT, NEEDED, FitArguments, check_fit_arguments, named
+from pymc_dpvi.lowering import is_python
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.one_at_a_time import Turn, one_at_a_time
@@ -307,6 +308,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         obj_optimizer: Optimizer | None = None,
         total_grad_norm_constraint: float | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
+        cores: int | None = None,
         **kwargs: Any,
     ) -> DPApproximation:
         """Fit privately for `n` steps.
@@ -345,6 +347,11 @@ class DPADVI(Inference):  # type: ignore[misc]
             Bound on the norm of the noisy gradient.
         compile_kwargs : dict, optional
             For PyTensor's ``function``.
+        cores : int, optional
+            Number of threads that add up the gradients of a batch, as in ``pm.sample``. The result is the
+            same, bit by bit, for any number. It pays where a step takes a millisecond or more, and needs
+            numba. By default all cores are used for large networks, and for large batches whose size is
+            public; anything else runs on one.
         **kwargs
             Refused, each with its reason.
 
@@ -377,6 +384,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             include_transformed,
             obj_n_mc,
             total_grad_norm_constraint,
+            cores,
             kwargs,
             known=list(inspect.signature(self.fit).parameters),
             model=self._record.whole_model,
@@ -388,6 +396,8 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "draw. Leave it out, and make more steps instead."
             )
         candidates = bounded(backends(backend, compile_kwargs), list(self._record.factors.values()))
+        if asked.cores is not None:
+            candidates = only_numba(candidates, asked.cores)
         mechanism = self._settings.mechanism(asked.n, self._record.num_units)
         cost = self._cost(mechanism, asked.n)
         self._charge_budget(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
@@ -458,6 +468,9 @@ class DPADVI(Inference):  # type: ignore[misc]
             rate = rate_of_large(asked.n, size) if widths is None else None
             optimizer = falling_adam(asked.n, rate, widths=widths)
 
+        public = self._settings.num_records_public and self._record.units is None
+        expected = mechanism.sampler.sampling_prob * self._record.num_units if public else None
+
         def compiled(candidate: Backend) -> PrivateStep:
             with quiet_pytensor():
                 return PrivateStep(
@@ -470,6 +483,8 @@ class DPADVI(Inference):  # type: ignore[misc]
                     max_grad_norm=asked.max_grad_norm,
                     compile_kwargs=dict(candidate.step),
                     rows_kwargs=candidate.rows,
+                    cores=None if is_python(candidate.step["mode"]) else asked.cores,
+                    public_batch=expected,
                 )
 
         graphs = [*self._record.factors.values(), self._record.prior_logp]

@@ -31,6 +31,8 @@ T = TypeVar("T")
 #: Most latent draws in a step: each has a gradient of its own in the compiled graph.
 _MOST_DRAWS = 1000
 
+_MOST_CORES = 1024
+
 #: What `fit` does not take, and why.
 _NOT_IN_FIT = {
     "tf_n_mc": "there is no test function in ADVI",
@@ -71,7 +73,8 @@ MEANT = {
         "give obj_optimizer=pm.adam(learning_rate=0.01) to pm.fit",
     ),
     "obj_n_mc": "give it to pm.fit",
-    **dict.fromkeys(("backend", "callbacks", "compile_kwargs"), "give it to pm.fit"),
+    **dict.fromkeys(("backend", "callbacks", "compile_kwargs", "cores"), "give it to pm.fit"),
+    **dict.fromkeys(("n_jobs", "threads", "num_threads"), "give cores= to pm.fit"),
 }
 
 
@@ -84,6 +87,7 @@ class FitArguments:
     include_transformed: bool
     max_grad_norm: float | None
     callbacks: list[Callable[..., Any]]
+    cores: int | None
     every: int  # steps from one call of the callbacks to the next; 0 without any
 
 
@@ -96,6 +100,7 @@ def check_fit_arguments(
     include_transformed: Any,
     obj_n_mc: Any,
     max_grad_norm: Any,
+    cores: Any,
     unknown: Mapping[str, Any],
     *,
     known: Sequence[str],
@@ -115,6 +120,8 @@ def check_fit_arguments(
     check_bar(progressbar, progressbar_theme)
     if max_grad_norm is not None:
         check_number("total_grad_norm_constraint", max_grad_norm, low=0.0)
+    if cores is not None:
+        cores = check_integer("cores", cores, high=_MOST_CORES)
     if not isinstance(callbacks, Sequence | None):
         raise ArgumentError(f"callbacks must be a list of functions; found a {type(callbacks).__name__}.")
     callbacks = [] if callbacks is None else list(callbacks)
@@ -122,7 +129,7 @@ def check_fit_arguments(
         if not callable(callback):
             raise ArgumentError("callbacks must be functions of (approx, losses, i).")
     every = math.gcd(*(_every(callback) for callback in callbacks))
-    return FitArguments(n, n_mc, include_transformed, max_grad_norm, callbacks, every)
+    return FitArguments(n, n_mc, include_transformed, max_grad_norm, callbacks, cores, every)
 
 
 def _every(callback: Any) -> int:

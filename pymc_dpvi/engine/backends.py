@@ -32,7 +32,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytensor
+from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
+from pytensor.link.numba.linker import NumbaLinker
 from pytensor.scalar.basic import Composite
 from pytensor.scalar.loop import ScalarLoop
 from pytensor.scalar.math import BetaInc, GammaInc, GammaIncC, Hyp2F1
@@ -44,7 +46,16 @@ from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.lowering import is_python
 
-__all__ = ["FEW_STEPS", "Backend", "StepFailedError", "backends", "bounded", "few_steps", "first_that_works"]
+__all__ = [
+    "FEW_STEPS",
+    "Backend",
+    "StepFailedError",
+    "backends",
+    "bounded",
+    "few_steps",
+    "first_that_works",
+    "only_numba",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -137,6 +148,17 @@ def bounded(candidates: Sequence[Backend], graphs: Iterable[Variable]) -> list[B
     return found
 
 
+def only_numba(candidates: Sequence[Backend], cores: int) -> list[Backend]:
+    """Leave numba alone: it can add up on several threads. An ArgumentError if it is not among them."""
+    found = [c for c in candidates if isinstance(get_mode(c.step["mode"]).linker, NumbaLinker)]
+    if not found:
+        raise ArgumentError(
+            f"cores={cores} needs backend='numba': other backends hold Python's lock while they add up. "
+            "Leave cores= out, or backend= and compile_kwargs=."
+        )
+    return found
+
+
 def _has(variable: Variable, ops: tuple[type, ...]) -> bool:
     """Whether one of the operations makes it, by itself or as a part of a fused one."""
     op = None if variable.owner is None else variable.owner.op
@@ -165,9 +187,10 @@ def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]
         raise ArgumentError(_NO_BACKEND.format(failure))
     if not others:
         given = "compile_kwargs=" if first.name == "compile_kwargs" else f"backend={first.name!r}"
+        left = f"{given.partition('=')[0]}={' and cores=' if first.name == 'numba' else ''}"
         raise ArgumentError(
-            f"{given} cannot compile this model: {reason}. Leave {given.partition('=')[0]}= out, and the "
-            "first backend that can is taken. Nothing is spent."
+            f"{given} cannot compile this model: {reason}. Leave {left} out, and the first backend that can "
+            "is taken. Nothing is spent."
         )
     reasons = [f"{first.name}: {reason}"]
     made, taken = None, ""

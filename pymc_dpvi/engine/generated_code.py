@@ -30,20 +30,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numba
 import numpy as np
 from pytensor.link.numba.dispatch.basic import numba_njit
 
-from pymc_dpvi.engine import clipping, kernels, unit_sums
+from pymc_dpvi.engine import clipping, kernels, lattice_sums, unit_sums
 from pymc_dpvi.engine.fetching import in_order, places_of, take_entries, take_rows
 from pymc_dpvi.graph.blocks import Form
 
 __all__ = [
     "FETCH",
+    "PIECE",
+    "RELEASE",
     "ROWS",
     "SHAPE",
+    "Ending",
     "defined",
     "inlined",
     "lines_of_rows",
@@ -95,7 +99,9 @@ _BLOCKS = {
 def defined(name: str, lines: Sequence[str], **more: Any) -> Any:
     """Define a function from its source, over the modules of kernels, NumPy and `more`."""
     scope = {**vars(unit_sums), **vars(kernels), **vars(clipping), "np": np, **more}
-    exec("\n".join(lines), scope)
+    source = "\n".join(lines)
+    exec(source, scope)
+    scope[name].__source__ = source
     return scope[name]
 
 
@@ -213,6 +219,19 @@ def write_add_units(layout: Sequence[Form]) -> Callable[..., None]:
     )
 
 
+@dataclass(frozen=True)
+class Ending:
+    """What becomes of a sum: an argument of the function, its length, and the last line."""
+
+    argument: str
+    size: str
+    line: str
+
+
+#: The noisy sum of a batch is returned, or the sum of a piece of it is added on the lattice (`lattice_sums`).
+RELEASE = Ending("noise", "noise.size", "return round_and_add(high, low, tally, noise, spacing)")
+PIECE = Ending("onto", "onto.shape[1]", "add_on_lattice(high, low, tally, spacing, onto)")
+
 #: Code that fetches the rows of a microbatch, by the number of axes.
 FETCH = {1: "take_entries({}, indices, first, length)", 2: "take_rows({}, indices, first, length)"}
 
@@ -225,6 +244,7 @@ def write_microbatched_sum(
     num_arrays: int,
     sampled: bool,
     by_unit: bool = False,
+    ending: Ending = RELEASE,
     **numbers: Any,
 ) -> tuple[Callable[..., np.ndarray], str]:
     """Write ``(*records, *shared, [indices,] count, noise, spacing) -> release``; return it and its source.
@@ -243,6 +263,8 @@ def write_microbatched_sum(
         Whether there are indices.
     by_unit : bool
         Whether they are those of `unit_sums`, and rows are added up by person.
+    ending : Ending
+        With `PIECE`, the last but one argument is ``onto``, to which the sum is added on the lattice.
     **numbers
         ``length`` of a microbatch, ``l2_clip_norm``, ``tally_weight``.
     """
@@ -256,7 +278,8 @@ def write_microbatched_sum(
         for row, name, axes in zip(rows, records, num_axes, strict=True)
     ]
     indices = (["marked"] if by_unit else ["indices"]) if sampled else []
-    names = [*records, *shared, *indices, "count", "noise", "number"]
+    names = [*records, *shared, *indices, "count", ending.argument, "number"]
+    size = ending.size
     added = ", ".join(f"{array}_in_order" for array in arrays)
     if by_unit:
         add = f"{added}, marked, first, min(length, n - first), bound, units, person, high, low, tally"
@@ -267,7 +290,7 @@ def write_microbatched_sum(
         "    spacing, n = number.item(), count.item()",
         *([] if sampled else ["    indices = np.arange(max(n, 1))"]),
         *(["    indices = marked >> 1"] if by_unit else []),
-        "    bound, units, high, low, tally = start_of_sum(noise.size, l2_clip_norm, tally_weight, spacing)",
+        f"    bound, units, high, low, tally = start_of_sum({size}, l2_clip_norm, tally_weight, spacing)",
         *(["    person = np.zeros(high.size)"] if by_unit else []),
         "    for first in range(0, max(n, 1), length):",
         *fetch,
@@ -278,7 +301,7 @@ def write_microbatched_sum(
         f"            raise ValueError({ROWS!r})",
         *(f"        {array}_in_order = in_order({array})" for array in arrays),
         f"        add_clipped({add})",
-        "    return round_and_add(high, low, tally, noise, spacing)",
+        f"    {ending.line}",
     ]
     function = defined(
         "microbatched_sum",
@@ -287,6 +310,7 @@ def write_microbatched_sum(
         places_of=places_of,
         take_entries=take_entries,
         take_rows=take_rows,
+        add_on_lattice=lattice_sums.add_on_lattice,
         add_clipped=numba.njit(fastmath=False)(add_clipped),
         start_of_sum=numba.njit(fastmath=False)(clipping.start_of_sum),
         per_record=per_record,

@@ -14,9 +14,17 @@ from typing import Any
 import numba
 import numpy as np
 
-from pymc_dpvi.engine import clipping, local_sums
+from pymc_dpvi.engine import clipping, lattice_sums, local_sums
 from pymc_dpvi.engine.fetching import in_order, take_entries, take_rows
-from pymc_dpvi.engine.generated_code import FETCH, ROWS, defined, inlined, lines_of_rows
+from pymc_dpvi.engine.generated_code import (
+    FETCH,
+    RELEASE,
+    ROWS,
+    Ending,
+    defined,
+    inlined,
+    lines_of_rows,
+)
 from pymc_dpvi.graph.blocks import Form
 
 __all__ = ["write_add_pairs", "write_local_sum"]
@@ -57,6 +65,7 @@ def write_local_sum(
     dtype: str,
     *,
     compiled: bool,
+    ending: Ending = RELEASE,
     **numbers: Any,
 ) -> tuple[Callable[..., np.ndarray], str]:
     """Write ``(*records, *shared, marked, count, noise, spacing) -> release``; return it and its source.
@@ -74,6 +83,8 @@ def write_local_sum(
         Of local values.
     compiled : bool
         Whether numba will compile it; otherwise it is for Python.
+    ending : Ending
+        As in `generated_code.write_microbatched_sum`.
     **numbers
         ``length`` of a microbatch, ``l2_clip_norm``, ``tally_weight``, ``nodes``, ``log_weights``,
         ``adaptive``, ``add_pairs``, ``num_shared``.
@@ -120,10 +131,11 @@ def write_local_sum(
         "curvatures)",
         "        move(values, slopes, curvatures, at, best, step, best_value, left, best_curvature)",
     ]
+    size = ending.size
     lines = [
-        f"def local_sum({', '.join([*records, *shared])}, marked, count, noise, number):",
+        f"def local_sum({', '.join([*records, *shared])}, marked, count, {ending.argument}, number):",
         "    spacing, n = number.item(), count.item()",
-        "    bound, units, high, low, tally = start_of_sum(noise.size, l2_clip_norm, tally_weight, spacing)",
+        f"    bound, units, high, low, tally = start_of_sum({size}, l2_clip_norm, tally_weight, spacing)",
         "    rows, starts = marked >> 1, starts_of(marked, n)",
         "    begins = first_rows(starts)",
         "    at, best, step, best_value, left, best_curvature = begin_search(starts.size - 1, "
@@ -141,13 +153,14 @@ def write_local_sum(
         *(f"        {line}" for line in ordered(arrays)),
         f"        add_pairs({', '.join(f'{a}_' for a in arrays)}, marked, first, min(length, total - first), "
         "logs, log_weights, sums, share, bound, units, high, low, tally)",
-        "    return round_and_add(high, low, tally, noise, spacing)",
+        f"    {ending.line}",
     ]
     add_pairs, start = numbers.pop("add_pairs"), clipping.start_of_sum
     scope |= {
         "in_order": in_order if compiled else np.ascontiguousarray,
         "take_entries": take_entries,
         "take_rows": take_rows,
+        "add_on_lattice": lattice_sums.add_on_lattice,
         "add_pairs": numba.njit(fastmath=False)(add_pairs) if compiled else add_pairs,
         "start_of_sum": numba.njit(fastmath=False)(start) if compiled else start,
     }

@@ -15,6 +15,7 @@ from pytensor.link.numba.dispatch.basic import (
     register_funcify_and_cache_key,
 )
 
+from pymc_dpvi.engine.generated_code import RELEASE, Ending
 from pymc_dpvi.engine.generated_local_sums import write_add_pairs, write_local_sum
 from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.private_sum import PrivateSum, sum_type
@@ -37,6 +38,8 @@ class LocalSum(Op):
         Number of rows in a microbatch.
     rows_key : str, optional
         Key of the graphs that the functions were made from.
+    width : int
+        Numbers of a row's gradient, in its own form.
 
     Notes
     -----
@@ -53,12 +56,13 @@ class LocalSum(Op):
         num_shared: int,
         length: int,
         rows_key: str | None = None,
+        width: int = 1,
     ) -> None:
         assert mark.places is not None
         self.mark = mark
         self.per_record, self.derivatives = per_record, derivatives
         self.num_record_arrays, self.num_shared = num_record_arrays, num_shared
-        self.length = length
+        self.length, self.width = length, width
         names = per_record[1], derivatives[1]
         parts = (mark._props()[:3], mark.places.key, num_record_arrays, num_shared, length, names, rows_key)
         #: For `graph_keys`.
@@ -73,7 +77,9 @@ class LocalSum(Op):
         """Free what was compiled: PyTensor's rewrites keep every operation that they have met."""
         self.per_record = self.derivatives = self._evaluate = None  # type: ignore[assignment]
 
-    def written(self, node: Apply, per_record: Any, derivatives: Any, *, compiled: bool) -> tuple[Any, str]:
+    def written(
+        self, node: Apply, per_record: Any, derivatives: Any, *, compiled: bool, ending: Ending = RELEASE
+    ) -> tuple[Any, str]:
         """Write the sum around two functions of rows; return it and its source."""
         mark = self.mark
         assert mark.places is not None
@@ -85,6 +91,7 @@ class LocalSum(Op):
             mark.num_arrays,
             config.floatX,
             compiled=compiled,
+            ending=ending,
             num_shared=self.num_shared,
             length=self.length,
             l2_clip_norm=mark.l2_clip_norm,
@@ -110,19 +117,24 @@ class LocalSum(Op):
         """Return the shape of the noise."""
         return [tuple(args[-1][-2])]
 
+    def for_numba(self, node: Apply, ending: Ending = RELEASE) -> tuple[Any, str | None]:
+        """Return the Python function that numba compiles, and a key of it, None if it cannot be kept."""
+        functions, keys = [], []
+        for function, _ in (self.per_record, self.derivatives):
+            made, key_of_rows = numba_funcify_and_cache_key(function.maker.fgraph)
+            functions.append(made)
+            keys.append(key_of_rows)
+        function, source = self.written(node, *functions, compiled=True, ending=ending)
+        key = None
+        if None not in keys:  # the rows can be kept on disk
+            assert self.mark.places is not None
+            of_op = self.graph_key or keys, self.mark._props()[:3], self.mark.places.key, self.length
+            parts = (source, *of_op, self.per_record[1], self.derivatives[1], source_hash())
+            key = hashlib.sha256(f"pymc_dpvi.LocalSum {parts}".encode()).hexdigest()
+        return function, key
+
 
 @register_funcify_and_cache_key(LocalSum)
 def _numba_local_sum(op: LocalSum, node: Apply, **kwargs: Any) -> Any:
-    functions, keys = [], []
-    for function, _ in (op.per_record, op.derivatives):
-        made, key_of_rows = numba_funcify_and_cache_key(function.maker.fgraph)
-        functions.append(made)
-        keys.append(key_of_rows)
-    function, source = op.written(node, *functions, compiled=True)
-    key = None
-    if None not in keys:  # the rows can be kept on disk
-        assert op.mark.places is not None
-        of_op = op.graph_key or keys, op.mark._props()[:3], op.mark.places.key, op.length
-        parts = (source, *of_op, op.per_record[1], op.derivatives[1], source_hash())
-        key = hashlib.sha256(f"pymc_dpvi.LocalSum {parts}".encode()).hexdigest()
+    function, key = op.for_numba(node)
     return numba_njit(function, fastmath=False), key

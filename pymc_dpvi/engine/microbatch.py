@@ -59,7 +59,10 @@ from pymc_dpvi.engine import clipping
 from pymc_dpvi.engine.clipping import PLAIN_RECORDS
 from pymc_dpvi.engine.compile_cache import Postponed
 from pymc_dpvi.engine.generated_code import (
+    PIECE,
+    RELEASE,
     ROWS,
+    Ending,
     write_add_clipped,
     write_add_units,
     write_microbatched_sum,
@@ -104,6 +107,10 @@ class MicrobatchedSum(Op):
         (`unit_sums`).
     rows_key : str, optional
         Key of the graph that `per_record` was made from.
+    width : int
+        Numbers of a record's gradient, in its own form.
+    large : bool
+        Whether a parameter is so large that even a microbatch takes milliseconds.
 
     Notes
     -----
@@ -120,6 +127,8 @@ class MicrobatchedSum(Op):
         length: int,
         by_unit: bool = False,
         rows_key: str | None = None,
+        width: int = 1,
+        large: bool = False,
     ) -> None:
         self.mark = mark
         self.per_record = per_record
@@ -127,6 +136,7 @@ class MicrobatchedSum(Op):
         self.sampled = sampled
         self.length = length
         self.by_unit = by_unit
+        self.width, self.large = width, large
         parts = (mark._props(), num_record_arrays, sampled, length, by_unit, rows_key)
         #: For `graph_keys`.
         self.graph_key = None if rows_key is None else hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -171,26 +181,35 @@ class MicrobatchedSum(Op):
         """Return the shape of the noise."""
         return [tuple(args[-1][-2])]
 
+    def for_numba(self, node: Apply, ending: Ending = RELEASE) -> tuple[Any, str | None]:
+        """Return the Python function that numba compiles, and a key of it, None if it cannot be kept.
+
+        A piece of a batch is always given by indices.
+        """
+        per_record, per_record_key = numba_funcify_and_cache_key(self.per_record.maker.fgraph)
+        function, source = write_microbatched_sum(
+            per_record,
+            self.add_clipped,
+            [v.type.ndim for v in node.inputs[: self.num_record_arrays]],
+            len(node.inputs) - self.num_record_arrays - self.sampled - 3,
+            self.mark.num_arrays,
+            self.sampled or ending is PIECE,
+            self.by_unit,
+            ending=ending,
+            length=self.length,
+            l2_clip_norm=self.mark.l2_clip_norm,
+            tally_weight=self.mark.tally_weight,
+        )
+        key = None
+        if per_record_key is not None:  # the rows can be kept on disk
+            parts = (source, self.mark._props(), self.length, self.graph_key or per_record_key, source_hash())
+            key = hashlib.sha256(f"pymc_dpvi.MicrobatchedSum {parts}".encode()).hexdigest()
+        return function, key
+
 
 @register_funcify_and_cache_key(MicrobatchedSum)
 def _numba_microbatched_sum(op: MicrobatchedSum, node: Apply, **kwargs: Any) -> Any:
-    per_record, per_record_key = numba_funcify_and_cache_key(op.per_record.maker.fgraph)
-    function, source = write_microbatched_sum(
-        per_record,
-        op.add_clipped,
-        [v.type.ndim for v in node.inputs[: op.num_record_arrays]],
-        len(node.inputs) - op.num_record_arrays - op.sampled - 3,
-        op.mark.num_arrays,
-        op.sampled,
-        op.by_unit,
-        length=op.length,
-        l2_clip_norm=op.mark.l2_clip_norm,
-        tally_weight=op.mark.tally_weight,
-    )
-    key = None
-    if per_record_key is not None:  # the rows can be kept on disk
-        parts = (source, op.mark._props(), op.length, op.graph_key or per_record_key, source_hash())
-        key = hashlib.sha256(f"pymc_dpvi.MicrobatchedSum {parts}".encode()).hexdigest()
+    function, key = op.for_numba(node)
     return numba_njit(function, fastmath=False), key
 
 
@@ -264,7 +283,9 @@ def in_microbatches(
         per_record, key, shared = of_rows(arrays if value is None else [*arrays, value])
         op: Op
         if value is None:
-            op = MicrobatchedSum(mark, per_record, len(data), indices is not None, length, by_unit, key)
+            op = MicrobatchedSum(
+                mark, per_record, len(data), indices is not None, length, by_unit, key, width, large
+            )
             swap[variable] = op(*data, *shared, *which, *rest)
         else:
             derivatives, key_of_terms, more = of_rows(terms)
@@ -272,7 +293,7 @@ def in_microbatches(
             names = [[f"s{every.index(v)}" for v in own] for own in (shared, more)]
             keys = None if key is None or key_of_terms is None else key + key_of_terms
             functions = (per_record, names[0]), (derivatives, names[1])
-            op = LocalSum(mark, *functions, len(data), len(every), length, keys)
+            op = LocalSum(mark, *functions, len(data), len(every), length, keys, width)
             swap[variable] = op(*data, *every, *which, *rest)
     return list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
 

@@ -17,7 +17,7 @@ the arrays of the state have static shapes and one layout.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,9 @@ from pymc_dpvi.engine.generated_code import SHAPE, write_loop
 from pymc_dpvi.engine.graph_keys import graph_key, source_hash
 
 __all__ = ["Chunk"]
+
+#: Inputs of a step that differ from step to step.
+_PER_STEP = 5
 
 
 class Chunk:
@@ -81,15 +84,8 @@ class Chunk:
         numbers = (len(per_step), len(fixed), tuple(self._arrays()), self.width)
         values = [v.get_value(borrow=True, return_internal_type=True) for v in (*self.state, *self.held)]
 
-        def compiled() -> Any:
-            self.step = pm_compile(inputs, outputs, on_unused_input="ignore", **compile_kwargs)
-            self.step.trust_input = True
-            if not isinstance(self.step.maker.linker, NumbaLinker):
-                return None
-            return _compiled_loop(self.step, len(fixed) + len(self.held), self._arrays(), self.width, key)
-
-        loop = shared(name_of(key, compile_kwargs, values, *numbers), compiled)
-        self._run = self._loop if loop is None else loop
+        name = name_of(key, compile_kwargs, values, type(self).__name__, *numbers)
+        self._run = self._compiled(inputs, outputs, compile_kwargs, key, name)
 
     def __call__(
         self,
@@ -120,23 +116,54 @@ class Chunk:
             variable.set_value(value, borrow=True)
         return np.asarray(rows)
 
+    def _compiled(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        compile_kwargs: Mapping[str, Any],
+        key: str | None,
+        name: Hashable | None,
+    ) -> Callable[..., Any]:
+        """Compile a step, or take one of an equal graph; return what makes many.
+
+        `inputs` are those of a step, those of `per_step` first, and `outputs` what it makes; `key` is that of
+        this graph, `name` the one in `compile_cache`.
+        """
+
+        def compiled() -> Any:
+            self.step = pm_compile(inputs, outputs, on_unused_input="ignore", **compile_kwargs)
+            self.step.trust_input = True
+            if not isinstance(self.step.maker.linker, NumbaLinker):
+                return None
+            num_held = len(inputs) - _PER_STEP - len(self.state)
+            return _compiled_loop(self.step, num_held, self._arrays(), self.width, key)
+
+        loop = shared(name, compiled)
+        return self._loop if loop is None else loop
+
     def _arrays(self) -> list[int | None]:
         """Return the numbers of axes of the state's arrays, and None for what is no array."""
         return [v.type.ndim if isinstance(v.type, DenseTensorType) else None for v in self.state]
 
     def _loop(self, *inputs: Any) -> list[Any]:
         """Call the compiled step in a loop: for backends without a loop of their own."""
+        nothing = np.zeros(1, dtype=np.int64)
+
+        def step(batch: np.ndarray, *of_step: Any) -> Any:
+            return self.step(batch if batch.size else nothing, np.asarray(batch.size), *of_step)
+
+        return self._many(step, *inputs)
+
+    def _many(self, step: Callable[..., Any], *inputs: Any) -> list[Any]:
+        """Make steps, ``(batch, noise, base_draws, weight, *state, *held) -> (*state, row)``, one by one."""
         indices, offsets, noise, base_draws, weights, *rest = inputs
         state, held = rest[: len(self.state)], rest[len(self.state) :]
         state = [np.array(s) if isinstance(s, np.ndarray) else s for s in state]
         shapes = [np.shape(s) for s in state]
-        nothing = np.zeros(1, dtype=np.int64)
         rows = np.empty((len(weights), self.width))
         for t in range(len(weights)):
             batch = indices[offsets[t] : offsets[t + 1]]
-            count = np.asarray(batch.size)
-            batch = batch if batch.size else nothing
-            state = self.step(batch, count, noise[t], base_draws[t], np.asarray(weights[t]), *state, *held)
+            state = step(batch, noise[t], base_draws[t], np.asarray(weights[t]), *state, *held)
             if self.width:
                 *state, rows[t] = state
             if [np.shape(s) for s in state] != shapes:

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -21,10 +22,12 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.backends import StepFailedError, reason_of
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
+from pymc_dpvi.engine.executor import available_cores
 from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
+from pymc_dpvi.engine.shared_step import SharedSteps, is_long
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
 from pymc_dpvi.graph.gradients import Latents
@@ -57,6 +60,11 @@ class PrivateStep:
         For PyTensor's ``function``, with ``mode``.
     rows_kwargs : dict, optional
         Those that differ for the rows of a batch.
+    cores : int, optional
+        Number of threads that add up a batch. By default it is `available_cores` where a step is long by all
+        that is public (`shared_step.is_long`), and otherwise the step is one compiled function.
+    public_batch : float, optional
+        Expected number of rows in a batch, if it is public.
 
     Attributes
     ----------
@@ -90,6 +98,8 @@ class PrivateStep:
         max_grad_norm: float | None,
         compile_kwargs: dict[str, Any],
         rows_kwargs: Mapping[str, Any] | None = None,
+        cores: int | None = None,
+        public_batch: float | None = None,
     ) -> None:
         graph = StepGraph(record, latents, family, mechanism, n_mc, max_grad_norm)
         self.params, self.averages, self.scale = graph.params, graph.averages, graph.scale
@@ -103,12 +113,23 @@ class PrivateStep:
         indices = None if graph.is_whole else graph.indices
         of_rows = graph.batch, graph.data, indices, rows_kwargs, record.units is not None
         new = in_microbatches([*updates.values(), *rows], *of_rows)
-        for op in {v.owner.op for v in walk(new) if v.owner is not None}:
-            if isinstance(op, MicrobatchedSum | LocalSum):
-                weakref.finalize(self, op.forget).atexit = False
+        ops = {v.owner.op for v in walk(new) if v.owner is not None}
+        sums = [op for op in ops if isinstance(op, MicrobatchedSum | LocalSum)]
+        for op in sums:
+            weakref.finalize(self, op.forget).atexit = False
+        fits = mechanism.pieces_fit(self.num_noise)
+        if cores is not None and not fits:
+            raise ArgumentError(
+                f"cores={cores} needs noise for which rounding the sum piece by piece is proven to be fine: "
+                f"noise_multiplier={mechanism.noise_multiplier:g} is too small, or too large for so many "
+                "latent values. Leave cores= out."
+            )
+        if cores is None and fits and is_long(sums, public_batch, compile_kwargs):
+            cores = available_cores()
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))
-        self.chunk = Chunk(
+        make = Chunk if cores is None else partial(SharedSteps, cores=cores)
+        self.chunk = make(
             graph.per_step, [graph.spacing], updates, compile_kwargs, row=row, width=self.trace.width
         )
         self._spacing = np.asarray(mechanism.noise.spacing)

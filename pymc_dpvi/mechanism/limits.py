@@ -5,7 +5,7 @@ Gradients are clipped to a little less than the clip norm, so that rounding erro
 
 from __future__ import annotations
 
-__all__ = ["LARGEST_SUM", "MAX_PARAMS", "MAX_RECORDS", "SLACK", "TALLY_COLUMNS"]
+__all__ = ["LARGEST_SUM", "MAX_PARAMS", "MAX_RECORDS", "PIECE_RECORDS", "SLACK", "TALLY_COLUMNS"]
 
 #: Share of the clip norm that covers the rounding of norms, of the scaling and of the float64 sum.
 SLACK = 2.0**-12
@@ -16,3 +16,5 @@ MAX_PARAMS = 2**26
 LARGEST_SUM = 2.0**62
 #: Columns of the clip counts: records within the clip norm, and beyond it.
 TALLY_COLUMNS = 2
+#: Most records in a piece of a batch whose sum becomes integers (`engine.lattice_sums`).
+PIECE_RECORDS = 2048

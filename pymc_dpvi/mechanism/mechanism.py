@@ -23,7 +23,13 @@ from pymc_dpvi import accounting
 from pymc_dpvi.accounting.relations import sensitivity_factor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
-from pymc_dpvi.mechanism.limits import LARGEST_SUM, MAX_PARAMS, MAX_RECORDS, TALLY_COLUMNS
+from pymc_dpvi.mechanism.limits import (
+    LARGEST_SUM,
+    MAX_PARAMS,
+    MAX_RECORDS,
+    PIECE_RECORDS,
+    TALLY_COLUMNS,
+)
 from pymc_dpvi.randomness.keystream import KeyStream
 from pymc_dpvi.randomness.lattice_noise import LatticeNoise
 from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS
@@ -143,6 +149,11 @@ class Mechanism:
                 "would leave the 64-bit integers in which the noise is added. Use a smaller epsilon, a "
                 "larger noise_multiplier or a smaller batch."
             )
+
+    def pieces_fit(self, num_noise: int) -> bool:
+        """Whether the proof covers a sum that is rounded piece by piece (`engine.lattice_sums`)."""
+        fine = self.noise.stddev / self.l2_clip_norm * math.sqrt(num_noise) <= 2.0**21
+        return fine and PIECE_RECORDS <= LARGEST_SUM * 2.0**-LATTICE_BITS * self.noise_multiplier
 
     def draw(self, streams: Streams, num_records: int, n_steps: int, num_noise: int) -> Draws:
         """Draw the batches and the noise of `n_steps` steps."""

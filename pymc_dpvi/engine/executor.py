@@ -1,0 +1,99 @@
+"""Who adds up the clipped gradients of a batch: the interface, and threads.
+
+An executor is given a batch and what all records share at the released values, and returns the sum of the
+clipped gradients in integers (`lattice_sums`). It knows neither noise nor budget: these stay with the one
+who asks. Integers are the same in any order, so a step does not depend on who adds up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+
+from pymc_dpvi.engine.lattice_sums import no_sum
+from pymc_dpvi.engine.pieces import PieceSum
+
+__all__ = ["Executor", "Threads", "available_cores"]
+
+
+class Executor(Protocol):
+    """What a step needs of the one who adds up."""
+
+    def sum(
+        self,
+        records: Sequence[np.ndarray],
+        shared: Sequence[np.ndarray],
+        indices: np.ndarray,
+        spacing: np.ndarray,
+        size: int,
+    ) -> np.ndarray:
+        """Return the sum over the batch at `indices`, (2, size), int64, without noise: it must not leave."""
+
+    def close(self) -> None:
+        """Let go of threads or workers."""
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+class Threads:
+    """Pieces of a batch on several threads of this process, the caller's among them.
+
+    A thread takes the next piece when it is done with one, so that a core that is busy with other work holds
+    up nobody. An error of one is raised when all have stopped.
+    """
+
+    def __init__(self, piece_sum: PieceSum, cores: int) -> None:
+        self.piece_sum, self.cores = piece_sum, cores
+        self._pool = ThreadPoolExecutor(cores - 1, "pymc_dpvi") if cores > 1 else None
+
+    def sum(
+        self,
+        records: Sequence[np.ndarray],
+        shared: Sequence[np.ndarray],
+        indices: np.ndarray,
+        spacing: np.ndarray,
+        size: int,
+    ) -> np.ndarray:
+        """Return the sum over the batch; see `Executor.sum`."""
+        cuts = self.piece_sum.cuts(indices)
+        pieces = max(1, cuts.size - 1)
+        turns = itertools.count()  # of which `next` is atomic
+
+        def work() -> np.ndarray:
+            total = no_sum(size)
+            while (k := next(turns)) < pieces:
+                piece = indices[cuts[k] : cuts[k + 1]] if indices.size else indices
+                self.piece_sum(records, shared, piece, spacing, total)
+            return total
+
+        others = []
+        if self._pool is not None:
+            others = [self._pool.submit(work) for _ in range(min(self.cores, pieces) - 1)]
+        failed: BaseException | None = None
+        total = no_sum(size)
+        try:
+            total += work()
+        except BaseException as error:
+            failed = error
+        for other in others:
+            try:
+                total += other.result()
+            except BaseException as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return total
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)

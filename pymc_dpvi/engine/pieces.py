@@ -1,0 +1,98 @@
+"""The sum of a piece of a batch, as a compiled function that any thread may call.
+
+A batch is cut into pieces of whole microbatches (`microbatch`), or of whole persons. `PieceSum` computes
+the clipped sum of one piece and adds it on the lattice (`lattice_sums`): the same operation as in a step of
+one compiled call, with another last line. It holds no record: records, and what all records share at the
+released values, are arguments.
+
+Where pieces begin is decided by the batch alone, not by who computes them. So the sum of a batch is the same,
+bit by bit, on any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numba
+import numpy as np
+from pytensor.graph.basic import Apply
+from pytensor.link.numba.cache import compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import numba_njit
+
+from pymc_dpvi.engine.generated_code import PIECE
+from pymc_dpvi.engine.local_sum import LocalSum
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
+from pymc_dpvi.mechanism.limits import PIECE_RECORDS
+
+__all__ = ["PieceSum", "cuts_of_persons"]
+
+#: Numbers of a piece's gradients: enough work to be worth a call, and little enough to be shared out evenly.
+_NUMBERS = 1 << 16
+
+
+class PieceSum:
+    """The clipped sum of a piece of a batch.
+
+    Parameters
+    ----------
+    node : Apply
+        Of `MicrobatchedSum` or `LocalSum`: what is added up.
+
+    Attributes
+    ----------
+    length : int
+        Most rows in a piece. A piece of persons may have more, as the last of them is not cut.
+    by_person : bool
+        Whether indices are marked (`unit_sums`).
+    """
+
+    def __init__(self, node: Apply) -> None:
+        op = node.op
+        assert isinstance(op, MicrobatchedSum | LocalSum)
+        most = min(PIECE_RECORDS // op.length, _NUMBERS // (op.length * max(1, op.width)))
+        self.length = op.length * max(1, most)
+        self.by_person = isinstance(op, LocalSum) or op.by_unit
+        self.function = _compiled(node)
+
+    def __call__(
+        self,
+        records: Sequence[np.ndarray],
+        shared: Sequence[np.ndarray],
+        indices: np.ndarray,
+        spacing: np.ndarray,
+        total: np.ndarray,
+    ) -> None:
+        """Add the sum of the records at `indices`, int64, to `total`, (2, size), int64.
+
+        Of no indices, one microbatch of zeros is computed and not added, as at the rehearsal (`step`).
+        """
+        count = np.asarray(indices.size)
+        given = indices if indices.size else np.zeros(1, dtype=np.int64)
+        self.function(*records, *shared, given, count, total, spacing)
+
+    def cuts(self, indices: np.ndarray) -> np.ndarray:
+        """Return where the pieces of a batch begin, and where the last one ends."""
+        if self.by_person:
+            return cuts_of_persons(indices, self.length)
+        return np.append(np.arange(0, indices.size, self.length), indices.size)
+
+
+@numba.njit(cache=True, fastmath=False)
+def cuts_of_persons(marked: np.ndarray, length: int) -> np.ndarray:  # pragma: no cover
+    """Return where pieces of at least `length` rows begin, that end with the last row of a person."""
+    out = np.empty(marked.size // max(1, length) + 2, np.int64)
+    out[0], pieces = 0, 0
+    for i in range(marked.size):
+        if marked[i] & 1 and (i + 1 - out[pieces] >= length or i + 1 == marked.size):
+            pieces += 1
+            out[pieces] = i + 1
+    return out[: pieces + 1]
+
+
+def _compiled(node: Apply) -> Callable[..., None]:
+    """Compile the sum of a piece with numba, as a function that does not hold Python's lock."""
+    written, key = node.op.for_numba(node, PIECE)
+    name = written.__name__
+    scope = {**written.__globals__, "__name__": __name__}  # what is kept on disk names a module
+    function = compile_numba_function_src(written.__source__, name, scope, cache_key=key)
+    return numba_njit(function, fastmath=False, final_function=True, nogil=True, cache=key is not None)

@@ -1,0 +1,138 @@
+"""A step whose sum is left to an executor: before the sum, the sum, and after it.
+
+`multistep.Chunk` compiles a step into one function, which is fastest where a step is short. Here the same
+graph is cut in two at the noisy sum::
+
+    shared   = before(state, base draws)               # what all records share, at released values
+    total    = executor.sum(records, shared, batch)    # integers, without noise: `executor`
+    released = round(total) + noise                    # `lattice_sums.release_of`
+    state    = after(released, state, base draws)
+
+So an executor may be threads, or processes on other machines. What comes after cannot read records, the
+batch or the noise: they are no inputs of it, and that is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pymc.pytensorf import compile as pm_compile
+from pytensor.compile.mode import get_mode
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.link.numba.linker import NumbaLinker
+
+from pymc_dpvi.engine.compile_cache import shared
+from pymc_dpvi.engine.executor import Threads
+from pymc_dpvi.engine.lattice_sums import release_of
+from pymc_dpvi.engine.local_sum import LocalSum
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
+from pymc_dpvi.engine.multistep import Chunk
+from pymc_dpvi.engine.pieces import PieceSum
+from pymc_dpvi.errors import PrivacyError
+
+__all__ = ["SharedSteps", "is_long"]
+
+#: Numbers of a batch's gradients from which on threads were measured to gain (`benchmarks/scale.py`).
+_LONG = 1 << 18
+
+
+def is_long(
+    sums: Sequence[MicrobatchedSum | LocalSum],
+    public_batch: float | None,
+    compile_kwargs: Mapping[str, Any],
+) -> bool:
+    """Whether several threads are worth their while, by what is public: about a third of a millisecond.
+
+    How many records there are is not, unless the user gave a batch size. A record's row may differ in its
+    last bits between the two ways of compiling a step. So the choice must not turn on a record.
+    """
+    if not isinstance(get_mode(compile_kwargs["mode"]).linker, NumbaLinker):
+        return False
+    rows = 0.0 if public_batch is None else public_batch
+    return any(isinstance(op, MicrobatchedSum) and (op.large or rows * op.width >= _LONG) for op in sums)
+
+
+class SharedSteps(Chunk):
+    """As `Chunk`, step by step, with each sum made by `cores` threads."""
+
+    def __init__(self, *args: Any, cores: int, **kwargs: Any) -> None:
+        self.cores = cores
+        super().__init__(*args, **kwargs)
+
+    def _compiled(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        compile_kwargs: Mapping[str, Any],
+        key: str | None,
+        name: Hashable | None,
+    ) -> Callable[..., Any]:
+        """Compile the three parts of a step, or take those of an equal graph."""
+        cut = _Cut(inputs, outputs)
+        before, piece_sum, after = shared(name, lambda: cut.compiled(compile_kwargs))
+        self.executor = Threads(piece_sum, self.cores)
+
+        def step(batch: np.ndarray, noise: np.ndarray, *rest: Any) -> Any:
+            values = (None, None, noise, *rest)
+            spacing = values[cut.spacing]
+            given = before(*(values[k] for k in cut.of_before))
+            given = [np.ascontiguousarray(v) if np.ndim(v) else v for v in given]
+            records = [values[k] for k in cut.records]
+            total = self.executor.sum(records, given, batch, spacing, noise.size)
+            released = release_of(total, noise, spacing.item())
+            return after(released, *(values[k] for k in cut.of_after))
+
+        return lambda *arrays: self._many(step, *arrays)
+
+
+class _Cut:
+    """The graph of a step, cut at its sum.
+
+    `records`, `of_before`, `of_after` and `spacing` are places among the step's inputs.
+    """
+
+    def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
+        (node,) = {
+            v.owner
+            for v in ancestors(outputs)
+            if v.owner is not None and isinstance(v.owner.op, MicrobatchedSum | LocalSum)
+        }
+        data = node.op.num_record_arrays
+        batch = 3 + (isinstance(node.op, LocalSum) or node.op.sampled)
+        self.node = node
+        self.shared = node.inputs[data:-batch]
+        self.released = node.outputs[0].type("released")
+        self.outputs = graph_replace(list(outputs), {node.outputs[0]: self.released}, strict=False)
+        place = {v: k for k, v in enumerate(inputs)}
+        self.records = [place[v] for v in node.inputs[:data]]
+        self.spacing = place[node.inputs[-1]]
+        self.of_before = _places(inputs, self.shared)
+        self.of_after = _places(inputs, self.outputs)
+        batch_count_noise = [0, 1, 2]
+        if {*self.records, *batch_count_noise} & {*self.of_before, *self.of_after}:
+            raise PrivacyError("A part of the private step reads the records around their noisy sum.")
+        self.inputs = inputs
+
+    def compiled(self, compile_kwargs: Mapping[str, Any]) -> tuple[Any, PieceSum, Any]:
+        """Compile what comes before the sum, the sum of a piece, and what comes after."""
+        before = self._function(self.of_before, [], self.shared, compile_kwargs)
+        after = self._function(self.of_after, [self.released], self.outputs, compile_kwargs)
+        return before, PieceSum(self.node), after
+
+    def _function(
+        self, places: Sequence[int], first: list[Variable], outputs: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
+        inputs = [*first, *(self.inputs[k] for k in places)]
+        function = pm_compile(inputs, list(outputs), on_unused_input="ignore", **kwargs)
+        function.trust_input = True
+        return function
+
+
+def _places(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> list[int]:
+    """Return the places of those inputs that outputs depend on."""
+    behind = set(ancestors(list(outputs)))
+    return [k for k, v in enumerate(inputs) if v in behind]
