@@ -591,6 +591,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             failed = True
             raise
         finally:
+            self._step.rest()
             if failed:
                 self._rng.bit_generator.state = base_draws  # public, and their place would tell as well
                 self._withdraw_run(*released)

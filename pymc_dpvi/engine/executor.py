@@ -35,7 +35,7 @@ class Executor(Protocol):
         """Return the sum over the batch at `indices`, (2, size), int64, without noise: it must not leave."""
 
     def close(self) -> None:
-        """Let go of threads or workers."""
+        """Let go of threads or workers, until the next sum."""
 
 
 def available_cores() -> int:
@@ -53,7 +53,7 @@ class Threads:
 
     def __init__(self, piece_sum: PieceSum, cores: int) -> None:
         self.piece_sum, self.cores = piece_sum, cores
-        self._pool = ThreadPoolExecutor(cores - 1, "pymc_dpvi") if cores > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
 
     def sum(
         self,
@@ -75,9 +75,10 @@ class Threads:
                 self.piece_sum(records, shared, piece, spacing, total)
             return total
 
-        others = []
-        if self._pool is not None:
-            others = [self._pool.submit(work) for _ in range(min(self.cores, pieces) - 1)]
+        helpers = min(self.cores, pieces) - 1
+        if helpers and self._pool is None:
+            self._pool = ThreadPoolExecutor(self.cores - 1, "pymc_dpvi")
+        others = [] if self._pool is None else [self._pool.submit(work) for _ in range(helpers)]
         failed: BaseException | None = None
         total = no_sum(size)
         try:
@@ -94,6 +95,7 @@ class Threads:
         return total
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads; a later sum begins new ones."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None

@@ -116,6 +116,9 @@ class Chunk:
             variable.set_value(value, borrow=True)
         return np.asarray(rows)
 
+    def rest(self) -> None:
+        """Let go of what is needed while steps run."""
+
     def _compiled(
         self,
         inputs: Sequence[Variable],

@@ -63,6 +63,10 @@ class SharedSteps(Chunk):
         self.cores = cores
         super().__init__(*args, **kwargs)
 
+    def rest(self) -> None:
+        """End the threads, until the next step."""
+        self.executor.close()
+
     def _compiled(
         self,
         inputs: Sequence[Variable],

@@ -219,6 +219,10 @@ class PrivateStep:
                 "What was planned has been charged."
             )
 
+    def rest(self) -> None:
+        """Let go of threads, until the next step."""
+        self.chunk.rest()
+
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:

@@ -1,0 +1,229 @@
+"""Steps whose sum is made by threads: the same, bit by bit, for any number, and no way around the sum."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc_dpvi import DPADVI, ArgumentError
+from pymc_dpvi.engine import executor, shared_step
+from pymc_dpvi.engine.pieces import PieceSum, cuts_of_persons
+from pymc_dpvi.errors import ModelEvaluationError, PrivacyError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*insecure_noise_seed.*")
+
+N = 3000
+rng = np.random.default_rng(7)
+X = rng.normal(size=(N, 4))
+Y = rng.binomial(1, 0.4, size=N)
+GROUP = rng.integers(0, 9, size=N)
+PERSON = rng.integers(0, 400, size=N)
+
+
+def dense() -> None:
+    scale = pm.HalfNormal("scale", 1)
+    pm.Normal("y", pm.Normal("mean", 0, 1), scale, observed=X[:, 0])
+
+
+def outer() -> None:
+    pm.Bernoulli("y", logit_p=pm.Data("x", X) @ pm.Normal("beta", 0, 1, shape=4), observed=Y)
+
+
+def sparse() -> None:
+    level = pm.Normal("level", 0, 1, shape=9)
+    pm.Normal("y", level[pm.Data("group", GROUP)], 1.0, observed=X[:, 1])
+
+
+def network() -> None:
+    first, second = pm.Normal("first", 0, 1, shape=(4, 40)), pm.Normal("second", 0, 1, shape=(40, 3))
+    hidden = pt.tanh(pm.Data("x", X) @ first)
+    pm.Categorical("y", logit_p=hidden @ second, observed=GROUP % 3)
+
+
+def persons() -> None:
+    pm.Data("person", PERSON)
+    outer()
+
+
+def intercepts() -> None:
+    person = pm.Data("person", PERSON)
+    own = pm.Normal("own", 0, pm.HalfNormal("spread", 1), shape=400)
+    pm.Bernoulli("y", logit_p=own[person] + pm.Normal("mean", 0, 1), observed=Y)
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "dense": (dense, {}),
+    "outer": (outer, {}),
+    "sparse": (sparse, {}),
+    "network": (network, {}),
+    "vanilla": (outer, {"gradient": "vanilla", "l2_clip_norm": 1.0}),
+    "full batch": (outer, {"sampler": "full_batch", "sampling_prob": None}),
+    "persons": (persons, {"unit": "person"}),
+    "some rows of persons": (persons, {"unit": "person", "max_rows_per_unit": 8}),
+    "intercepts": (intercepts, {"unit": "person"}),
+}
+
+
+def fitted(build: Any, cores: int | None, n: int = 12, **kwargs: Any) -> list[np.ndarray]:
+    kwargs = {"sampling_prob": 0.9, **kwargs}
+    with pm.Model():
+        build()
+        method = DPADVI(noise_multiplier=0.8, delta=1e-6, insecure_noise_seed=5, random_seed=6, **kwargs)
+        # Numba also for so few steps.
+        approx = method.fit(n, progressbar=False, cores=cores, backend="numba")
+    return [p.get_value() for p in approx.params]
+
+
+#: Those that take numba long go by turns, and so does the comparison with a step in one call.
+SLOW = {"vanilla", "network", "some rows of persons"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[pytest.mark.zoo] if name in SLOW else []) for name in CASES]
+)
+def test_any_number_of_threads_gives_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, kwargs = CASES[case]
+    used = set()
+    add_up = PieceSum.__call__
+
+    def watched(self: PieceSum, *args: Any) -> None:
+        used.add(threading.get_ident())
+        time.sleep(0.001)  # so that each thread gets a piece
+        add_up(self, *args)
+
+    monkeypatch.setattr(PieceSum, "__call__", watched)
+    one = fitted(build, 1, **kwargs)
+    assert used == {threading.get_ident()}
+    for cores in (2, 3):
+        for a, b in zip(one, fitted(build, cores, **kwargs), strict=True):
+            assert np.array_equal(a, b)
+    assert len(used) > 1
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("case", CASES)
+def test_threads_give_what_one_call_gives(case: str) -> None:
+    build, kwargs = CASES[case]
+    for a, b in zip(fitted(build, 2, **kwargs), fitted(build, None, **kwargs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_pieces_of_persons_end_with_a_person() -> None:
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        rows = rng.integers(1, 8, size=rng.integers(1, 40))
+        last = np.zeros(rows.sum(), dtype=np.int64)
+        last[np.cumsum(rows) - 1] = 1
+        marked = 2 * rng.permutation(last.size) + last
+        cuts = cuts_of_persons(marked, 10)
+        assert cuts[0] == 0 and cuts[-1] == marked.size
+        assert (last[cuts[1:] - 1] == 1).all()
+        assert (np.diff(cuts)[:-1] >= 10).all() and (np.diff(cuts) < 18).all()
+
+
+def test_an_error_in_a_thread_ends_all_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pm.Model():
+        outer()
+        method = DPADVI(noise_multiplier=0.8, delta=1e-6, sampling_prob=0.9, insecure_noise_seed=5)
+        method.fit(3, progressbar=False, cores=2, backend="numba")
+    calls = []
+
+    def raising(self: PieceSum, *args: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise ZeroDivisionError("record 4711 is 3.25")
+        time.sleep(0.01)
+
+    monkeypatch.setattr(PieceSum, "__call__", raising)
+    with pytest.raises(ModelEvaluationError, match="ZeroDivisionError") as caught:
+        method.refine(5, progressbar=False)
+    assert "4711" not in str(caught.value) and caught.value.__context__ is None
+    seen = len(calls)
+    time.sleep(0.05)
+    assert len(calls) == seen  # nobody goes on
+    assert method.approx.privacy.runs[-1].n_steps == 5  # what was planned is charged
+
+
+def test_what_comes_after_the_sum_cannot_read_the_records() -> None:
+    with pm.Model() as model:
+        outer()
+        data = model["x"]
+        method = DPADVI(noise_multiplier=0.8, delta=1e-6, sampling_prob=0.9, insecure_noise_seed=5)
+
+    caught = []
+
+    class Spying(shared_step._Cut):
+        def __init__(self, inputs: Any, outputs: Any) -> None:
+            (records,) = [v for v in inputs if v.type.ndim == 2 and v.name == data.name]
+            with pytest.raises(PrivacyError, match="around their noisy sum"):
+                super().__init__(inputs, [outputs[0] + records.sum(), *outputs[1:]])
+            caught.append(1)
+            super().__init__(inputs, outputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_step, "_Cut", Spying)
+        method.fit(3, progressbar=False, cores=1, backend="numba")
+    assert caught
+
+
+def test_threads_by_default_where_a_step_is_long_by_what_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    init = executor.Threads.__init__
+
+    def watched(self: executor.Threads, piece_sum: Any, cores: int) -> None:
+        made.append(cores)
+        init(self, piece_sum, cores)
+
+    monkeypatch.setattr(executor.Threads, "__init__", watched)
+    monkeypatch.setattr(shared_step, "_LONG", 5000)
+    fitted(outer, None)
+    assert made == []  # how many records there are is private
+    fitted(outer, None, batch_size=2000, sampling_prob=None)
+    assert made == [executor.available_cores()]
+    fitted(outer, None, batch_size=200, sampling_prob=None)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("cores", [0, -1, 2.5, "all", True])
+def test_cores_is_a_positive_whole_number(cores: Any) -> None:
+    with pm.Model():
+        outer()
+        method = DPADVI(epsilon=1.0, delta=1e-6)
+        with pytest.raises(ArgumentError, match="cores"):
+            method.fit(3, cores=cores)
+
+
+def test_cores_needs_numba() -> None:
+    with pm.Model():
+        outer()
+        method = DPADVI(epsilon=1.0, delta=1e-6)
+        with pytest.raises(ArgumentError, match="cores=2 needs backend"):
+            method.fit(3, cores=2, backend="python")
+        with pytest.raises(ArgumentError, match="give it to pm.fit"):
+            DPADVI(epsilon=1.0, delta=1e-6, cores=2)
+
+
+def test_cores_needs_noise_that_pieces_fit_in() -> None:
+    with pm.Model():
+        outer()
+        method = DPADVI(noise_multiplier=1e7, delta=1e-6, sampling_prob=0.1, insecure_noise_seed=1)
+        with pytest.raises(ArgumentError, match="cores=2 needs noise"):
+            method.fit(3, cores=2, backend="numba")
+
+
+def test_no_thread_is_left_behind() -> None:
+    before = set(threading.enumerate())
+    with pm.Model():
+        outer()
+        method = DPADVI(noise_multiplier=0.8, delta=1e-6, sampling_prob=0.9, insecure_noise_seed=5)
+        method.fit(3, progressbar=False, cores=3, backend="numba")
+        method.refine(3, progressbar=False)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5.0)
+        assert not thread.is_alive()
