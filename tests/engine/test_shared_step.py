@@ -205,7 +205,7 @@ def test_cores_needs_numba() -> None:
         method = DPADVI(epsilon=1.0, delta=1e-6)
         with pytest.raises(ArgumentError, match="cores=2 needs backend"):
             method.fit(3, cores=2, backend="python")
-        with pytest.raises(ArgumentError, match="give it to pm.fit"):
+        with pytest.raises(ArgumentError, match=r"give it to pm\.fit"):
             DPADVI(epsilon=1.0, delta=1e-6, cores=2)
 
 
