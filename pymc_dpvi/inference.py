@@ -137,11 +137,11 @@ class DPADVI(Inference):  # type: ignore[misc]
         Names of ``pm.Data`` that everybody may know, such as group-level tables. Any ``pm.Data`` that is not
         indexed by records must be named here.
     records : dict, optional
-        Where the records are, if they do not fit into memory: a source for each array of records by name, that
-        of its ``pm.Data`` or of the observed variable. The model is then written on a few made-up rows. A
-        source is a ``numpy.memmap``, a zarr array, a column of a memory-mapped Arrow table, an h5py data set,
-        an ``xarray.DataArray``, a dask array, ``(ParquetFile, "column")``, or any object with ``shape``,
-        ``dtype`` and ``source[indices]``. Rows of the batches are read as the steps need them.
+        Where the records are, if they do not fit into memory: a source for each array of records, by the
+        name of its ``pm.Data`` or of the observed variable. The model is then written on a few made-up rows.
+        A source is a ``numpy.memmap``, a zarr array, a column of a memory-mapped Arrow table, an h5py data
+        set, an ``xarray.DataArray``, a dask array, ``(ParquetFile, "column")``, or any object with ``shape``,
+        ``dtype`` and ``source[indices]``. Rows of the batches are read as the steps need them, in a thread.
     random_seed : int, optional
         For the base draws, and for `sample` by default. Noise and batches never depend on it.
     insecure_noise_seed : int, optional
@@ -402,9 +402,10 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "draw. Leave it out, and make more steps instead."
             )
         candidates = bounded(backends(backend, compile_kwargs), list(self._record.factors.values()))
-        if self._sources is not None:
-            self._sources.check_unchanged()
         mechanism = self._settings.mechanism(asked.n, self._record.num_units)
+        if self._sources is not None:
+            self._settings.check_sources(sampling_prob=mechanism.sampler.sampling_prob)
+            self._sources.check_unchanged()
         cost = self._cost(mechanism, asked.n)
         self._charge_budget(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
         step, taken = self._compiled_step(candidates, mechanism, asked, obj_optimizer)

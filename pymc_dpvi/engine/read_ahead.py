@@ -32,8 +32,9 @@ __all__ = ["read_ahead"]
 _BUFFER_BYTES = 1 << 25
 
 _NO_ROOM = (
-    "The rows of some steps could not be held in memory ({} was raised): all rows of a batch are there at once, "
-    "and those of the next one. Use a smaller sampling_prob or batch_size. What was planned has been charged."
+    "The rows of some steps could not be held in memory ({} was raised): all rows of a batch are there at "
+    "once, and those of the next one. Use a smaller sampling_prob or batch_size. "
+    "What was planned has been charged."
 )
 
 _Read = tuple[list[np.ndarray], np.ndarray, str]

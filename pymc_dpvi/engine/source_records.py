@@ -11,6 +11,7 @@ many rows there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -55,11 +56,11 @@ class SourceRecords:
     def check_unchanged(self) -> None:
         """Raise an ArgumentError if a source has another length, shape or type than at the start."""
         for name, source, dtype in zip(self._names, self._sources, self._dtypes, strict=True):
-            now = _ask(name, lambda source=source: (source.num_rows, source.dtype))
-            if now[0] != self.num_rows or not _fits(now[1], dtype):
+            length, found = _ask(name, source)
+            if length != self.num_rows or not _fits(found, dtype):
                 raise ArgumentError(
-                    f"records[{name!r}] has another length or type now than when the method was made, so what "
-                    "was checked and accounted for holds no longer. Make a new DPADVI."
+                    f"records[{name!r}] has another length or type now than when the method was made, so "
+                    "what was checked and accounted for holds no longer. Make a new DPADVI."
                 )
 
     def read(self, indices: np.ndarray, stopped: Callable[[], bool] = bool) -> list[np.ndarray]:
@@ -99,8 +100,10 @@ def _fits(found: np.dtype, wanted: np.dtype) -> bool:
     return found.kind in "biuf" and np.can_cast(found, wanted, "safe")
 
 
-def _ask(name: str, action: Callable[[], Any]) -> Any:
-    return shielded(action, ArgumentError, f"records[{name!r}] cannot be read: {{}} was raised.")
+def _ask(name: str, source: Source) -> tuple[int, np.dtype]:
+    """Return the source's length and type as they are now."""
+    text = f"records[{name!r}] cannot be read: {{}} was raised."
+    return shielded(lambda: (source.num_rows, source.dtype), ArgumentError, text)
 
 
 def source_records(record: RecordModel, records: Any) -> SourceRecords:
@@ -136,23 +139,29 @@ def source_records(record: RecordModel, records: Any) -> SourceRecords:
         raise ArgumentError(f"records[{first!r}] has no rows, so there is nothing to fit.")
     dtypes = [array_value(array).dtype for array in named.values()]
     made = SourceRecords(list(named), list(sources.values()), dtypes)
-    failed = ""
-    try:
-        made.read(np.zeros(1, dtype=np.int64))  # what cannot be read fails before anything is spent
-    except RecordSourceError as error:
-        failed = str(error).partition(" What was planned")[0]
-    if failed:
-        raise ArgumentError(f"{failed} Nothing is spent.")
+    _rehearse(made)
     return made
+
+
+def _rehearse(sources: SourceRecords) -> None:
+    """Read one record, in a thread as a fit does: what cannot work fails before anything is spent."""
+    failed = ""
+    with ThreadPoolExecutor(1) as reader:
+        try:
+            reader.submit(sources.read, np.zeros(1, dtype=np.int64)).result()
+        except RecordSourceError as error:  # raised below, so that it is not chained
+            failed = str(error).partition(" What was planned")[0]
+    if failed:
+        raise ArgumentError(f"{failed} Rows are read in a thread of their own. Nothing is spent.")
 
 
 def _name(model: pm.Model, array: Variable) -> str:
     """Return the name by which `records` may give the array; raise if it has none."""
+    if array.name is not None and model.named_vars.get(array.name) is array:
+        return str(array.name)
     observed = [str(rv.name) for rv in model.observed_RVs if model.rvs_to_values[rv] is array]
     if observed:
         return observed[0]
-    if array.name is not None and model.named_vars.get(array.name) is array:
-        return str(array.name)
     raise ArgumentError(
         f"{array_name(model, array)} has a row for each row of the template, and is none that records= can "
         "give rows to: it is written into the model. Wrap it as pm.Data('x', ...), and name it in records=."
@@ -171,15 +180,16 @@ def _source(name: str, given: Any) -> Source:
 
 def _check(name: str, source: Source, row: Any, dtype: np.dtype) -> None:
     """Raise unless the source has rows of the template's shape, and entries that become its type safely."""
-    shape, found = _ask(name, lambda: (source.row_shape, source.dtype))
+    shape, (_, found) = source.row_shape, _ask(name, source)
     wanted = tuple(row.type.shape[1:])
     if shape != wanted:
         raise ArgumentError(
-            f"records[{name!r}] has rows of shape {shape}, and those of the template have shape {wanted}. Write "
-            "the template with rows as they are in the source."
+            f"records[{name!r}] has rows of shape {shape}, and those of the template have shape {wanted}. "
+            "Write the template with rows as they are in the source."
         )
     if not _fits(found, dtype):
-        kind = f"numbers of type {found.name}" if found.kind in "biufc" else f"a {found.type.__name__} in each"
+        is_number = found.kind in "biufc"
+        kind = f"numbers of type {found.name}" if is_number else f"entries of type {found.type.__name__}"
         raise ArgumentError(
             f"records[{name!r}] has {kind}, which do not all fit into the template's {dtype}. Write the "
             f"template with that type, or store the records as {dtype}."

@@ -13,13 +13,12 @@ zarr array (2 and 3)                           by ``oindex``: the chunks that ho
                                                length has rows of that length
 ``pyarrow.Table``                              as above; its columns are the columns of a matrix
 ``(ParquetFile, names)``                       one row group at a time, and only those that hold some
-h5py data set, ``xarray.DataArray``            part by part, from the first that is asked for to the last
-dask array                                     computed, in the calling thread
-any object with shape, dtype, ``[int64 array]``  by that
+``xarray.DataArray``, dask array               what they select is computed, in the calling thread
+h5py data set, any object with shape, dtype    by ``given[indices]``
 =============================================  ===========================================================
 
-What it must never do: read more than what is asked for (a chunk, a row group, a part at a time), keep rows
-that it has read, or tell of a value or of a number of rows.
+What it must never do: read all of a source, keep rows that it has read, or tell of a value or of a number of
+rows.
 """
 
 from __future__ import annotations
@@ -33,9 +32,6 @@ import numpy as np
 from pymc_dpvi.errors import ArgumentError
 
 __all__ = ["Source", "source_of"]
-
-#: Bytes of a part of a source that names no chunks.
-_PART_BYTES = 1 << 16
 
 
 class Source(Protocol):
@@ -79,26 +75,6 @@ def _by_part(
     cuts = [0, *(np.flatnonzero(np.diff(parts)) + 1), len(indices)]
     found = [read(int(parts[a]), indices[a:b] - bounds[parts[a]]) for a, b in pairwise(cuts)]
     return found[0] if len(found) == 1 else np.concatenate(found)
-
-
-def _sliced(given: Any, take: Callable[[slice], Any], part: int) -> _Array:
-    """Read from slices: for files that read single rows slowly."""
-    bounds = np.arange(0, int(given.shape[0]), max(1, part), dtype=np.int64)
-
-    def read(k: int, places: np.ndarray) -> np.ndarray:
-        first = int(bounds[k] + places[0])
-        return np.asarray(take(slice(first, first + int(places[-1] - places[0]) + 1)))[places - places[0]]
-
-    return _Array(given, lambda indices: _by_part(bounds, indices, read))
-
-
-def _part_of(given: Any) -> int:
-    """Return how many rows a chunk of the file has, or a part of some kilobytes."""
-    chunks = getattr(given, "chunks", None)
-    if isinstance(chunks, tuple) and chunks and isinstance(chunks[0], int):
-        return int(chunks[0])
-    row = np.dtype(given.dtype).itemsize * int(np.prod(given.shape[1:], dtype=np.int64))
-    return _PART_BYTES // max(1, row)
 
 
 class _Arrow:
@@ -225,32 +201,18 @@ def source_of(given: Any) -> Source:
     except TypeError:
         raise ArgumentError(f"it is a {type(given).__name__}, whose dtype is none of NumPy's") from None
     if hasattr(given, "__dask_graph__") and hasattr(given, "compute") and not hasattr(given, "isel"):
-        return _Array(given, lambda indices: given[indices].compute(scheduler="synchronous"))
+        return _Array(given, lambda indices: given[indices].compute(**_HERE))
     if hasattr(given, "isel") and hasattr(given, "dims"):
-        return _of_xarray(given)
+        leading = given.dims[0]
+        return _Array(given, lambda indices: given.isel({leading: indices}).compute(**_HERE).values)
     if hasattr(given, "oindex") and hasattr(given, "store"):
         return _Array(given, lambda indices: given.oindex[indices])
-    if package == "h5py":
-        return _sliced(given, lambda part: given[part], _part_of(given))
     return _Array(given, lambda indices: given[indices])
 
 
+#: Dask computes in the thread that reads, and leaves no thread of its own behind.
+_HERE = {"scheduler": "synchronous"}
 _OPEN = (
-    "open it first, and leave the rows on the disk: np.load('x.npy', mmap_mode='r'), zarr.open_array('x.zarr', "
-    "mode='r'), h5py.File('x.h5')['x'], ..."
+    "open it first, and leave the rows on the disk: np.load('x.npy', mmap_mode='r'), "
+    "zarr.open_array('x.zarr', mode='r'), h5py.File('x.h5')['x'], ..."
 )
-
-
-def _of_xarray(given: Any) -> _Array:
-    """Read a DataArray: whole parts of a file, and single rows of what dask computes or memory holds."""
-    leading = given.dims[0]
-    if getattr(given, "chunks", None) is not None:
-        one = {"scheduler": "synchronous"}
-        return _Array(given, lambda indices: given.isel({leading: indices}).compute(**one).values)
-    return _sliced(given, lambda part: given.isel({leading: part}).values, _part_of_file(given))
-
-
-def _part_of_file(given: Any) -> int:
-    """Return how many rows a chunk has of the file that a DataArray reads, as its encoding says."""
-    chunks = getattr(given, "encoding", {}).get("chunksizes") or getattr(given, "encoding", {}).get("chunks")
-    return int(chunks[0]) if chunks else _part_of(given)

@@ -39,7 +39,7 @@ _BLOCK_LOG = 8.0
 #: Where ``l`` times the distance to an integer is below this, float64 does not decide.
 _UNDECIDED = 2.0**-45
 _DIGITS = 80
-#: Largest population for which a table with an entry for each member is kept: 32 MB. Beyond it, draws are sorted.
+#: Largest population for which a table with an entry for each is kept, of 32 MB. Beyond, draws are sorted.
 _LARGEST_TABLE = 1 << 22
 # Draws are made in pieces that stay in the processor's cache.
 _PIECE = 1 << 13
