@@ -24,6 +24,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
@@ -578,7 +579,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         try:
             # How fast steps are tells how many rows persons have.
             public = self._settings.num_records_public and self._record.units is None
-            with StepProgress(n, cost, progressbar, theme, keep_speed=public) as progress:
+            with closing(steps), StepProgress(n, cost, progressbar, theme, keep_speed=public) as progress:
                 for done in steps:
                     progress.advance(done - drawn)
                     drawn = done
@@ -596,7 +597,6 @@ class DPADVI(Inference):  # type: ignore[misc]
             failed = True
             raise
         finally:
-            steps.close()
             if failed:
                 self._rng.bit_generator.state = base_draws  # public, and their place would tell as well
                 self._withdraw_run(*released)

@@ -71,8 +71,8 @@ def read_ahead(
             yield Draws(places, draws.offsets, draws.noise)
     finally:
         stopped.set()
-        reader.shutdown(cancel_futures=True)
         step.records_are(None)
+        reader.shutdown(cancel_futures=True)  # waits until what is being read has come, unless interrupted
 
 
 def _cut(draws: Draws, at_once: int) -> Iterator[Draws]:

@@ -46,6 +46,7 @@ class SourceRecords:
     def __init__(self, names: Sequence[str], sources: Sequence[Source], dtypes: Sequence[np.dtype]) -> None:
         self._names, self._sources, self._dtypes = tuple(names), tuple(sources), tuple(dtypes)
         self.num_rows = sources[0].num_rows
+        self._shapes = {name: source.row_shape for name, source in zip(names, sources, strict=True)}
         entries = [int(np.prod(s.row_shape, dtype=np.int64)) for s in sources]
         #: Bytes of a record in memory.
         self.row_bytes = sum(n * d.itemsize for n, d in zip(entries, self._dtypes, strict=True))
@@ -56,8 +57,8 @@ class SourceRecords:
     def check_unchanged(self) -> None:
         """Raise an ArgumentError if a source has another length, shape or type than at the start."""
         for name, source, dtype in zip(self._names, self._sources, self._dtypes, strict=True):
-            length, found = _ask(name, source)
-            if length != self.num_rows or not _fits(found, dtype):
+            length, shape, found = _ask(name, source)
+            if length != self.num_rows or shape != self._shapes[name] or not _fits(found, dtype):
                 raise ArgumentError(
                     f"records[{name!r}] has another length or type now than when the method was made, so "
                     "what was checked and accounted for holds no longer. Make a new DPADVI."
@@ -100,10 +101,10 @@ def _fits(found: np.dtype, wanted: np.dtype) -> bool:
     return found.kind in "biuf" and np.can_cast(found, wanted, "safe")
 
 
-def _ask(name: str, source: Source) -> tuple[int, np.dtype]:
-    """Return the source's length and type as they are now."""
+def _ask(name: str, source: Source) -> tuple[int, tuple[int, ...], np.dtype]:
+    """Return the source's length, the shape of a row and its type as they are now."""
     text = f"records[{name!r}] cannot be read: {{}} was raised."
-    return shielded(lambda: (source.num_rows, source.dtype), ArgumentError, text)
+    return shielded(lambda: (source.num_rows, source.row_shape, source.dtype), ArgumentError, text)
 
 
 def source_records(record: RecordModel, records: Any) -> SourceRecords:
@@ -135,8 +136,10 @@ def source_records(record: RecordModel, records: Any) -> SourceRecords:
                 f"records[{first!r}] and records[{name!r}] have different lengths. Row i of all of them is "
                 "record i: bring them to one length."
             )
-    if sources[first].num_rows == 0:
-        raise ArgumentError(f"records[{first!r}] has no rows, so there is nothing to fit.")
+    if sources[first].num_rows < 2:
+        raise ArgumentError(
+            f"records[{first!r}] has fewer than two rows. There is nothing to learn privately from one."
+        )
     dtypes = [array_value(array).dtype for array in named.values()]
     made = SourceRecords(list(named), list(sources.values()), dtypes)
     _rehearse(made)
@@ -180,7 +183,7 @@ def _source(name: str, given: Any) -> Source:
 
 def _check(name: str, source: Source, row: Any, dtype: np.dtype) -> None:
     """Raise unless the source has rows of the template's shape, and entries that become its type safely."""
-    shape, (_, found) = source.row_shape, _ask(name, source)
+    _, shape, found = _ask(name, source)
     wanted = tuple(row.type.shape[1:])
     if shape != wanted:
         raise ArgumentError(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -211,6 +214,26 @@ def test_ends_early(ends: type[BaseException], monkeypatch: pytest.MonkeyPatch) 
     assert np.isfinite(params(approx)).all()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("wait", [0.0, 0.3])
+def test_keyboard_interrupt_while_rows_are_read(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Own):
+        def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+            if len(self.asked) == 6:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(wait)
+            return super().__getitem__(indices)
+
+    monkeypatch.setattr(read_ahead, "_BUFFER_BYTES", 1)
+    x, y = data()
+    method = DPADVI(**CHEAP, model=template(), records={"x": Slow(x), "y": y})
+    approx = quiet(method, 1000)
+    run = approx.privacy.runs[0]
+    assert run.n_steps == 1000 and 0 < run.steps_run < 1000
+    assert np.isfinite(params(approx)).all()
+
+
 # ---------------------------------------------------------------- sources that fail
 
 
@@ -291,7 +314,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
         r"rows of shape \(2,\), and those of the template",
     ),
     "lengths": ({"x": X, "y": Y[:-1]}, "'x'\\] and records\\['y'\\] have different lengths"),
-    "empty": ({"x": X[:0], "y": Y[:0]}, r"records\['x'\] has no rows"),
+    "empty": ({"x": X[:0], "y": Y[:0]}, r"records\['x'\] has fewer than two rows"),
+    "one row": ({"x": X[:1], "y": Y[:1]}, r"records\['x'\] has fewer than two rows"),
+    "no axis": ({"x": X, "y": np.array(1)}, "IndexError was raised"),
     "a list": ({"x": X.tolist(), "y": Y}, r"it is a list: give np.asarray\(...\) of it"),
     "a path": ({"x": "x.npy", "y": Y}, "open it first"),
     "masked": ({"x": np.ma.masked_array(X), "y": Y}, "MaskedArray"),
