@@ -22,6 +22,7 @@ from pymc_dpvi.errors import (
     NotSeparableError,
     PrivacyError,
     PrivacyWarning,
+    RecordSourceError,
     UnsupportedModelError,
 )
 from pymc_dpvi.graph.local_rules import Quadrature
@@ -69,6 +70,7 @@ __all__ = [
     "PrivacyRun",
     "PrivacyWarning",
     "Quadrature",
+    "RecordSourceError",
     "UnsupportedModelError",
     "audit",
     "check_release",

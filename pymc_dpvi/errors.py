@@ -20,6 +20,7 @@ __all__ = [
     "NotSeparableError",
     "PrivacyError",
     "PrivacyWarning",
+    "RecordSourceError",
     "UnsupportedModelError",
 ]
 
@@ -59,6 +60,13 @@ class ModelEvaluationError(PrivacyError, RuntimeError):
     """The model's own graph raised while it was evaluated on the records.
 
     The original exception is not chained, because PyTensor quotes input values in its messages.
+    """
+
+
+class RecordSourceError(ModelEvaluationError):
+    """A source of records (``DPADVI(records=...)``) raised while rows were read.
+
+    The original exception is not chained, because its text may quote what was read.
     """
 
 

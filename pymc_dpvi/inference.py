@@ -24,6 +24,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
@@ -47,6 +48,7 @@ from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.loop import averages_from, iterate
 from pymc_dpvi.engine.running_clip import RunningClip
+from pymc_dpvi.engine.source_records import SourceRecords, source_records
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, UnsupportedModelError
 from pymc_dpvi.graph.amortized import encode
@@ -136,6 +138,12 @@ class DPADVI(Inference):  # type: ignore[misc]
     public_data : iterable of str
         Names of ``pm.Data`` that everybody may know, such as group-level tables. Any ``pm.Data`` that is not
         indexed by records must be named here.
+    records : dict, optional
+        Where the records are, if they do not fit into memory: a source for each array of records, by the
+        name of its ``pm.Data`` or of the observed variable. The model is then written on a few made-up rows.
+        A source is a ``numpy.memmap``, a zarr array, a column of a memory-mapped Arrow table, an h5py data
+        set, an ``xarray.DataArray``, a dask array, ``(ParquetFile, "column")``, or any object with ``shape``,
+        ``dtype`` and ``source[indices]``. Rows of the batches are read as the steps need them, in a thread.
     random_seed : int, optional
         For the base draws, and for `sample` by default. Noise and batches never depend on it.
     insecure_noise_seed : int, optional
@@ -203,6 +211,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         guide: Mapping[str | tuple[str, ...], GuideFamily | Quadrature | Amortized] | None = None,
         record_dim: str | None = None,
         public_data: Iterable[str] = (),
+        records: Mapping[str, Any] | None = None,
         random_seed: int | None = None,
         insecure_noise_seed: int | None = None,
         start: Mapping[str, Any] | None = None,
@@ -239,6 +248,8 @@ class DPADVI(Inference):  # type: ignore[misc]
                     "DPADVI with guide={('a', 'b'): FullRank()}."
                 )
         asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit, "guide": rules}
+        if records is not None:
+            self._settings.check_sources(unit is not None, bool(encoders))
         seen, encoded = explained(lambda: encode(model, encoders, insecure_noise_seed, public_data), model)
         self._record = explained(
             lambda: build_record_model(seen, record_dim=record_dim, public_data=public_data, **asked), seen
@@ -246,6 +257,10 @@ class DPADVI(Inference):  # type: ignore[misc]
         if encoded is not None:
             self._record = replace(self._record, encoded=encoded)
         self._settings.check_unit(self._record.units is not None)
+        self._sources: SourceRecords | None = None
+        if records is not None:
+            self._sources = source_records(self._record, records)
+            self._record = replace(self._record, num_in_sources=self._sources.num_rows)
         parts = check_families(families, self._record)
         family = DPGuided if parts else self._family
         sigmas = {name: part.start_sigma for names, part in parts.items() for name in names}
@@ -365,8 +380,8 @@ class DPADVI(Inference):  # type: ignore[misc]
             Before anything is spent.
         BudgetExceededError, LedgerError
             If the budget has too little left, or its file cannot be used; nothing is spent.
-        ModelEvaluationError
-            If the model's graph raises on the records.
+        ModelEvaluationError, RecordSourceError
+            If the model's graph raises on the records, or a source of `records` as it is read.
         FloatingPointError
             If the variational parameters become non-finite.
 
@@ -399,6 +414,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         if asked.cores is not None:
             candidates = only_numba(candidates, asked.cores)
         mechanism = self._settings.mechanism(asked.n, self._record.num_units)
+        if self._sources is not None:
+            self._settings.check_sources(sampling_prob=mechanism.sampler.sampling_prob)
+            self._sources.check_unchanged()
         cost = self._cost(mechanism, asked.n)
         self._charge_budget(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
         step, taken = self._compiled_step(candidates, mechanism, asked, obj_optimizer)
@@ -442,6 +460,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         n = check_integer("n", n, high=MAX_STEPS)
         check_bar(progressbar, progressbar_theme)
         self._record.check_unchanged()
+        if self._sources is not None:
+            self._sources.check_unchanged()
         cost = replace(self._cost(self._mechanism, n), backend=self._backend)
         self._warn()
         self._charge_budget(cost, self._mechanism, "refine")
@@ -569,11 +589,12 @@ class DPADVI(Inference):  # type: ignore[misc]
             every=self._asked.every,
             before=self._steps_run,
             units=self._record.units,
+            sources=self._sources,
         )
         try:
             # How fast steps are tells how many rows persons have.
             public = self._settings.num_records_public and self._record.units is None
-            with StepProgress(n, cost, progressbar, theme, keep_speed=public) as progress:
+            with closing(steps), StepProgress(n, cost, progressbar, theme, keep_speed=public) as progress:
                 for done in steps:
                     progress.advance(done - drawn)
                     drawn = done

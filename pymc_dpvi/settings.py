@@ -120,6 +120,27 @@ class PrivacySettings:
                 "Leave it out: the default, 'aligned', needs no such share."
             )
 
+    def check_sources(
+        self, by_unit: bool = False, has_encoders: bool = False, sampling_prob: float | None = None
+    ) -> None:
+        """Raise an ArgumentError if records in sources do not go with these, or with the sampling."""
+        if by_unit:
+            raise ArgumentError(
+                "records= and unit= do not go together yet: the rows of a person would have to be found in "
+                "the sources. Fit by rows, and bound the number of rows of a person beforehand, or fit in "
+                "memory."
+            )
+        if has_encoders:
+            raise ArgumentError(
+                "records= does not go with Amortized in guide=: each record has noise of its own, which is "
+                "an array in memory. Fit a random subset of the records in memory."
+            )
+        if self.sampler == "full_batch" or 1.0 in (self.sampling_prob, sampling_prob):
+            raise ArgumentError(
+                "records= with all records in every step would read everything, step by step. Leave "
+                "sampler= and sampling_prob= out, or give a sampling_prob such as 0.001."
+            )
+
     def check_guide(self) -> None:
         """Raise an ArgumentError if the guide has families, and gradients are not by latent values."""
         if self.gradient == "vanilla":

@@ -14,6 +14,8 @@ what else PyMC's class computes                 `test_every_attribute_of_the_app
 what callbacks are given                        `test_callbacks_are_given_no_more`
 ``sample_posterior_predictive`` on the data     `test_predictions_of_the_records_are_pymcs_own` (documented)
 texts of errors, warnings, logs, progress       test_release; `test_two_datasets_say_the_same`
+texts of a source of records                    test_records_from_disk
+                                                `test_a_source_that_fails_tells_nothing`
 local variables on tracebacks                   `test_frames_are_emptied`, `test_frames_held_records`
 compile caches on the disk                      `test_no_record_on_the_disk`
 random seeds                                    test_seeds `test_random_seed_is_for_public_draws_only`

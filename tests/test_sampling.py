@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from decimal import Decimal, localcontext
@@ -418,8 +419,22 @@ def test_subset_test_has_power(bug: str) -> None:
     assert (p > P_GOOD) if bug == "none" else (p < P_BAD)
 
 
-def test_first_distinct_is_the_slow_way_even_when_draws_run_short() -> None:
+@pytest.mark.parametrize(
+    "sampler", [PoissonSampler(2.0**-30), FixedSizeSampler(900, 2**40), FixedSizeSampler(100, 10**8)]
+)
+def test_batches_of_more_records_than_memory_holds(sampler: Sampler) -> None:
+    num_records = 10**8 if sampler == FixedSizeSampler(100, 10**8) else 2**40
+    indices, offsets = sampler.draw(stream("many records"), num_records, 50)
+    assert indices.dtype == np.int64 and 0 <= indices.min() and indices.max() < num_records
+    size = sampler.sampling_prob * num_records * 50
+    assert abs(len(indices) - size) <= 5 * math.sqrt(size)
+    assert all(len(set(indices[a:b])) == b - a for a, b in itertools.pairwise(offsets.tolist()))
+    assert stats.kstest(indices / num_records, "uniform").pvalue > P_GOOD
+
+
+def test_first_distinct_is_the_slow_way_even_when_draws_run_short(monkeypatch: pytest.MonkeyPatch) -> None:
     source = stream("short")
+    monkeypatch.setattr(subsets, "_LARGEST_TABLE", 500)  # the last population has no table
     for population, size, n_draws in [(50, 20, 5), (50, 20, 20), (9, 4, 1), (1000, 30, 40)]:
         found = subsets._Subsets(source, population, size)
         for _ in range(30):

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 
+from pymc_dpvi.engine.read_ahead import read_ahead
+from pymc_dpvi.engine.source_records import SourceRecords
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.units import Units
-from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.mechanism.mechanism import Draws, Mechanism, Streams
 from pymc_dpvi.pages import SCALE_PREDICTORS
 
 __all__ = ["averages_from", "iterate"]
@@ -47,14 +50,16 @@ def iterate(
     every: int = 0,
     before: int = 0,
     units: Units | None = None,
-) -> Iterator[int]:
+    sources: SourceRecords | None = None,
+) -> Generator[int, None, None]:
     """Run the steps; yield the number of steps done, now and then.
 
     The step updates the variational parameters and their average in place. Batches and noise come from
     `streams`, base draws (public) from `rng`. If `every` is positive, yield after the first step, after each
     step whose number in all runs (`before` steps earlier) is a multiple of it, and after the last. With
-    `units`, `num_records` is the number of persons, and the step gets their rows (`unit_batches`). A
-    FloatingPointError if the variational parameters become non-finite.
+    `units`, `num_records` is the number of persons, and the step gets their rows (`unit_batches`). With
+    `sources`, it gets rows of these (`read_ahead`). A FloatingPointError if the variational parameters become
+    non-finite.
     """
     # What is seen from outside, such as the step at which an error is found, must not depend on the number of
     # records: that decides only for how many steps batches are drawn at once.
@@ -64,37 +69,45 @@ def iterate(
     steps_at_once = int(np.clip(_CHUNK_NUMBERS / max(1.0, expected), 1, longest))
     process = os.getpid()
     stride = 1
-    for begin in range(0, n_steps, longest):
-        end = min(begin + longest, n_steps)
-        base_draws = rng.standard_normal((end - begin, *step.draw_shape)).astype(step.dtype)
-        for first in range(begin, end, steps_at_once):
-            size = min(steps_at_once, end - first)
-            draws = mechanism.draw(streams, num_records, size, step.num_noise)
-            if units is not None:
-                draws = in_rows(draws, units, streams.sampling)
-            own_draws = base_draws[first - begin : first - begin + size]
-            weights = _weights(first, size, n_steps)
-            t = 0
-            while t < size:
-                if os.getpid() != process:
-                    raise PrivacyError("A private fit cannot go on in a forked process.")
-                stop = min(t + min(stride, _until_asked(first + t, every, before)), size)
-                start = time.perf_counter()
-                step(
-                    draws.indices,
-                    draws.offsets[t : stop + 1],
-                    draws.noise[t:stop],
-                    own_draws[t:stop],
-                    weights[t:stop],
-                )
-                stride = _next_stride(stop - t, time.perf_counter() - start)
-                t = stop
-                done = first + t
-                if every and (done in (1, n_steps) or (before + done) % every == 0):
-                    yield done
-        _check_finite(step.params, end)
-        if not every:
-            yield end
+
+    def drawn() -> Generator[Draws, None, None]:
+        for begin in range(0, n_steps, longest):
+            for first in range(begin, min(begin + longest, n_steps), steps_at_once):
+                size = min(steps_at_once, begin + longest - first, n_steps - first)
+                draws = mechanism.draw(streams, num_records, size, step.num_noise)
+                yield draws if units is None else in_rows(draws, units, streams.sampling)
+
+    with closing(drawn() if sources is None else read_ahead(drawn(), step, sources, expected)) as batches:
+        for begin in range(0, n_steps, longest):
+            first, end = begin, min(begin + longest, n_steps)
+            base_draws = rng.standard_normal((end - begin, *step.draw_shape)).astype(step.dtype)
+            while first < end:
+                draws = next(batches)
+                size = len(draws.noise)
+                own_draws = base_draws[first - begin : first - begin + size]
+                weights = _weights(first, size, n_steps)
+                t = 0
+                while t < size:
+                    if os.getpid() != process:
+                        raise PrivacyError("A private fit cannot go on in a forked process.")
+                    stop = min(t + min(stride, _until_asked(first + t, every, before)), size)
+                    start = time.perf_counter()
+                    step(
+                        draws.indices,
+                        draws.offsets[t : stop + 1],
+                        draws.noise[t:stop],
+                        own_draws[t:stop],
+                        weights[t:stop],
+                    )
+                    stride = _next_stride(stop - t, time.perf_counter() - start)
+                    t = stop
+                    done = first + t
+                    if every and (done in (1, n_steps) or (before + done) % every == 0):
+                        yield done
+                first += size
+            _check_finite(step.params, end)
+            if not every:
+                yield end
 
 
 def _until_asked(done: int, every: int, before: int) -> int:

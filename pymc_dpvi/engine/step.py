@@ -105,6 +105,7 @@ class PrivateStep:
         self.params, self.averages, self.scale = graph.params, graph.averages, graph.scale
         self.draw_shape, self.num_noise = graph.draw_shape, graph.num_noise
         self.running_clip, self.clip_updates = graph.running_clip, graph.clip_updates
+        self._data = [(variable, variable.get_value(borrow=True)) for variable in graph.data]
         self.trace = GradientTrace(latents.size)
         rows = [graph.row()] if self.trace.width else []
         updates = graph.updates(optimizer)
@@ -170,6 +171,14 @@ class PrivateStep:
                 "A step on no records makes the variational parameters non-finite: the prior's gradient "
                 "at start is too large, or the learning rate of obj_optimizer is. Nothing is spent."
             )
+
+    def records_are(self, arrays: Sequence[np.ndarray] | None) -> None:
+        """Let the next steps see these rows in place of the model's record arrays; None puts those back.
+
+        They are not copied, and have the types and row shapes of the model's arrays, in C order.
+        """
+        for k, (variable, own) in enumerate(self._data):
+            variable.set_value(own if arrays is None else arrays[k], borrow=True)
 
     def _call(self, *arrays: np.ndarray) -> np.ndarray:
         # Numba compiles at the first call, with warnings of slow code.

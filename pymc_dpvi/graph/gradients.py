@@ -226,7 +226,7 @@ def vanilla_gradients(
     `base_draws`, shape (n_mc, D), and the scalar `entropy`, a function of its parameters. Returns a dense
     block for each of ``family.params``, in their order.
     """
-    n = record.num_records
+    n = record.num_units
     params = list(family.params)
     entropy_grads = [h / n for h in _gradient(entropy, params)]
     prior = prior_gradients(record, latents, z, n_mc) / n

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
@@ -78,10 +79,16 @@ class RecordModel:
     held: tuple[Any, ...] = field(default=(), repr=False)  # what the arrays held, if ids are no pm.Data
     local: Locals | None = None  # variables with a value for each person; `model` is a view without them
     encoded: Encoded | None = None  # variables with encoders; `model` is a view without them
+    num_in_sources: int | None = field(default=None, repr=False)  # N, if `model` has made-up rows alone
 
     @property
     def num_units(self) -> int:
-        """How many records there are: persons or rows. For sampling batches, and no part of any release."""
+        """How many records there are: persons or rows. For sampling batches, and no part of any release.
+
+        If the records are in sources, and the model has a template of them, those in the sources.
+        """
+        if self.num_in_sources is not None:
+            return self.num_in_sources
         return self.num_records if self.units is None else len(self.units)
 
     @property
@@ -231,6 +238,7 @@ class RecordModel:
         """Return the record arrays as new shared variables on the model's own memory (no copy).
 
         A later ``pm.set_data`` replaces the model's array and does not write into it: these stay as they are.
+        If the records are in sources, copies of the made-up rows: what is compiled is for arrays in C order.
         """
         self.check_unchanged()
         if self.units is not None and self.units.source is None:
@@ -240,7 +248,11 @@ class RecordModel:
                     "and the ids of unit= are no part of the model, so it is not known whose the rows are. "
                     "Make a new DPADVI."
                 )
-        return [pytensor.shared(array_value(a), name=a.name or "records", borrow=True) for a in self.arrays]
+        values = [array_value(a) for a in self.arrays]
+        if self.num_in_sources is not None:
+            values = [np.array(value, order="C") for value in values]
+        named = zip(self.arrays, values, strict=True)
+        return [pytensor.shared(value, name=a.name or "records", borrow=True) for a, value in named]
 
 
 @quiet_pytensor()

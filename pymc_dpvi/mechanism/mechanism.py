@@ -25,6 +25,8 @@ from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.limits import (
     LARGEST_SUM,
+    MAX_BATCH,
+    MAX_EXPECTED_BATCH,
     MAX_PARAMS,
     MAX_RECORDS,
     PIECE_RECORDS,
@@ -125,14 +127,16 @@ class Mechanism:
         """Raise unless the proof covers noise vectors of this length, and their numbers fit into 64 bits.
 
         Under replace-one the number of records is public, and an expected batch must fit in. Otherwise one
-        record must fit in, and the check tells only whether there are more than 2^24 records, a difference
-        for which no guarantee is given. The kernel holds larger sums inside the range, at no cost in privacy.
+        record must fit in, and the check tells only whether there are more records than the proof covers at
+        this sampling probability, a difference for which no guarantee is given. The kernel holds larger sums
+        inside the range, at no cost in privacy.
         """
-        if num_noise > MAX_PARAMS or num_records > MAX_RECORDS:
+        if num_noise > MAX_PARAMS or not self._covers(num_records):
             raise UnsupportedModelError(
-                f"At most {MAX_RECORDS:,} records and {MAX_PARAMS:,} gradient entries (latent values times "
-                "obj_n_mc) can be summed with a proven bound of the rounding errors. Fit a random subset of "
-                "the records, or a smaller model."
+                f"At most {MAX_BATCH:,} records of one batch ({MAX_EXPECTED_BATCH:,} expected ones in a "
+                f"Poisson batch, of {MAX_RECORDS:,} in all) and {MAX_PARAMS:,} gradient entries (latent "
+                "values times obj_n_mc) can be summed with a proven bound of the rounding errors. Use a "
+                "smaller sampling_prob or batch_size, or a smaller model."
             )
         if self.noise.stddev / self.l2_clip_norm * math.sqrt(num_noise) > 2.0**30:
             raise ArgumentError(
@@ -154,6 +158,14 @@ class Mechanism:
         """Whether the proof covers a sum that is rounded piece by piece (`engine.lattice_sums`)."""
         fine = self.noise.stddev / self.l2_clip_norm * math.sqrt(num_noise) <= 2.0**21
         return fine and PIECE_RECORDS <= LARGEST_SUM * 2.0**-LATTICE_BITS * self.noise_multiplier
+
+    def _covers(self, num_records: int) -> bool:
+        """Whether no batch has more than `MAX_BATCH` records, or one with negligible probability."""
+        if num_records <= MAX_BATCH:
+            return True
+        expected = self.sampler.sampling_prob * num_records
+        most = MAX_EXPECTED_BATCH if self.sampler.name == "poisson" else MAX_BATCH
+        return expected <= most and num_records <= MAX_RECORDS
 
     def draw(self, streams: Streams, num_records: int, n_steps: int, num_noise: int) -> Draws:
         """Draw the batches and the noise of `n_steps` steps."""

@@ -39,6 +39,8 @@ _BLOCK_LOG = 8.0
 #: Where ``l`` times the distance to an integer is below this, float64 does not decide.
 _UNDECIDED = 2.0**-45
 _DIGITS = 80
+#: Largest population for which a table with an entry for each is kept, of 32 MB. Beyond, draws are sorted.
+_LARGEST_TABLE = 1 << 22
 # Draws are made in pieces that stay in the processor's cache.
 _PIECE = 1 << 13
 
@@ -171,7 +173,7 @@ class _Subsets:
         self.population = population
         self.size = size
         # Never cleared: only entries that were just written are read. Untouched pages take no memory.
-        self.last_place = np.empty(population, dtype=np.int64)
+        self.last_place = np.empty(population if population <= _LARGEST_TABLE else 0, dtype=np.int64)
 
     def iterate(self, n_steps: int) -> Iterator[NDArray[np.int64]]:
         """Yield independent subsets for `n_steps` steps."""
@@ -189,11 +191,17 @@ class _Subsets:
     def first_distinct(self, draws: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first ``size`` distinct values of `draws`; if there are too few, more are drawn."""
         while True:
-            places = np.arange(len(draws))
-            # Backwards: the last assignment to an entry stays, which is the first place of the value.
-            self.last_place[draws[::-1]] = places[::-1]
-            distinct = draws[self.last_place[draws] == places]
+            distinct = self._distinct(draws)
             if len(distinct) >= self.size:
                 return distinct[: self.size]
             more = self.stream.integers(self.population, self.size - len(distinct) + 8)
             draws = np.concatenate([draws, more])
+
+    def _distinct(self, draws: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the distinct values of `draws`, in order of appearance."""
+        if not self.last_place.size:
+            return draws[np.sort(np.unique(draws, return_index=True)[1])]
+        places = np.arange(len(draws))
+        # Backwards: the last assignment to an entry stays, which is the first place of the value.
+        self.last_place[draws[::-1]] = places[::-1]
+        return draws[self.last_place[draws] == places]

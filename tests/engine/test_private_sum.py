@@ -20,7 +20,7 @@ from pymc_dpvi.engine import clipping, fetching, kernels
 from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
 from pymc_dpvi.graph import blocks
 from pymc_dpvi.graph.blocks import Block, Form
-from pymc_dpvi.mechanism.limits import MAX_PARAMS, MAX_RECORDS, SLACK
+from pymc_dpvi.mechanism.limits import MAX_BATCH, MAX_PARAMS, SLACK
 
 HOSTILE = [
     0.0,
@@ -256,7 +256,7 @@ def test_outer_sums_stay_within_the_proven_error():
 
 def test_the_slack_covers_the_largest_batch():
     # The inequality at the end of the proof, step by step (docs/noise.md).
-    eps, batch, size = Fraction(1, 2**53), MAX_RECORDS, MAX_PARAMS
+    eps, batch, size = Fraction(1, 2**53), MAX_BATCH, MAX_PARAMS
     norm_error = (2 * size + 16) * eps
     # What a record adds in magnitude is this times its share, where a sum of products cancels.
     uncancelled = int(kernels.CANCELLATION)

@@ -49,7 +49,10 @@ def test_noise_stddev_is_multiplier_times_clip_norm(clip: float, multiplier: flo
 @pytest.mark.parametrize(
     ("num_records", "num_noise", "options", "message"),
     [
-        (2**24 + 1, 3, {}, "At most 16,777,216 records"),
+        (2**23 * 10 + 100, 3, {}, "At most 16,777,216 records of one batch"),
+        (2**24 + 1, 3, {"sampler": PoissonSampler(0.9)}, "smaller sampling_prob"),
+        (2**24 + 1, 3, {"sampler": FullBatchSampler()}, "smaller sampling_prob"),
+        (2**40 + 1, 3, {"sampler": PoissonSampler(1e-8)}, "1,099,511,627,776 in all"),
         (10, 2**26 + 1, {}, "67,108,864 gradient entries"),
         (10, 3, {"noise_multiplier": 1e9}, "too large for 3 gradient"),
         (10, 10**6, {"noise_multiplier": 2e6}, "too large"),
@@ -65,6 +68,11 @@ def test_what_the_proof_of_the_noise_does_not_cover_is_refused(num_records, num_
     assert str(further.value) == str(raised.value)  # and so tells nothing of the number of records
     mechanism().check_lattice(2**24, 2**26)
     mechanism(noise_multiplier=1e-6).check_lattice(4, 2)
+    mechanism(sampler=FullBatchSampler()).check_lattice(2**24, 3)
+    mechanism(sampler=PoissonSampler(2.0**-17)).check_lattice(2**40, 3)
+    mechanism(sampler=FixedSizeSampler(2**24, 2**40)).check_lattice(2**40, 3)
+    with pytest.raises(PrivacyError, match="At most 16,777,216 records of one batch"):
+        mechanism(sampler=FixedSizeSampler(2**24 + 1, 2**40)).check_lattice(2**40, 3)
     # Where the number of records is private, it decides nothing below the limit.
     mechanism(noise_multiplier=0.02).check_lattice(2**24, 3)
 

@@ -1,0 +1,218 @@
+"""Sources of records: arrays that are too large for memory, read row by row.
+
+In: what a user gave for a record array, such as a memory map or a file's data set. Out: a :class:`Source`,
+which has a length, the shape and type of a row, and `rows`, which reads those that are asked for. A package
+that reads files is known by what its objects look like, and is never imported from here.
+
+=============================================  ===========================================================
+given                                          how rows are read
+=============================================  ===========================================================
+``numpy.ndarray``, ``numpy.memmap``            one by one; the operating system reads pages
+zarr array (2 and 3)                           by ``oindex``: the chunks that hold them
+``pyarrow.ChunkedArray``, ``Array``            one by one, if the file is memory mapped; a list array of one
+                                               length has rows of that length
+``pyarrow.Table``                              as above; its columns are the columns of a matrix
+``(ParquetFile, names)``                       one row group at a time, and only those that hold some
+``xarray.DataArray``, dask array               what they select is computed, in the calling thread
+h5py data set, any object with shape, dtype    by ``given[indices]``
+=============================================  ===========================================================
+
+What it must never do: read all of a source, keep rows that it has read, or tell of a value or of a number of
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from pymc_dpvi.errors import ArgumentError
+
+__all__ = ["Source", "source_of"]
+
+
+class Source(Protocol):
+    """An array of records that can be read by rows."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are now."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of a row, without the leading axis."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of an entry."""
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return the rows at `indices`: int64, ascending, all different, and at least one."""
+
+
+class _Array:
+    """What has shape, dtype and a way to read rows by their numbers."""
+
+    def __init__(self, given: Any, read: Callable[[np.ndarray], Any]) -> None:
+        self._given, self._read = given, read
+
+    num_rows = property(lambda self: int(self._given.shape[0]))
+    row_shape = property(lambda self: tuple(int(n) for n in self._given.shape[1:]))
+    dtype = property(lambda self: np.dtype(self._given.dtype))
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        return np.asarray(self._read(indices))
+
+
+def _by_part(
+    bounds: np.ndarray, indices: np.ndarray, read: Callable[[int, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Read rows by part; part k begins at ``bounds[k]``, and `read` gets k and ascending places in it."""
+    parts = np.searchsorted(bounds, indices, side="right") - 1
+    cuts = [0, *(np.flatnonzero(np.diff(parts)) + 1), len(indices)]
+    found = [read(int(parts[a]), indices[a:b] - bounds[parts[a]]) for a, b in pairwise(cuts)]
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+class _Arrow:
+    """A column of Arrow: a ChunkedArray of numbers, or of lists of one length."""
+
+    def __init__(self, given: Any) -> None:
+        self._chunks = list(given.chunks) if hasattr(given, "chunks") else [given]
+        size = getattr(given.type, "list_size", None)
+        self.row_shape: tuple[int, ...] = () if size is None else (int(size),)
+        kind = given.type if size is None else given.type.value_type
+        self.dtype = np.dtype(kind.to_pandas_dtype())
+        if given.null_count and self.dtype.kind != "f":
+            raise ArgumentError("it has missing values; fill them in, record by record, with .fill_null(...)")
+        ends = np.cumsum([0, *map(len, self._chunks)])
+        self.num_rows = int(ends[-1])
+        self._bounds = ends[:-1]
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        return _by_part(self._bounds, indices, self._of_chunk)
+
+    def _of_chunk(self, k: int, places: np.ndarray) -> np.ndarray:
+        chunk = self._chunks[k]
+        plain = not self.row_shape and not chunk.null_count and self.dtype.kind != "b"
+        if plain:
+            return np.asarray(chunk.to_numpy(zero_copy_only=True)[places])
+        taken = chunk.take(places)
+        if self.row_shape:
+            taken = taken.flatten()
+        return np.asarray(taken.to_numpy(zero_copy_only=False)).reshape(-1, *self.row_shape)
+
+
+class _Columns:
+    """Columns of Arrow, side by side."""
+
+    def __init__(self, columns: Sequence[_Arrow]) -> None:
+        if any(c.row_shape for c in columns) or not columns:
+            raise ArgumentError("a table must have columns of single numbers; give a list column by itself")
+        self._columns = columns
+        self.num_rows = columns[0].num_rows
+        self.row_shape = (len(columns),)
+        self.dtype = np.result_type(*(c.dtype for c in columns))
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        out = np.empty((len(indices), len(self._columns)), dtype=self.dtype)
+        for k, column in enumerate(self._columns):
+            out[:, k] = column.rows(indices)
+        return out
+
+
+def _of_arrow(table: Any) -> _Arrow | _Columns:
+    """Return the source of a table, or of a column."""
+    if not hasattr(table, "column_names"):
+        return _Arrow(table)
+    return _Columns([_Arrow(table.column(k)) for k in range(table.num_columns)])
+
+
+class _Parquet:
+    """Columns of a Parquet file, which is read by row groups."""
+
+    def __init__(self, file: Any, names: Any) -> None:
+        if not (isinstance(names, str) or (isinstance(names, list) and all(type(n) is str for n in names))):
+            raise ArgumentError("give a ParquetFile with the name of a column, or a list of names")
+        self._file, self._names = file, [names] if isinstance(names, str) else names
+        self._alone = isinstance(names, str)
+        if missing := sorted(set(self._names) - set(file.schema_arrow.names)):
+            raise ArgumentError(f"the file has no column {missing}")
+        kinds = file.schema_arrow.empty_table().select(self._names)
+        empty = self._of(kinds)
+        self.row_shape, self.dtype = empty.row_shape, empty.dtype
+        meta = file.metadata
+        ends = np.cumsum([0, *(meta.row_group(k).num_rows for k in range(meta.num_row_groups))])
+        self.num_rows = int(ends[-1])
+        self._bounds = ends[:-1]
+
+    def _of(self, table: Any) -> _Arrow | _Columns:
+        return _of_arrow(table.column(0) if self._alone else table.select(self._names))
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        def read(k: int, places: np.ndarray) -> np.ndarray:
+            return self._of(self._file.read_row_group(k, columns=self._names)).rows(places)
+
+        return _by_part(self._bounds, indices, read)
+
+
+def _of_numpy(given: np.ndarray) -> _Array:
+    plain = np.asarray(given)  # no subclass: rows of a memory map are in memory
+
+    def read(indices: np.ndarray) -> np.ndarray:
+        # `take` is faster, and copies the whole of an array in another order.
+        if plain.flags.c_contiguous and plain.flags.aligned and plain.dtype.isnative:
+            return plain.take(indices, axis=0)
+        return plain[indices]
+
+    return _Array(plain, read)
+
+
+def source_of(given: Any) -> Source:
+    """Return the source that reads what the user gave; an ArgumentError says what to give instead."""
+    package = type(given).__module__.partition(".")[0]
+    if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "read_row_group"):
+        return _Parquet(*given)
+    for found, instead in (
+        (isinstance(given, str | bytes) or hasattr(given, "__fspath__"), _OPEN),
+        (isinstance(given, list | tuple | np.ma.MaskedArray), "give np.asarray(...) of it"),
+        (hasattr(given, "read_row_group"), "give (file, 'column'), or (file, ['a', 'b']) for a matrix"),
+        (package in ("pandas", "polars"), "give its .to_numpy()"),
+        (hasattr(given, "tocsr"), "sparse rows cannot be read; give .toarray() of fewer columns"),
+        (hasattr(given, "data_vars"), "give one of its variables, dataset['x']"),
+        (hasattr(given, "column_names") and package != "pyarrow", "give one of its columns"),
+    ):
+        if found:
+            raise ArgumentError(f"it is a {type(given).__name__}: {instead}")
+    if isinstance(given, np.ndarray):
+        return _of_numpy(given)
+    if package == "pyarrow" and (hasattr(given, "null_count") or hasattr(given, "column_names")):
+        return _of_arrow(given)
+    if not all(hasattr(given, name) for name in ("shape", "dtype", "__getitem__")):
+        raise ArgumentError(
+            f"it is a {type(given).__name__}. Give an array that has shape and dtype and is read by "
+            "source[indices]: a numpy.memmap, a zarr array, an h5py data set, ..."
+        )
+    try:
+        np.dtype(given.dtype)
+    except TypeError:
+        raise ArgumentError(f"it is a {type(given).__name__}, whose dtype is none of NumPy's") from None
+    if hasattr(given, "__dask_graph__") and hasattr(given, "compute") and not hasattr(given, "isel"):
+        return _Array(given, lambda indices: given[indices].compute(**_HERE))
+    if hasattr(given, "isel") and hasattr(given, "dims"):
+        leading = given.dims[0]
+        return _Array(given, lambda indices: given.isel({leading: indices}).compute(**_HERE).values)
+    if hasattr(given, "oindex") and hasattr(given, "store"):
+        return _Array(given, lambda indices: given.oindex[indices])
+    return _Array(given, lambda indices: given[indices])
+
+
+#: Dask computes in the thread that reads, and leaves no thread of its own behind.
+_HERE = {"scheduler": "synchronous"}
+_OPEN = (
+    "open it first, and leave the rows on the disk: np.load('x.npy', mmap_mode='r'), "
+    "zarr.open_array('x.zarr', mode='r'), h5py.File('x.h5')['x'], ..."
+)

@@ -1,0 +1,149 @@
+"""Sources of records: whatever holds them, the rows are those of the array."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+
+from pymc_dpvi.engine.read_ahead import _distinct
+from pymc_dpvi.engine.sources import source_of
+from pymc_dpvi.errors import ArgumentError
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(1000, 4)).astype("float32")
+Y = RNG.integers(0, 9, size=1000)
+INDICES = [np.array([0]), np.array([999]), np.array([3, 4, 5, 500]), np.flatnonzero(RNG.random(1000) < 0.2)]
+
+
+def same(given: Any, array: np.ndarray) -> None:
+    source = source_of(given)
+    assert (source.num_rows, source.row_shape) == (len(array), array.shape[1:])
+    assert source.dtype == array.dtype
+    for indices in [*INDICES, np.arange(len(array))]:
+        found = source.rows(indices)
+        assert type(found) is np.ndarray
+        np.testing.assert_array_equal(found, array[indices])
+
+
+@pytest.mark.parametrize(
+    "array", [X, Y, X.T.copy().T, X[:, ::2], X[::-1], X.astype(">f8"), X.reshape(-1, 2, 2)]
+)
+def test_numpy(array: np.ndarray, tmp_path: Path) -> None:
+    same(array, array)
+    np.save(tmp_path / "x.npy", array)
+    same(np.load(tmp_path / "x.npy", mmap_mode="r"), array)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (64, 4)}, {"chunks": (64, 2), "compression": "gzip"}])
+def test_h5py(options: dict[str, Any], tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        same(file.create_dataset("x", data=X, **options), X)
+        same(file.create_dataset("y", data=Y), Y)
+
+
+def test_xarray(tmp_path: Path) -> None:
+    xr.Dataset({"x": (("row", "column"), X), "y": ("row", Y)}).to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
+    with xr.open_dataset(tmp_path / "x.nc", engine="h5netcdf") as dataset:
+        same(dataset["x"], X)
+        same(dataset["y"], Y)
+        assert not dataset["x"].variable._in_memory
+    same(xr.DataArray(X), X)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_zarr(zarr_format: int, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr", minversion="3")
+    for name, array in {"x": X, "y": Y}.items():
+        path, chunks = tmp_path / name, (64, *array.shape[1:])
+        options = {"shape": array.shape, "chunks": chunks, "dtype": array.dtype}
+        zarr.create_array(path, zarr_format=zarr_format, **options)[:] = array
+        same(zarr.open_array(path, mode="r"), array)
+
+
+def test_dask() -> None:
+    dask = pytest.importorskip("dask.array")
+    same(dask.from_array(X, chunks=(64, 2)), X)
+    same(dask.from_array(Y, chunks=100) * 2, Y * 2)
+    same(xr.DataArray(dask.from_array(X, chunks=(64, 2))), X)
+
+
+def arrow() -> Any:
+    """Return the module, and a table with columns of X, Y, flags, and the rows of X as lists."""
+    pa = pytest.importorskip("pyarrow", minversion="17")
+    columns = {f"c{k}": X[:, k] for k in range(4)}
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 4)
+    return pa, pa.table({**columns, "y": Y, "flag": Y > 4, "row": rows})
+
+
+NAMES = [f"c{k}" for k in range(4)]
+
+
+def check_table(table: Any) -> None:
+    same(table.select(NAMES), X)
+    same(table["y"], Y)
+    same(table["flag"], Y > 4)
+    same(table["row"], X)
+
+
+def test_arrow_ipc(tmp_path: Path) -> None:
+    pa, table = arrow()
+    check_table(table)
+    with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=128)
+    mapped = pa.ipc.open_file(pa.memory_map(str(tmp_path / "x.arrow"))).read_all()
+    assert mapped["y"].num_chunks == 8
+    check_table(mapped)
+    before = pa.total_allocated_bytes()
+    source_of(mapped.select(NAMES)).rows(INDICES[3])
+    assert pa.total_allocated_bytes() == before
+    same(pa.array(Y), Y)
+
+
+def test_missing_values_in_arrow() -> None:
+    pa = pytest.importorskip("pyarrow", minversion="17")
+    numbers = pa.chunked_array([[1.0, None], [3.0]])
+    np.testing.assert_array_equal(source_of(numbers).rows(np.arange(3)), [1.0, np.nan, 3.0])
+    with pytest.raises(ArgumentError, match="missing values"):
+        source_of(pa.chunked_array([[1, None], [3]]))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    _, table = arrow()
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=128)
+    file = pq.ParquetFile(tmp_path / "x.parquet")
+    same((file, NAMES), X)
+    same((file, "y"), Y)
+    same((file, "row"), X)
+    read, groups = file.read_row_group, []
+
+    class Watched:
+        schema_arrow, metadata = file.schema_arrow, file.metadata
+
+        def read_row_group(self, k: int, columns: list[str]) -> Any:
+            groups.append((k, columns))
+            return read(k, columns=columns)
+
+    np.testing.assert_array_equal(source_of((Watched(), "y")).rows(np.array([5, 6, 900])), Y[[5, 6, 900]])
+    assert groups == [(0, ["y"]), (7, ["y"])]
+    for given, text in [
+        ((file, "z"), r"no column \['z'\]"),
+        ((file, 3), "the name of a column"),
+        (file, "give"),
+    ]:
+        with pytest.raises(ArgumentError, match=text):
+            source_of(given)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_distinct(empty: bool) -> None:
+    indices = np.array([3, 9, 12, 1, 3, 12, 0][: 0 if empty else None], dtype=np.int64)
+    records, places = _distinct(indices)
+    assert records.dtype == places.dtype == np.int64
+    assert records.tolist() == sorted(set(indices.tolist()))
+    np.testing.assert_array_equal(records[places], indices)
