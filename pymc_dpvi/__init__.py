@@ -24,6 +24,7 @@ from pymc_dpvi.errors import (
     PrivacyWarning,
     RecordSourceError,
     UnsupportedModelError,
+    WorkersError,
 )
 from pymc_dpvi.graph.local_rules import Quadrature
 from pymc_dpvi.guide import Amortized, Dropout, FullRank, GuideFamily, LowRank, MeanField, Point
@@ -72,6 +73,7 @@ __all__ = [
     "Quadrature",
     "RecordSourceError",
     "UnsupportedModelError",
+    "WorkersError",
     "audit",
     "check_release",
     "fit_dpadvi",

@@ -70,6 +70,13 @@ class RecordSourceError(ModelEvaluationError):
     """
 
 
+class WorkersError(ModelEvaluationError):
+    """A cluster (``DPADVI(client=...)``) failed, or a worker returned what is no sum.
+
+    The original exception is not chained, because its text may quote records.
+    """
+
+
 class InsecureNoiseWarning(UserWarning):
     """Noise comes from a seed that somebody may know: the result must not be released."""
 

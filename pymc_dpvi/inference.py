@@ -44,6 +44,7 @@ from pymc_dpvi.cautions import (
 )
 from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works, only_numba
+from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.loop import averages_from, iterate
@@ -144,6 +145,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         A source is a ``numpy.memmap``, a zarr array, a column of a memory-mapped Arrow table, an h5py data
         set, an ``xarray.DataArray``, a dask array, ``(ParquetFile, "column")``, or any object with ``shape``,
         ``dtype`` and ``source[indices]``. Rows of the batches are read as the steps need them, in a thread.
+    client : distributed.Client, optional
+        With `records` as dask arrays: its workers hold the records and add up clipped gradients; the calling
+        process sees no record, and adds the noise. Workers and scheduler are trusted (docs/scale.md).
     random_seed : int, optional
         For the base draws, and for `sample` by default. Noise and batches never depend on it.
     insecure_noise_seed : int, optional
@@ -212,6 +216,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         record_dim: str | None = None,
         public_data: Iterable[str] = (),
         records: Mapping[str, Any] | None = None,
+        client: Any = None,
         random_seed: int | None = None,
         insecure_noise_seed: int | None = None,
         start: Mapping[str, Any] | None = None,
@@ -257,9 +262,13 @@ class DPADVI(Inference):  # type: ignore[misc]
         if encoded is not None:
             self._record = replace(self._record, encoded=encoded)
         self._settings.check_unit(self._record.units is not None)
-        self._sources: SourceRecords | None = None
+        self._sources: SourceRecords | Cluster | None = None
+        if client is not None and records is None:
+            raise ArgumentError(
+                "client= adds up records that are on its workers: give records= as dask arrays."
+            )
         if records is not None:
-            self._sources = source_records(self._record, records)
+            self._sources = source_records(self._record, records, client)
             self._record = replace(self._record, num_in_sources=self._sources.num_rows)
         parts = check_families(families, self._record)
         family = DPGuided if parts else self._family
@@ -380,8 +389,9 @@ class DPADVI(Inference):  # type: ignore[misc]
             Before anything is spent.
         BudgetExceededError, LedgerError
             If the budget has too little left, or its file cannot be used; nothing is spent.
-        ModelEvaluationError, RecordSourceError
-            If the model's graph raises on the records, or a source of `records` as it is read.
+        ModelEvaluationError, RecordSourceError, WorkersError
+            If the model's graph raises on the records, or a source of `records` as it is read, or if the
+            cluster of `client` fails.
         FloatingPointError
             If the variational parameters become non-finite.
 
@@ -411,8 +421,14 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "draw. Leave it out, and make more steps instead."
             )
         candidates = bounded(backends(backend, compile_kwargs), list(self._record.factors.values()))
-        if asked.cores is not None:
-            candidates = only_numba(candidates, asked.cores)
+        if isinstance(self._sources, Cluster):
+            if asked.cores is not None:
+                raise ArgumentError(
+                    "cores= is of this process, and the workers of client= add up. Leave it out."
+                )
+            candidates = only_numba(candidates, "client=")
+        elif asked.cores is not None:
+            candidates = only_numba(candidates, f"cores={asked.cores}")
         mechanism = self._settings.mechanism(asked.n, self._record.num_units)
         if self._sources is not None:
             self._settings.check_sources(sampling_prob=mechanism.sampler.sampling_prob)
@@ -505,6 +521,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                     rows_kwargs=candidate.rows,
                     cores=None if is_python(candidate.step["mode"]) else asked.cores,
                     public_batch=expected,
+                    cluster=self._sources if isinstance(self._sources, Cluster) else None,
                 )
 
         graphs = [*self._record.factors.values(), self._record.prior_logp]
@@ -589,7 +606,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             every=self._asked.every,
             before=self._steps_run,
             units=self._record.units,
-            sources=self._sources,
+            sources=self._sources if isinstance(self._sources, SourceRecords) else None,
         )
         try:
             # How fast steps are tells how many rows persons have.

@@ -148,13 +148,13 @@ def bounded(candidates: Sequence[Backend], graphs: Iterable[Variable]) -> list[B
     return found
 
 
-def only_numba(candidates: Sequence[Backend], cores: int) -> list[Backend]:
-    """Leave numba alone: it can add up on several threads. An ArgumentError if it is not among them."""
+def only_numba(candidates: Sequence[Backend], wanted: str) -> list[Backend]:
+    """Leave numba alone, for what is `wanted`. An ArgumentError if it is not among them."""
     found = [c for c in candidates if isinstance(get_mode(c.step["mode"]).linker, NumbaLinker)]
     if not found:
         raise ArgumentError(
-            f"cores={cores} needs backend='numba': other backends hold Python's lock while they add up. "
-            "Leave cores= out, or backend= and compile_kwargs=."
+            f"{wanted} needs backend='numba', which adds up without Python's lock. Leave "
+            f"{wanted.partition('=')[0]}= out, or backend= and compile_kwargs=."
         )
     return found
 

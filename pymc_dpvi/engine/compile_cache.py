@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pytensor
+from pytensor.graph.basic import Variable
 
 from pymc_dpvi.compat import default_numba_mode
 
@@ -87,9 +88,15 @@ def shared(name: Hashable | None, make: Callable[[], T]) -> T:
 
 
 class Postponed:
-    """A PyTensor function that is compiled when first used: never, if the step around it is shared."""
+    """A PyTensor function that is compiled when first used: never, if the step around it is shared.
 
-    def __init__(self, compiled: Callable[[], Any]) -> None:
+    `inputs` and `outputs` are its graph.
+    """
+
+    def __init__(
+        self, compiled: Callable[[], Any], inputs: Sequence[Variable] = (), outputs: Sequence[Variable] = ()
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
         self._compile: Callable[[], Any] | None = compiled
         self._function: Any = None
 

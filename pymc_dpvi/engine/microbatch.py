@@ -75,7 +75,7 @@ from pymc_dpvi.graph.batched_ops import without_loops
 from pymc_dpvi.graph.blocks import Form
 from pymc_dpvi.graph.traversal import substituted
 
-__all__ = ["MicrobatchedSum", "in_microbatches"]
+__all__ = ["MicrobatchedSum", "in_microbatches", "rows_function"]
 
 #: Numbers of a microbatch's gradients: some megabytes.
 _MOST_NUMBERS = 1 << 20
@@ -137,6 +137,8 @@ class MicrobatchedSum(Op):
         self.length = length
         self.by_unit = by_unit
         self.width, self.large = width, large
+        #: What a worker needs besides to make this operation anew (`shards`).
+        self.numbers = (num_record_arrays, sampled, length, by_unit, rows_key, width, large)
         parts = (mark._props(), num_record_arrays, sampled, length, by_unit, rows_key)
         #: For `graph_keys`.
         self.graph_key = None if rows_key is None else hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -277,7 +279,7 @@ def in_microbatches(
             _refuse_records(shared, kept)
             inputs = [*rows.values(), *shared.values()]
             outputs_of_rows = without_loops(substituted(wanted, {**rows, **shared}))
-            function = _rows_function(inputs, outputs_of_rows, compile_kwargs)
+            function = rows_function(inputs, outputs_of_rows, compile_kwargs)
             return function, graph_key(inputs, outputs_of_rows), list(shared)
 
         per_record, key, shared = of_rows(arrays if value is None else [*arrays, value])
@@ -298,7 +300,7 @@ def in_microbatches(
     return list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
 
 
-def _rows_function(
+def rows_function(
     inputs: Sequence[Variable], outputs: Sequence[Variable], compile_kwargs: Mapping[str, Any]
 ) -> Any:
     """Compile what computes the rows of a microbatch; with numba, only when a step is compiled with it."""
@@ -314,7 +316,7 @@ def _rows_function(
         return function
 
     by_numba = isinstance(get_mode(compile_kwargs["mode"]).linker, NumbaLinker)
-    return Postponed(compiled) if by_numba else compiled()
+    return Postponed(compiled, inputs, outputs) if by_numba else compiled()
 
 
 def _operations_on_rows(arrays: Sequence[Variable], batch: Sequence[Variable]) -> int:

@@ -25,8 +25,9 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.linker import NumbaLinker
 
+from pymc_dpvi.engine.cluster import Cluster, OnWorkers
 from pymc_dpvi.engine.compile_cache import shared
-from pymc_dpvi.engine.executor import Threads
+from pymc_dpvi.engine.executor import Executor, Threads
 from pymc_dpvi.engine.lattice_sums import release_of
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
@@ -57,10 +58,11 @@ def is_long(
 
 
 class SharedSteps(Chunk):
-    """As `Chunk`, step by step, with each sum made by `cores` threads."""
+    """As `Chunk`, step by step, with each sum made by `cores` threads, or by the workers of a cluster."""
 
-    def __init__(self, *args: Any, cores: int, **kwargs: Any) -> None:
-        self.cores = cores
+    def __init__(self, *args: Any, cores: int, cluster: Cluster | None = None, **kwargs: Any) -> None:
+        self.cores, self.cluster = cores, cluster
+        self.executor: Executor
         super().__init__(*args, **kwargs)
 
     def rest(self) -> None:
@@ -77,8 +79,12 @@ class SharedSteps(Chunk):
     ) -> Callable[..., Any]:
         """Compile the three parts of a step, or take those of an equal graph."""
         cut = _Cut(inputs, outputs)
-        before, piece_sum, after = shared(name, lambda: cut.compiled(compile_kwargs))
-        self.executor = Threads(piece_sum, self.cores)
+        if self.cluster is None:
+            before, after, piece_sum = shared(name, lambda: cut.compiled(compile_kwargs))
+            self.executor = Threads(piece_sum, self.cores)
+        else:
+            before, after = cut.around(compile_kwargs)
+            self.executor = OnWorkers(self.cluster, cut.node)
 
         def step(batch: np.ndarray, noise: np.ndarray, *rest: Any) -> Any:
             values = (None, None, noise, *rest)
@@ -121,11 +127,14 @@ class _Cut:
             raise PrivacyError("A part of the private step reads the records around their noisy sum.")
         self.inputs = inputs
 
-    def compiled(self, compile_kwargs: Mapping[str, Any]) -> tuple[Any, PieceSum, Any]:
-        """Compile what comes before the sum, the sum of a piece, and what comes after."""
+    def compiled(self, compile_kwargs: Mapping[str, Any]) -> tuple[Any, Any, PieceSum]:
+        """Compile what comes before the sum and after it, and the sum of a piece."""
+        return *self.around(compile_kwargs), PieceSum(self.node)
+
+    def around(self, compile_kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Compile what comes before the sum, and what comes after."""
         before = self._function(self.of_before, [], self.shared, compile_kwargs)
-        after = self._function(self.of_after, [self.released], self.outputs, compile_kwargs)
-        return before, PieceSum(self.node), after
+        return before, self._function(self.of_after, [self.released], self.outputs, compile_kwargs)
 
     def _function(
         self, places: Sequence[int], first: list[Variable], outputs: Any, kwargs: Mapping[str, Any]

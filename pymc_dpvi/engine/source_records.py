@@ -18,6 +18,7 @@ import numpy as np
 import pymc as pm
 from pytensor.graph.basic import Variable
 
+from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.sources import Source, source_of
 from pymc_dpvi.errors import ArgumentError, RecordSourceError
 from pymc_dpvi.graph.model_checks import array_name
@@ -107,8 +108,11 @@ def _ask(name: str, source: Source) -> tuple[int, tuple[int, ...], np.dtype]:
     return shielded(lambda: (source.num_rows, source.row_shape, source.dtype), ArgumentError, text)
 
 
-def source_records(record: RecordModel, records: Any) -> SourceRecords:
-    """Return the sources of all record arrays, or raise an ArgumentError that says what to type instead."""
+def source_records(record: RecordModel, records: Any, client: Any = None) -> SourceRecords | Cluster:
+    """Return the sources of all record arrays, or raise an ArgumentError that says what to type instead.
+
+    With `client`, no row is read here.
+    """
     if not isinstance(records, Mapping) or not all(isinstance(name, str) for name in records):
         raise ArgumentError(
             f"records must be a dict of names and sources, such as {{'x': np.load('x.npy', mmap_mode='r')}}; "
@@ -141,6 +145,8 @@ def source_records(record: RecordModel, records: Any) -> SourceRecords:
             f"records[{first!r}] has fewer than two rows. There is nothing to learn privately from one."
         )
     dtypes = [array_value(array).dtype for array in named.values()]
+    if client is not None:
+        return Cluster(client, {name: records[name] for name in named}, dtypes)
     made = SourceRecords(list(named), list(sources.values()), dtypes)
     _rehearse(made)
     return made

@@ -22,6 +22,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.backends import StepFailedError, reason_of
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
+from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.executor import available_cores
 from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.local_sum import LocalSum
@@ -29,7 +30,7 @@ from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.shared_step import SharedSteps, is_long
 from pymc_dpvi.engine.step_graph import StepGraph
-from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
+from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, WorkersError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
@@ -65,6 +66,8 @@ class PrivateStep:
         that is public (`shared_step.is_long`), and otherwise the step is one compiled function.
     public_batch : float, optional
         Expected number of rows in a batch, if it is public.
+    cluster : Cluster, optional
+        The workers that hold the records; those of `record` are made up then.
 
     Attributes
     ----------
@@ -100,6 +103,7 @@ class PrivateStep:
         rows_kwargs: Mapping[str, Any] | None = None,
         cores: int | None = None,
         public_batch: float | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         graph = StepGraph(record, latents, family, mechanism, n_mc, max_grad_norm)
         self.params, self.averages, self.scale = graph.params, graph.averages, graph.scale
@@ -119,17 +123,19 @@ class PrivateStep:
         for op in sums:
             weakref.finalize(self, op.forget).atexit = False
         fits = mechanism.pieces_fit(self.num_noise)
+        if cluster is not None:
+            cores = 1
         if cores is not None and not fits:
             raise ArgumentError(
                 f"cores={cores} needs noise for which rounding the sum piece by piece is proven to be fine: "
-                f"noise_multiplier={mechanism.noise_multiplier:g} is too small, or too large for so many "
-                "latent values. Leave cores= out."
+                f"noise_multiplier={mechanism.noise_multiplier:g} is too large for so many latent values. "
+                "Leave cores= out."
             )
         if cores is None and fits and is_long(sums, public_batch, compile_kwargs):
             cores = available_cores()
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))
-        make = Chunk if cores is None else partial(SharedSteps, cores=cores)
+        make = Chunk if cores is None else partial(SharedSteps, cores=cores, cluster=cluster)
         self.chunk = make(
             graph.per_step, [graph.spacing], updates, compile_kwargs, row=row, width=self.trace.width
         )
@@ -147,7 +153,7 @@ class PrivateStep:
         to infinity (ArgumentError).
         """
         before = [variable.get_value() for variable in state]
-        failure = ""
+        failure = unreached = ""
         try:
             self._call(
                 np.zeros(0, dtype=np.int64),
@@ -156,12 +162,16 @@ class PrivateStep:
                 np.zeros((1, *self.draw_shape), dtype=self.dtype),
                 np.zeros(1, dtype=self.dtype),
             )
+        except WorkersError as error:
+            unreached = str(error)
         except Exception as error:  # raised below, so that it is not chained
             failure = reason_of(error)
         after = [p.get_value() for p in self.params]
         shapes = [p.get_value(borrow=True).shape for p in self.averages]
         for variable, value in zip(state, before, strict=True):
             variable.set_value(value)
+        if unreached:
+            raise WorkersError(f"{unreached} Nothing is spent.")
         if failure:
             raise StepFailedError(failure)
         if [a.shape for a in after] != shapes:
@@ -211,15 +221,19 @@ class PrivateStep:
         ModelEvaluationError
             If the model's graph raises on the records. The text tells nothing of them.
         """
-        failure = ""
+        failure = unreached = ""
         weights = np.asarray(weights, dtype=self.dtype)
         try:
             with _uninterrupted(), ONE_THREAD:
                 rows = self._call(indices, offsets, noise, base_draws, weights)
                 self.calls += len(weights)
                 self.trace.take(rows)
+        except WorkersError as error:
+            unreached = str(error)
         except Exception as error:  # its text may hold data; raised below, so that it is not chained
             failure = type(error).__name__
+        if unreached:
+            raise WorkersError(f"{unreached} What was planned has been charged.")
         if failure:
             raise ModelEvaluationError(
                 f"The model's log-density raised {failure} on the records. Every operation that passes the "
@@ -244,7 +258,12 @@ def _uninterrupted() -> Iterator[None]:
         yield
         return
     came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+
+    def later(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+        signal.signal(signal.SIGINT, handler)  # who asks twice does not wait
+
+    signal.signal(signal.SIGINT, later)
     try:
         yield
     finally:
