@@ -113,12 +113,15 @@ class Cluster:
         return self._cuts, self._groups
 
     def places(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Return the places of a batch in each shard, in the order of the batch."""
-        shard = np.searchsorted(self._starts, indices, side="right") - 1
-        order = np.argsort(shard, kind="stable")
-        ends = np.searchsorted(shard[order], np.arange(len(self._starts) + 1))
-        places = indices[order] - self._starts[shard[order]]
-        return [places[a:b] for a, b in itertools.pairwise(ends)]
+        """Return the places of a batch in each shard, ascending, in 32 bits if they fit."""
+        if (indices[1:] < indices[:-1]).any():  # a batch of fixed size
+            indices = np.sort(indices)
+        cuts = [*np.searchsorted(indices, self._starts), len(indices)]
+        kind = np.uint32 if max(self._lengths) < 2**32 else np.int64
+        return [
+            (indices[a:b] - start).astype(kind)
+            for (a, b), start in zip(itertools.pairwise(cuts), self._starts, strict=True)
+        ]
 
 
 class OnWorkers:

@@ -115,13 +115,14 @@ def sum_of_group(
         piece_sum = _compiled(recipe)
         total, number = no_sum(size), np.asarray(spacing)
         with ONE_THREAD, np.errstate(all="ignore"):
-            for arrays, batch in zip(group, batches, strict=True):
+            for arrays, places in zip(group, batches, strict=True):
+                batch = places.astype(np.int64)
                 cuts = piece_sum.cuts(batch)
                 for first, end in pairwise(cuts):
                     if end > first:
                         piece_sum(arrays, values, batch[first:end], number, total)
             if not any(batch.size for batch in batches):  # at the rehearsal all is compiled, and tried
-                piece_sum(group[0], values, batches[0], number, total)
+                piece_sum(group[0], values, np.zeros(0, dtype=np.int64), number, total)
         return call, total
     except Exception as error:
         return call, type(error).__name__

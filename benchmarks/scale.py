@@ -1,0 +1,170 @@
+"""Steps on several threads and on a cluster, as ratios to a step on one thread, all in one run.
+
+``python benchmarks/scale.py`` measures
+
+* *threads*: seconds of a step in one compiled call, and with ``cores=1`` and ``cores=2``, in turn, for a wide
+  logistic regression, a full batch as large as Adult, a small model, and a network (784-1000-10);
+* *cluster*: seconds of a step with ``client=`` on two workers of a ``LocalCluster``, and on one thread, for
+  batches of different sizes: what a round costs, and from which size on two workers are faster.
+
+It takes ten minutes on two cores, on which nothing else should run, and writes ``figures/scale.json``.
+``out_of_memory.py`` has records on the disk. ``--only threads`` and ``--only cluster`` measure a part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+
+import pymc_dpvi.engine.step
+from pymc_dpvi import DPADVI
+
+#: Seconds that a variant of a problem runs at a time, and how often.
+SECONDS, TURNS = 2.0, 5
+FIGURE = Path(__file__).parent / "figures" / "scale.json"
+
+
+def logistic(num_records: int, columns: int) -> Callable[[], None]:
+    """A logistic regression on simulated records."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(num_records, columns)), rng.integers(0, 2, size=num_records)
+
+    def build() -> None:
+        beta = pm.Normal("beta", 0, 1, shape=columns)
+        pm.Bernoulli("y", logit_p=pm.Data("x", x) @ beta, observed=y)
+
+    return build
+
+
+def network(num_records: int) -> Callable[[], None]:
+    """The network of Ermis and Cemgil (2017) on pictures of noise."""
+    rng = np.random.default_rng(1)
+    x, y = rng.random(size=(num_records, 784)), rng.integers(0, 10, size=num_records)
+
+    def build() -> None:
+        hidden = pm.Normal("hidden", 0, 1, shape=(784, 1000))
+        out = pm.Normal("out", 0, 1, shape=(1000, 10))
+        pm.Categorical("y", logit_p=pt.maximum(pm.Data("x", x) @ hidden, 0) @ out, observed=y)
+
+    return build
+
+
+THREADS: dict[str, tuple[Callable[[], Callable[[], None]], dict[str, Any]]] = {
+    "logistic, 100 columns, batch of 10,000": (lambda: logistic(20_000, 100), {"sampling_prob": 0.5}),
+    "logistic, 100 columns, 32,561 records, full batch": (
+        lambda: logistic(32_561, 100),
+        {"sampler": "full_batch"},
+    ),
+    "logistic, 14 columns, 32,561 records, full batch": (
+        lambda: logistic(32_561, 14),
+        {"sampler": "full_batch"},
+    ),
+    "logistic, 10 columns, batch of 200": (lambda: logistic(20_000, 10), {"sampling_prob": 0.01}),
+    "network 784-1000-10, batch of 600": (lambda: network(20_000), {"sampling_prob": 0.03}),
+}
+
+
+class Steps:
+    """A method that has made its first steps; `time` says how long further ones take."""
+
+    def __init__(self, build: Callable[[], None], cores: int | None, **kwargs: Any) -> None:
+        threads, pymc_dpvi.engine.step.is_long = pymc_dpvi.engine.step.is_long, lambda *_: False
+        with pm.Model():
+            build()
+            self.method = DPADVI(epsilon=1.0, delta=1e-6, **kwargs)
+            self.method.fit(2, progressbar=False, backend="numba", cores=cores)
+        pymc_dpvi.engine.step.is_long = threads
+        self.at_once = 1
+        while (seconds := self.time() * self.at_once) < SECONDS / 2:
+            self.at_once = int(self.at_once * min(10.0, 1 + SECONDS / max(seconds, 1e-3)))
+
+    def time(self) -> float:
+        """Return the seconds of a step, the mean of many."""
+        start = time.perf_counter()
+        self.method.refine(self.at_once, progressbar=False)
+        return (time.perf_counter() - start) / self.at_once
+
+
+def in_turn(variants: dict[str, Steps]) -> dict[str, float]:
+    """Return the median seconds of a step of each variant."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(TURNS):
+        for name, steps in variants.items():
+            times[name].append(steps.time())
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def threads() -> dict[str, dict[str, float]]:
+    """Measure steps in one call, and on one and two threads."""
+    found = {}
+    print(f"{'':52} one call   cores=1   cores=2   one call / cores=2")
+    for problem, (make, kwargs) in THREADS.items():
+        build = make()
+        variants = {"one call": Steps(build, None, **kwargs)}
+        variants |= {f"cores={n}": Steps(build, n, **kwargs) for n in (1, 2)}
+        found[problem] = in_turn(variants)
+        texts = "  ".join(f"{1e3 * seconds:5.2f} ms" for seconds in found[problem].values())
+        gain = found[problem]["one call"] / found[problem]["cores=2"]
+        print(f"{problem:52} {texts}   {gain:.2f}", flush=True)
+    return found
+
+
+def cluster() -> dict[str, dict[str, float]]:
+    """Measure steps on a cluster of two workers, and on one thread in memory."""
+    import dask.array as da
+    from distributed import Client, LocalCluster
+
+    num_records, columns, shards = 2_000_000, 20, 8
+    rng = da.random.default_rng(1)
+    rows = num_records // shards
+    x = rng.normal(size=(num_records, columns), chunks=(rows, columns))
+    y = rng.integers(0, 2, size=num_records, chunks=rows)
+    found = {}
+    print(f"{'':32} one thread   two workers   one thread / two workers")
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
+        Client(local) as client,
+    ):
+        build = logistic(num_records, columns)
+        template = logistic(64, columns)
+        for q in (0.0005, 0.005, 0.05, 0.3, 0.9):
+            variants = {
+                "one thread": Steps(build, None, sampling_prob=q),
+                "two workers": Steps(
+                    template, None, sampling_prob=q, records={"x": x, "y": y}, client=client
+                ),
+            }
+            name = f"batch of {q * num_records:,.0f}"
+            found[name] = in_turn(variants)
+            one, two = found[name].values()
+            print(f"{name:32} {1e3 * one:7.2f} ms   {1e3 * two:8.2f} ms   {one / two:.2f}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure all parts, or one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=["threads", "cluster"])
+    parser.add_argument("--write", action="store_true", help="write figures/scale.json")
+    args = parser.parse_args()
+    parts = {"threads": threads, "cluster": cluster}
+    found: dict[str, Any] = {"cores": os.cpu_count()}
+    for name, part in parts.items():
+        if args.only in (None, name):
+            found[name] = part()
+    if args.write:
+        FIGURE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
