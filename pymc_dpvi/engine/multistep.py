@@ -195,7 +195,8 @@ def _compiled_loop(
     if compiled_key is not None:  # the step can be kept on disk
         parts = f"pymc_dpvi.Chunk {source} {step_key or compiled_key} {source_hash()}"
         key = hashlib.sha256(parts.encode()).hexdigest()
+    # Without the GIL, so that a thread can read the records of the next steps (`read_ahead`).
     # What is kept on disk names the module of its function: it must have one.
     scope = {"__name__": __name__, "np": np, "step": compiled}
     function = compile_numba_function_src(source, "chunk", scope, cache_key=key)
-    return numba_njit(function, fastmath=False, final_function=True, cache=key is not None)
+    return numba_njit(function, fastmath=False, nogil=True, final_function=True, cache=key is not None)
