@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
+from math import inf
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -374,8 +375,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         cores : int, optional
             Number of threads that add up the gradients of a batch, as in ``pm.sample``. The result is the
             same, bit by bit, for any number. It pays where a step takes a millisecond or more, and needs
-            numba. By default all cores are used for large networks, and for large batches whose size is
-            public; anything else runs on one.
+            numba. By default all cores are used for large networks, for records on the disk, and for large
+            batches whose size is public; anything else runs on one.
         **kwargs
             Refused, each with its reason.
 
@@ -506,6 +507,8 @@ class DPADVI(Inference):  # type: ignore[misc]
 
         public = self._settings.num_records_public and self._record.units is None
         expected = mechanism.sampler.sampling_prob * self._record.num_units if public else None
+        if self._sources is not None:
+            expected = inf  # who has them on the disk says that there are many
 
         def compiled(candidate: Backend) -> PrivateStep:
             with quiet_pytensor():

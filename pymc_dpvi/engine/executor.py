@@ -7,7 +7,6 @@ who asks. Integers are the same in any order, so a step does not depend on who a
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,18 +63,14 @@ class Threads:
         size: int,
     ) -> np.ndarray:
         """Return the sum over the batch; see `Executor.sum`."""
-        cuts = self.piece_sum.cuts(indices)
-        pieces = max(1, cuts.size - 1)
-        turns = itertools.count()  # of which `next` is atomic
+        cuts, turns = self.piece_sum.cuts(indices), np.zeros(1, dtype=np.int64)
 
         def work() -> np.ndarray:
             total = no_sum(size)
-            while (k := next(turns)) < pieces:
-                piece = indices[cuts[k] : cuts[k + 1]] if indices.size else indices
-                self.piece_sum(records, shared, piece, spacing, total)
+            self.piece_sum(records, shared, indices, cuts, turns, spacing, total)
             return total
 
-        helpers = min(self.cores, pieces) - 1
+        helpers = min(self.cores, cuts.size - 1) - 1
         if helpers and self._pool is None:
             self._pool = ThreadPoolExecutor(self.cores - 1, "pymc_dpvi")
         others = [] if self._pool is None else [self._pool.submit(work) for _ in range(helpers)]

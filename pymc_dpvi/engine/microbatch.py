@@ -83,6 +83,8 @@ _MOST_NUMBERS = 1 << 20
 _LENGTHS = (96, 24, 8)
 #: Greatest length if a row, as written, takes so many elementwise operations.
 _SHORT, _MANY_OPERATIONS = 24, 55
+#: If so many rows are expected, a large model's batch is shared out to two threads.
+_ALONE = 144
 #: If a factored parameter has more entries, a microbatch is as long as a plain sum may be.
 _LARGE = 1 << 15
 
@@ -215,10 +217,15 @@ def _numba_microbatched_sum(op: MicrobatchedSum, node: Apply, **kwargs: Any) -> 
     return numba_njit(function, fastmath=False), key
 
 
-def _length(width: int, large: bool, many_operations: bool) -> int:
-    """Return the length of a microbatch, which must not depend on the number of records."""
+def _length(width: int, large: bool, many_operations: bool, public_batch: float | None = None) -> int:
+    """Return the length of a microbatch, on which no number of records decides that is not public."""
     longest = PLAIN_RECORDS if large else _SHORT if many_operations else _LENGTHS[0]
     most = min(longest, _MOST_NUMBERS // max(1, width))
+    if large and public_batch is not None and math.isfinite(public_batch):
+        # Few records are computed in vain, and nearly all batches are an even number of microbatches.
+        rows, multiple = public_batch + 3.0 * math.sqrt(public_batch), _LENGTHS[1]
+        number = 1 if rows < _ALONE else 2 * math.ceil(rows / (2 * max(most, multiple)))
+        return multiple * math.ceil(rows / (number * multiple))
     multiple = next((length for length in _LENGTHS if length <= most), _LENGTHS[-1])
     return max(multiple, most - most % multiple)
 
@@ -230,6 +237,7 @@ def in_microbatches(
     indices: Variable | None,
     compile_kwargs: Mapping[str, Any],
     by_unit: bool = False,
+    public_batch: float | None = None,
 ) -> list[Variable]:
     """Replace every `PrivateSum` in a graph by a `MicrobatchedSum`.
 
@@ -247,6 +255,8 @@ def in_microbatches(
         For PyTensor's ``function``, with ``mode``.
     by_unit : bool
         Whether `indices` are marked (`unit_sums`): the rows of a person are added up before they are clipped.
+    public_batch : float, optional
+        Expected number of rows in a batch, if it is public.
 
     Raises
     ------
@@ -265,7 +275,7 @@ def in_microbatches(
         width = sum(math.prod(n or 1 for n in a.type.shape[1:]) for a in arrays)
         large = any(_entries(form, own) > _LARGE for form, own in _by_form(mark.layout, arrays))
         many = _operations_on_rows(arrays, batch) >= _MANY_OPERATIONS
-        length = _length(width, large or _is_jax(compile_kwargs), many)
+        length = _length(width, large or _is_jax(compile_kwargs), many, public_batch)
         rows = {b: b.type.clone(shape=(length, *b.type.shape[1:]))() for b in batch}
         which = [] if indices is None else [indices]
 

@@ -155,13 +155,14 @@ class Chunk:
         def step(batch: np.ndarray, *of_step: Any) -> Any:
             return self.step(batch if batch.size else nothing, np.asarray(batch.size), *of_step)
 
-        return self._many(step, *inputs)
+        indices, offsets, noise, base_draws, weights, *rest = inputs
+        state = [np.array(s) if isinstance(s, np.ndarray) else s for s in rest[: len(self.state)]]
+        return self._many(step, indices, offsets, noise, base_draws, weights, *state, *rest[len(state) :])
 
     def _many(self, step: Callable[..., Any], *inputs: Any) -> list[Any]:
         """Make steps, ``(batch, noise, base_draws, weight, *state, *held) -> (*state, row)``, one by one."""
         indices, offsets, noise, base_draws, weights, *rest = inputs
         state, held = rest[: len(self.state)], rest[len(self.state) :]
-        state = [np.array(s) if isinstance(s, np.ndarray) else s for s in state]
         shapes = [np.shape(s) for s in state]
         rows = np.empty((len(weights), self.width))
         for t in range(len(weights)):
@@ -195,8 +196,7 @@ def _compiled_loop(
     if compiled_key is not None:  # the step can be kept on disk
         parts = f"pymc_dpvi.Chunk {source} {step_key or compiled_key} {source_hash()}"
         key = hashlib.sha256(parts.encode()).hexdigest()
-    # Without the GIL, so that a thread can read the records of the next steps (`read_ahead`).
     # What is kept on disk names the module of its function: it must have one.
     scope = {"__name__": __name__, "np": np, "step": compiled}
     function = compile_numba_function_src(source, "chunk", scope, cache_key=key)
-    return numba_njit(function, fastmath=False, nogil=True, final_function=True, cache=key is not None)
+    return numba_njit(function, fastmath=False, final_function=True, cache=key is not None)

@@ -11,10 +11,15 @@ bit by bit, on any number of threads.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from textwrap import indent
+from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.extending import intrinsic
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit
@@ -59,22 +64,38 @@ class PieceSum:
         records: Sequence[np.ndarray],
         shared: Sequence[np.ndarray],
         indices: np.ndarray,
+        cuts: np.ndarray,
+        turns: np.ndarray,
         spacing: np.ndarray,
         total: np.ndarray,
     ) -> None:
-        """Add the sum of the records at `indices`, int64, to `total`, (2, size), int64.
+        """Add the sums of pieces to `total`, (2, size), int64, until there is none left.
 
-        Of no indices, one microbatch of zeros is computed and not added, as at the rehearsal (`step`).
+        Piece k is ``indices[cuts[k] : cuts[k + 1]]``, int64. `turns`, one int64, counts the pieces that have
+        been taken, by all threads. Of no indices, one microbatch of zeros is computed and not added, as at
+        the rehearsal (`step`).
         """
-        count = np.asarray(indices.size)
         given = indices if indices.size else np.zeros(1, dtype=np.int64)
-        self.function(*records, *shared, given, count, total, spacing)
+        self.function(*records, *shared, given, cuts, turns, total, spacing)
 
     def cuts(self, indices: np.ndarray) -> np.ndarray:
-        """Return where the pieces of a batch begin, and where the last one ends."""
+        """Return where the pieces of a batch begin, and where the last one ends: at least two numbers."""
+        if not indices.size:
+            return np.zeros(2, dtype=np.int64)
         if self.by_person:
             return cuts_of_persons(indices, self.length)
         return np.append(np.arange(0, indices.size, self.length), indices.size)
+
+
+@intrinsic
+def take_turn(typing_context: Any, turns: Any) -> Any:  # pragma: no cover
+    """Return the first entry of an int64 array, and add one to it, in one go for all threads."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.atomic_rmw("add", data, ir.IntType(64)(1), "monotonic")
+
+    return numba.types.int64(turns), codegen
 
 
 @numba.njit(cache=True, fastmath=False)
@@ -90,9 +111,22 @@ def cuts_of_persons(marked: np.ndarray, length: int) -> np.ndarray:  # pragma: n
 
 
 def _compiled(node: Apply) -> Callable[..., None]:
-    """Compile the sum of a piece with numba, as a function that does not hold Python's lock."""
+    """Compile the sums of pieces with numba, as a function that does not hold Python's lock."""
     written, key = node.op.for_numba(node, PIECE)
-    name = written.__name__
-    scope = {**written.__globals__, "__name__": __name__}  # what is kept on disk names a module
-    function = compile_numba_function_src(written.__source__, name, scope, cache_key=key)
+    body = indent(written.__source__.partition("\n")[2], "    ")
+    *arguments, indices = list(inspect.signature(written).parameters)[:-3]
+    source = "\n".join(
+        [
+            f"def sums_of_pieces({', '.join(arguments)}, batch, cuts, turns, onto, number):",
+            "    k = take_turn(turns)",
+            "    while k < cuts.size - 1:",
+            f"        {indices} = batch[cuts[k] : max(cuts[k + 1], cuts[k] + 1)]",
+            "        count = np.asarray(cuts[k + 1] - cuts[k])",
+            body,
+            "        k = take_turn(turns)",
+        ]
+    )
+    # What is kept on disk names the module of its function: it must have one.
+    scope = {**written.__globals__, "__name__": __name__, "take_turn": take_turn}
+    function = compile_numba_function_src(source, "sums_of_pieces", scope, cache_key=key)
     return numba_njit(function, fastmath=False, final_function=True, nogil=True, cache=key is not None)

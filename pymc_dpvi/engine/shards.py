@@ -20,7 +20,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -116,13 +115,10 @@ def sum_of_group(
         total, number = no_sum(size), np.asarray(spacing)
         with ONE_THREAD, np.errstate(all="ignore"):
             for arrays, places in zip(group, batches, strict=True):
-                batch = places.astype(np.int64)
-                cuts = piece_sum.cuts(batch)
-                for first, end in pairwise(cuts):
-                    if end > first:
-                        piece_sum(arrays, values, batch[first:end], number, total)
-            if not any(batch.size for batch in batches):  # at the rehearsal all is compiled, and tried
-                piece_sum(group[0], values, np.zeros(0, dtype=np.int64), number, total)
+                # Of no batch at all, as at the rehearsal, one microbatch is computed, and all is compiled.
+                if places.size or not any(own.size for own in batches):
+                    batch, turns = places.astype(np.int64), np.zeros(1, dtype=np.int64)
+                    piece_sum(arrays, values, batch, piece_sum.cuts(batch), turns, number, total)
         return call, total
     except Exception as error:
         return call, type(error).__name__

@@ -65,7 +65,7 @@ class PrivateStep:
         Number of threads that add up a batch. By default it is `available_cores` where a step is long by all
         that is public (`shared_step.is_long`), and otherwise the step is one compiled function.
     public_batch : float, optional
-        Expected number of rows in a batch, if it is public.
+        Expected number of rows in a batch, if it is public; infinite if it is only known to be large.
     cluster : Cluster, optional
         The workers that hold the records; those of `record` are made up then.
 
@@ -117,7 +117,7 @@ class PrivateStep:
         rows_kwargs = {**compile_kwargs, **(rows_kwargs or {})}
         indices = None if graph.is_whole else graph.indices
         of_rows = graph.batch, graph.data, indices, rows_kwargs, record.units is not None
-        new = in_microbatches([*updates.values(), *rows], *of_rows)
+        new = in_microbatches([*updates.values(), *rows], *of_rows, public_batch)
         ops = {v.owner.op for v in walk(new) if v.owner is not None}
         sums = [op for op in ops if isinstance(op, MicrobatchedSum | LocalSum)]
         for op in sums:

@@ -92,12 +92,19 @@ def test_any_number_of_threads_gives_the_same(case: str, monkeypatch: pytest.Mon
     used = set()
     add_up = PieceSum.__call__
 
-    def watched(self: PieceSum, *args: Any) -> None:
+    def watched(
+        self: PieceSum, records: Any, shared: Any, batch: Any, cuts: Any, turns: Any, *rest: Any
+    ) -> None:
+        before = int(turns[0])
+        if threading.current_thread() is threading.main_thread() and cores > 1 and cuts.size > 2:
+            deadline = time.monotonic() + 1.0
+            while turns[0] == before and time.monotonic() < deadline:
+                time.sleep(1e-4)  # until another thread has taken a piece
+        add_up(self, records, shared, batch, cuts, turns, *rest)
         used.add(threading.get_ident())
-        time.sleep(0.001)  # so that each thread gets a piece
-        add_up(self, *args)
 
     monkeypatch.setattr(PieceSum, "__call__", watched)
+    cores = 1
     one = fitted(build, 1, **kwargs)
     assert used == {threading.get_ident()}
     for cores in (2, 3):
