@@ -172,17 +172,15 @@ class OnWorkers:
 
     def _wait(self, futures: Sequence[Any]) -> None:
         """Wait until all have come; a WorkersError if there has been nobody to compute them for a minute."""
-        from distributed import wait  # who gives a client has it
-
-        looks = 0
-        while True:
-            try:
-                wait(futures, timeout=_LOOK)
-                return
-            except TimeoutError:
-                looks = 0 if self._cluster.client.nthreads() else looks + 1
-            if looks >= _LOOKS:
-                raise WorkersError("The cluster has no workers any more.")
+        for future in futures:
+            looks = 0
+            while not future.done():
+                try:
+                    future.exception(timeout=_LOOK)  # what it is comes up when it is gathered
+                except TimeoutError:
+                    looks = 0 if self._cluster.client.nthreads() else looks + 1
+                if looks >= _LOOKS:
+                    raise WorkersError("The cluster has no workers any more.")
 
     def close(self) -> None:
         """Shards stay with the workers for as long as the method lives."""
