@@ -505,10 +505,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             rate = rate_of_large(asked.n, size) if widths is None else None
             optimizer = falling_adam(asked.n, rate, widths=widths)
 
-        public = self._settings.num_records_public and self._record.units is None
-        expected = mechanism.sampler.sampling_prob * self._record.num_units if public else None
-        if self._sources is not None:
-            expected = inf  # who has them on the disk says that there are many
+        expected = self._public_batch(mechanism)
 
         def compiled(candidate: Backend) -> PrivateStep:
             with quiet_pytensor():
@@ -529,6 +526,14 @@ class DPADVI(Inference):  # type: ignore[misc]
 
         graphs = [*self._record.factors.values(), self._record.prior_logp]
         return first_that_works(few_steps(candidates, asked.n, self._approx.latents.size, graphs), compiled)
+
+    def _public_batch(self, mechanism: Mechanism) -> float | None:
+        """Return the expected number of rows in a batch, if it is public."""
+        if self._sources is not None:
+            return inf  # who has them on the disk says that there are many
+        if not self._settings.num_records_public or self._record.units is not None:
+            return None
+        return mechanism.sampler.sampling_prob * self._record.num_units
 
     def _cost(self, mechanism: Mechanism, n_steps: int) -> PrivacyRun:
         """Return what a run costs, with an id of its own; a seeded run has no id, as no ledger takes it."""

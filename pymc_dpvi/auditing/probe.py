@@ -147,6 +147,8 @@ class Probe:
         n_mc: int = 1,
         compile_kwargs: dict[str, Any],
         rows_kwargs: dict[str, Any] | None = None,
+        cores: int | None = None,
+        public_batch: float | None = None,
         rng: np.random.Generator,
     ) -> None:
         latents = approx.latents
@@ -178,6 +180,8 @@ class Probe:
                 max_grad_norm=None,
                 compile_kwargs=compile_kwargs,
                 rows_kwargs=rows_kwargs,
+                cores=cores,
+                public_batch=public_batch,
             )
         self._tables = tables
         self.leaks = tuple(self._release.leaks(self.step))

@@ -18,10 +18,11 @@ from pymc_dpvi.auditing.report import AuditReport
 from pymc_dpvi.auditing.sensitivity import check_lattice, check_one_way_out, check_sensitivity
 from pymc_dpvi.auditing.transcript import check_noise, check_randomness
 from pymc_dpvi.compat import versions
-from pymc_dpvi.engine.backends import Backend, backends, bounded, first_that_works
+from pymc_dpvi.engine.backends import Backend, backends, bounded, first_that_works, only_numba
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graph.fine_integrals import can_integrate
 from pymc_dpvi.inference import DPADVI
+from pymc_dpvi.lowering import is_python
 from pymc_dpvi.mechanism.mechanism import Streams
 
 __all__ = ["audit"]
@@ -39,6 +40,7 @@ def audit(
     obj_n_mc: int = 1,
     backend: str | None = None,
     compile_kwargs: Mapping[str, Any] | None = None,
+    cores: int | None = None,
     random_seed: int | None = None,
     **kwargs: Any,
 ) -> AuditReport:
@@ -67,6 +69,8 @@ def audit(
         As in `fit`.
     compile_kwargs : dict, optional
         As in `fit`.
+    cores : int, optional
+        As in `fit`: the sums by threads are audited then.
     random_seed : int, optional
         For synthetic records and base draws. Noise and batches come from the operating system.
     **kwargs
@@ -106,6 +110,8 @@ def audit(
     if random_seed is not None:
         check_seed("random_seed", random_seed)
     candidates = backends(backend, compile_kwargs)
+    if cores is not None:
+        candidates = only_numba(candidates, f"cores={check_integer('cores', cores)}")
     audited = _method(model, method, kwargs)
     rng = np.random.default_rng(random_seed)
     record, approx, settings = audited._record, audited._approx, audited._settings
@@ -115,6 +121,8 @@ def audit(
 
     def compiled(candidate: Backend) -> Probe:
         kwargs: dict[str, Any] = {"compile_kwargs": dict(candidate.step), "rows_kwargs": dict(candidate.rows)}
+        if not is_python(candidate.step["mode"]):  # as a fit's step is made
+            kwargs |= {"cores": cores, "public_batch": audited._public_batch(mechanism)}
         return Probe(record, approx, mechanism, n_mc=n_mc, rng=rng, **kwargs)
 
     probe, taken = first_that_works(bounded(candidates, record.factors.values()), compiled)

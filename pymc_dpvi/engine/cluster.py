@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,14 +31,14 @@ from pytensor.graph.basic import Apply
 
 from pymc_dpvi.engine.lattice_sums import no_sum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
-from pymc_dpvi.engine.shards import Recipe, hold, sum_of_group
+from pymc_dpvi.engine.shards import Recipe, hold, packed, sum_of_group
 from pymc_dpvi.errors import ArgumentError, WorkersError
 
 __all__ = ["Cluster", "OnWorkers", "check_client"]
 
 #: Seconds from one look at the cluster to the next, and how many find no worker before the fit ends.
 _LOOK, _LOOKS = 5.0, 12
-#: Largest part of a sum of a group that an answer may have: see docs/noise.md, 3.8.
+#: No sum of records comes near: a group would need some millions of pieces.
 _LARGEST = 2**62
 
 
@@ -105,6 +106,7 @@ class Cluster:
                     _futures(self.client, blocks),
                     self._dtypes,
                     self._shapes,
+                    self._lengths[a:b],
                     pure=False,
                     workers=[worker],
                     allow_other_workers=True,
@@ -112,15 +114,18 @@ class Cluster:
                 self._groups.append(held)
         return self._cuts, self._groups
 
+    def release(self) -> None:
+        """Let go of the shards: they are read again when they are needed."""
+        self._groups = []
+
     def places(self, indices: np.ndarray) -> list[np.ndarray]:
-        """Return the places of a batch in each shard, ascending, in 32 bits if they fit."""
+        """Return the places of a batch in each shard, as they are sent (`shards.packed`)."""
         if (indices[1:] < indices[:-1]).any():  # a batch of fixed size
             indices = np.sort(indices)
         cuts = [*np.searchsorted(indices, self._starts), len(indices)]
-        kind = np.uint32 if max(self._lengths) < 2**32 else np.int64
         return [
-            (indices[a:b] - start).astype(kind)
-            for (a, b), start in zip(itertools.pairwise(cuts), self._starts, strict=True)
+            packed(indices[a:b] - start, rows)
+            for (a, b), start, rows in zip(itertools.pairwise(cuts), self._starts, self._lengths, strict=True)
         ]
 
 
@@ -134,6 +139,7 @@ class OnWorkers:
         # A task, so that a worker that comes later can have it.
         self._recipe = client.submit(bytes, Recipe.of(node).pickled(), pure=False)
         self._calls = itertools.count()
+        self._processor = ""
 
     def sum(
         self,
@@ -146,11 +152,15 @@ class OnWorkers:
         """Return the sum over the batch; see `Executor.sum`. `records`, made-up rows, are not used."""
         failed = ""
         try:
-            return self._sum(shared, indices, spacing.item(), size)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Dask's quote how much is sent, and so how large a batch is
+                return self._sum(shared, indices, spacing.item(), size)
         except WorkersError:
+            self._cluster.release()
             raise
         except Exception as error:  # its text may hold records; raised below, so that it is not chained
             failed = type(error).__name__
+        self._cluster.release()
         raise WorkersError(f"The cluster failed: {failed} was raised. What it said is left out.")
 
     def _sum(
@@ -167,7 +177,14 @@ class OnWorkers:
         self._wait(futures)
         total = no_sum(size)
         for answer in client.gather(futures):
-            total += _checked(answer, call, size)
+            part, processor = _checked(answer, call, size)
+            self._processor = self._processor or processor
+            if processor != self._processor:
+                raise WorkersError(
+                    "The workers have processors of different kinds, on which a record's row may differ in "
+                    "its last digits. Use workers of one kind."
+                )
+            total += part
         return total
 
     def _wait(self, futures: Sequence[Any]) -> None:
@@ -183,18 +200,18 @@ class OnWorkers:
                     raise WorkersError("The cluster has no workers any more.")
 
     def close(self) -> None:
-        """Shards stay with the workers for as long as the method lives."""
+        """Do nothing: shards stay with the workers for as long as the method lives."""
 
 
-def _checked(answer: Any, call: int, size: int) -> np.ndarray:
-    """Return a worker's sum, or raise a WorkersError."""
-    if isinstance(answer, tuple) and len(answer) == 2 and answer[0] == call:
-        sum_ = answer[1]
+def _checked(answer: Any, call: int, size: int) -> tuple[np.ndarray, str]:
+    """Return a worker's sum and its kind of processor, or raise a WorkersError."""
+    if isinstance(answer, tuple) and len(answer) == 3 and answer[0] == call:
+        _, sum_, processor = answer
         if isinstance(sum_, str):
             raise WorkersError(f"A worker raised {sum_[:80]}. What it said is left out.")
         if type(sum_) is np.ndarray and sum_.dtype == np.int64 and sum_.shape == (2, size):
             if ((sum_ > -_LARGEST) & (sum_ < _LARGEST)).all():
-                return sum_
+                return sum_, str(processor)
     raise WorkersError("A worker returned what is not the sum that it was asked for.")
 
 
@@ -217,7 +234,7 @@ def _check_blocks(name: str, array: Any, first: str, of_first: Any) -> None:
     if not all(hasattr(array, a) for a in ("chunks", "to_delayed", "rechunk")):
         raise ArgumentError(
             f"records[{name!r}] is a {type(array).__name__}, and client= wants dask arrays: say "
-            f"dask.array.from_zarr(...), or dask.array.from_array(..., chunks=...)."
+            "dask.array.from_zarr(...), or what else reads files on the workers."
         )
     lengths = array.chunks[0]
     if any(not float(n).is_integer() for n in lengths):

@@ -70,7 +70,7 @@ class Threads:
             self.piece_sum(records, shared, indices, cuts, turns, spacing, total)
             return total
 
-        helpers = min(self.cores, cuts.size - 1) - 1
+        helpers = self.cores - 1  # whatever the batch: whether a thread is there would tell how large it is
         if helpers and self._pool is None:
             self._pool = ThreadPoolExecutor(self.cores - 1, "pymc_dpvi")
         others = [] if self._pool is None else [self._pool.submit(work) for _ in range(helpers)]

@@ -20,7 +20,7 @@ from pymc_dpvi.engine.read_ahead import read_ahead
 from pymc_dpvi.engine.source_records import SourceRecords
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.engine.unit_batches import in_rows
-from pymc_dpvi.errors import PrivacyError
+from pymc_dpvi.errors import ModelEvaluationError, PrivacyError
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.mechanism.mechanism import Draws, Mechanism, Streams
 from pymc_dpvi.pages import SCALE_PREDICTORS
@@ -31,6 +31,10 @@ __all__ = ["averages_from", "iterate"]
 _CHUNK_NUMBERS = 500_000
 #: Most steps drawn at once, so that the progress bar goes on.
 _CHUNK_STEPS = 200
+_NO_ROOM = (
+    "The batches of some steps could not be held in memory. Use a smaller sampling_prob or batch_size. "
+    "What was planned has been charged."
+)
 #: Seconds that one compiled call should take; an interrupt waits for its end.
 _CALL_SECONDS = 0.05
 
@@ -74,8 +78,16 @@ def iterate(
         for begin in range(0, n_steps, longest):
             for first in range(begin, min(begin + longest, n_steps), steps_at_once):
                 size = min(steps_at_once, begin + longest - first, n_steps - first)
-                draws = mechanism.draw(streams, num_records, size, step.num_noise)
-                yield draws if units is None else in_rows(draws, units, streams.sampling)
+                draws, failed = None, False
+                try:
+                    draws = mechanism.draw(streams, num_records, size, step.num_noise)
+                    if units is not None:
+                        draws = in_rows(draws, units, streams.sampling)
+                except MemoryError:  # its text tells how large a batch is; raised below, not chained
+                    failed = True
+                if failed or draws is None:
+                    raise ModelEvaluationError(_NO_ROOM)
+                yield draws
 
     with closing(drawn() if sources is None else read_ahead(drawn(), step, sources, expected)) as batches:
         for begin in range(0, n_steps, longest):

@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import numba
 import numpy as np
 import pytensor
 from pytensor.graph.basic import Apply, Variable
@@ -35,7 +37,7 @@ from pymc_dpvi.engine.microbatch import MicrobatchedSum, rows_function
 from pymc_dpvi.engine.pieces import PieceSum
 from pymc_dpvi.engine.private_sum import PrivateSum
 
-__all__ = ["Group", "Recipe", "hold", "sum_of_group"]
+__all__ = ["Group", "Recipe", "hold", "packed", "sum_of_group", "unpacked"]
 
 #: Shards, each a list of record arrays with as many rows.
 Group = list[list[np.ndarray]]
@@ -54,7 +56,7 @@ class Recipe:
     types: Sequence[Type]  # of all inputs of the operation
     numbers: tuple[Any, ...]  # the other arguments of `MicrobatchedSum`
     floatx: str
-    sources: str  # hash of this package's sources
+    versions: tuple[Any, ...]  # of what decides on the last digits, but for the processor
 
     @classmethod
     def of(cls, node: Apply) -> Recipe:
@@ -62,7 +64,7 @@ class Recipe:
         op = node.op
         graph = op.per_record.inputs, op.per_record.outputs
         types = [v.type for v in node.inputs]
-        return cls(op.mark, *graph, types, op.numbers, pytensor.config.floatX, source_hash())
+        return cls(op.mark, *graph, types, op.numbers, pytensor.config.floatX, _versions())
 
     def pickled(self) -> bytes:
         """Return the recipe as bytes."""
@@ -71,8 +73,8 @@ class Recipe:
 
     def compiled(self) -> PieceSum:
         """Compile the sum of a piece, or raise a RuntimeError if this process would compute another one."""
-        if self.sources != source_hash():
-            raise RuntimeError("another version of pymc_dpvi")
+        if self.versions != _versions():
+            raise RuntimeError("other versions of packages")
         if self.floatx != pytensor.config.floatX:
             raise RuntimeError("another floatX")
         rows = rows_function(self.inputs, self.outputs, {"mode": default_numba_mode()})
@@ -80,48 +82,81 @@ class Recipe:
         return PieceSum(op(*(t() for t in self.types)).owner)
 
 
+def _versions() -> tuple[Any, ...]:
+    packages = (np, numba, pytensor)
+    return (source_hash(), *(p.__version__ for p in packages), bool(pytensor.config.numba__fastmath))
+
+
+def _processor() -> str:
+    return str(llvm.get_host_cpu_name())
+
+
 def hold(
-    blocks: Sequence[Sequence[Any]], dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]
+    blocks: Sequence[Sequence[Any]],
+    dtypes: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    lengths: Sequence[int],
 ) -> Group | str:
-    """Return a group of shards, each of one block of each record array; or the name of what was raised."""
+    """Return a group of shards, each of one block of each record array; or the name of what was raised.
+
+    Compiled code checks no places. So a block that has not as many rows as its array says, such as one that
+    was filtered by ``map_blocks``, is an error here. Nothing is kept of what a block is a part of.
+    """
     try:
         group = []
-        for shard in blocks:
-            arrays = [
-                np.ascontiguousarray(np.asarray(block).astype(dtype, casting="safe", copy=False))
-                for block, dtype in zip(shard, dtypes, strict=True)
-            ]
-            if any(a.shape[1:] != s or len(a) != len(arrays[0]) for a, s in zip(arrays, shapes, strict=True)):
-                raise TypeError("blocks of another shape")
+        for shard, length in zip(blocks, lengths, strict=True):
+            arrays = []
+            for block, dtype, shape in zip(shard, dtypes, shapes, strict=True):
+                with np.errstate(all="ignore"):
+                    array = np.array(np.asarray(block).astype(dtype, casting="safe"), order="C", copy=True)
+                if array.shape != (length, *shape):
+                    raise ValueError("a block of another shape than its array says")
+                arrays.append(array)
             group.append(arrays)
         return group
     except Exception as error:
         return type(error).__name__
 
 
+def packed(places: np.ndarray, rows: int) -> np.ndarray:
+    """Return ascending places in a shard in few bytes: a bit for each row, or 32 for each place."""
+    if places.size * 32 <= rows < 2**32:
+        return places.astype(np.uint32)
+    there = np.zeros(rows, dtype=np.bool_)
+    there[places] = True
+    return np.packbits(there)
+
+
+def unpacked(sent: np.ndarray) -> np.ndarray:
+    """Return the places, int64."""
+    return sent.astype(np.int64) if sent.dtype == np.uint32 else np.flatnonzero(np.unpackbits(sent))
+
+
 def sum_of_group(
     recipe: bytes, group: Group | str, batches: Sequence[np.ndarray], shared: bytes, spacing: float, call: int
-) -> tuple[int, Any]:
+) -> tuple[int, Any, str]:
     """Return the clipped sum over the batch of each shard, (2, size), int64; or the name of what was raised.
 
-    `batches` are places in the shards, `shared` is pickled: what all records share, and the size. `call` is
-    returned, so that an answer can be told from an older one.
+    `batches` are `packed` places in the shards, `shared` is pickled: what all records share, and the size.
+    `call` is returned, so that an answer can be told from an older one, and so is the kind of processor.
     """
     if isinstance(group, str):  # of `hold`
-        return call, group
+        return call, group, ""
     try:
         values, size = pickle.loads(shared)
         piece_sum = _compiled(recipe)
         total, number = no_sum(size), np.asarray(spacing)
         with ONE_THREAD, np.errstate(all="ignore"):
-            for arrays, places in zip(group, batches, strict=True):
+            places = [unpacked(sent) for sent in batches]
+            nothing = not any(batch.size for batch in places)
+            for arrays, batch in zip(group, places, strict=True):
                 # Of no batch at all, as at the rehearsal, one microbatch is computed, and all is compiled.
-                if places.size or not any(own.size for own in batches):
-                    batch, turns = places.astype(np.int64), np.zeros(1, dtype=np.int64)
+                if batch.size or nothing:
+                    turns = np.zeros(1, dtype=np.int64)
                     piece_sum(arrays, values, batch, piece_sum.cuts(batch), turns, number, total)
-        return call, total
+        return call, total, _processor()
     except Exception as error:
-        return call, type(error).__name__
+        return call, type(error).__name__, ""
 
 
 _sums: dict[str, PieceSum] = {}

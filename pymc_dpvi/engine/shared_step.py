@@ -14,6 +14,7 @@ batch or the noise: they are no inputs of it, and that is checked.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -79,22 +80,22 @@ class SharedSteps(Chunk):
     ) -> Callable[..., Any]:
         """Compile the three parts of a step, or take those of an equal graph."""
         cut = _Cut(inputs, outputs)
+        around = shared(_named(name, "around"), lambda: _Around(cut, compile_kwargs))
         if self.cluster is None:
-            before, after, piece_sum = shared(name, lambda: cut.compiled(compile_kwargs))
+            piece_sum = shared(_named(name, "piece"), lambda: PieceSum(cut.node))
             self.executor = Threads(piece_sum, self.cores)
         else:
-            before, after = cut.around(compile_kwargs)
             self.executor = OnWorkers(self.cluster, cut.node)
 
         def step(batch: np.ndarray, noise: np.ndarray, *rest: Any) -> Any:
             values = (None, None, noise, *rest)
             spacing = values[cut.spacing]
-            given = before(*(values[k] for k in cut.of_before))
+            given = around.before(*(values[k] for k in cut.of_before))
             given = [np.ascontiguousarray(v) if np.ndim(v) else v for v in given]
             records = [values[k] for k in cut.records]
             total = self.executor.sum(records, given, batch, spacing, noise.size)
             released = release_of(total, noise, spacing.item())
-            return after(released, *(values[k] for k in cut.of_after))
+            return around.after(released, *(values[k] for k in cut.of_after))
 
         return lambda *arrays: self._many(step, *arrays)
 
@@ -127,22 +128,39 @@ class _Cut:
             raise PrivacyError("A part of the private step reads the records around their noisy sum.")
         self.inputs = inputs
 
-    def compiled(self, compile_kwargs: Mapping[str, Any]) -> tuple[Any, Any, PieceSum]:
-        """Compile what comes before the sum and after it, and the sum of a piece."""
-        return *self.around(compile_kwargs), PieceSum(self.node)
 
-    def around(self, compile_kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Compile what comes before the sum, and what comes after."""
-        before = self._function(self.of_before, [], self.shared, compile_kwargs)
-        return before, self._function(self.of_after, [self.released], self.outputs, compile_kwargs)
+class _Around:
+    """What comes before the sum and after it, compiled.
 
-    def _function(
-        self, places: Sequence[int], first: list[Variable], outputs: Any, kwargs: Mapping[str, Any]
-    ) -> Any:
-        inputs = [*first, *(self.inputs[k] for k in places)]
-        function = pm_compile(inputs, list(outputs), on_unused_input="ignore", **kwargs)
-        function.trust_input = True
-        return function
+    A PyTensor function keeps its arguments and results in cells of its own. Fits in several threads share
+    these functions, so one thread at a time calls them.
+    """
+
+    def __init__(self, cut: _Cut, compile_kwargs: Mapping[str, Any]) -> None:
+        self._lock = threading.Lock()
+        inputs = (
+            [cut.inputs[k] for k in cut.of_before],
+            [cut.released, *(cut.inputs[k] for k in cut.of_after)],
+        )
+        self._before, self._after = (
+            pm_compile(own, list(outputs), on_unused_input="ignore", **compile_kwargs)
+            for own, outputs in zip(inputs, (cut.shared, cut.outputs), strict=True)
+        )
+        self._before.trust_input = self._after.trust_input = True
+
+    def before(self, *inputs: Any) -> Any:
+        """Return what all records share."""
+        with self._lock:
+            return self._before(*inputs)
+
+    def after(self, *inputs: Any) -> Any:
+        """Return the new state, and a row."""
+        with self._lock:
+            return self._after(*inputs)
+
+
+def _named(name: Hashable | None, part: str) -> Hashable | None:
+    return None if name is None else (name, part)
 
 
 def _places(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> list[int]:

@@ -83,7 +83,8 @@ class SourceRecords:
                     return []
                 part = indices[first : first + step]
                 try:
-                    found = np.asarray(source.rows(part))
+                    with np.errstate(all="ignore"):  # of a lazy source, on a record
+                        found = np.asarray(source.rows(part))
                     if found.shape != (len(part), *source.row_shape):
                         raise TypeError("rows of another shape")
                     np.copyto(rows[first : first + step], found, casting="safe")

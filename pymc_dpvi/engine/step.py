@@ -126,10 +126,11 @@ class PrivateStep:
         if cluster is not None:
             cores = 1
         if cores is not None and not fits:
+            asked = f"cores={cores}" if cluster is None else "client="
             raise ArgumentError(
-                f"cores={cores} needs noise for which rounding the sum piece by piece is proven to be fine: "
+                f"{asked} needs noise for which rounding the sum piece by piece is proven to be fine: "
                 f"noise_multiplier={mechanism.noise_multiplier:g} is too large for so many latent values. "
-                "Leave cores= out."
+                f"Leave {asked.partition('=')[0]}= out, or use a larger epsilon."
             )
         if cores is None and fits and is_long(sums, public_batch, compile_kwargs):
             cores = available_cores()
@@ -259,11 +260,7 @@ def _uninterrupted() -> Iterator[None]:
         return
     came: list[tuple[int, FrameType | None]] = []
 
-    def later(number: int, frame: FrameType | None) -> None:
-        came.append((number, frame))
-        signal.signal(signal.SIGINT, handler)  # who asks twice does not wait
-
-    signal.signal(signal.SIGINT, later)
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
     try:
         yield
     finally:

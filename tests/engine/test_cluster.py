@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -182,12 +183,12 @@ def test_no_worker_is_left(client: Any, monkeypatch: pytest.MonkeyPatch) -> None
     "answer",
     [
         lambda call, size: None,
-        lambda call, size: (call - 1, np.zeros((2, size), dtype=np.int64)),
-        lambda call, size: (call, np.zeros((2, size))),
-        lambda call, size: (call, np.zeros((2, size + 1), dtype=np.int64)),
-        lambda call, size: (call, np.full((2, size), 2**62)),
-        lambda call, size: (call, np.full((2, size), -(2**63))),
-        lambda call, size: (call, [[0] * size] * 2),
+        lambda call, size: (call - 1, np.zeros((2, size), dtype=np.int64), ""),
+        lambda call, size: (call, np.zeros((2, size)), ""),
+        lambda call, size: (call, np.zeros((2, size + 1), dtype=np.int64), ""),
+        lambda call, size: (call, np.full((2, size), 2**62), ""),
+        lambda call, size: (call, np.full((2, size), -(2**63)), ""),
+        lambda call, size: (call, [[0] * size] * 2, ""),
     ],
 )
 def test_an_answer_that_is_no_sum_of_this_step_ends_the_fit(
@@ -220,10 +221,50 @@ def test_what_a_worker_raises_is_a_name(client: Any, caplog: pytest.LogCaptureFi
 
 def test_errors_inside_of_a_sum_are_names() -> None:
     made_up = np.zeros((4, 3))
-    assert shards.hold([[made_up, np.zeros(3)]], ["<f8", "<f8"], [(3,), ()]) == "TypeError"
-    assert shards.hold([[made_up.astype(complex)]], ["<f8"], [(3,)]) == "TypeError"
-    assert shards.sum_of_group(b"no recipe", [], [], b"nothing", 1.0, 3) == (3, "UnpicklingError")
-    assert shards.sum_of_group(b"", "KeyError", [], b"", 1.0, 4) == (4, "KeyError")
+    assert shards.hold([[made_up, np.zeros(3)]], ["<f8", "<f8"], [(3,), ()], [4]) == "ValueError"
+    assert shards.hold([[made_up.astype(complex)]], ["<f8"], [(3,)], [4]) == "TypeError"
+    assert shards.sum_of_group(b"no recipe", [], [], b"nothing", 1.0, 3) == (3, "UnpicklingError", "")
+    assert shards.sum_of_group(b"", "KeyError", [], b"", 1.0, 4) == (4, "KeyError", "")
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_block_with_fewer_rows_than_its_array_says(client: Any, copied: bool) -> None:
+    records = sources()
+    for name in records:  # a filter of rows that Dask is not told of
+        records[name] = records[name].map_blocks(
+            lambda block: block[::2].copy() if copied else block[: len(block) // 2],
+            dtype=records[name].dtype,
+            chunks=records[name].chunks,
+            meta=np.empty((0,) * records[name].ndim, dtype=records[name].dtype),
+        )
+    with pytest.raises(WorkersError, match=r"ValueError.*Nothing is spent"):
+        method(client, records).fit(3, progressbar=False)
+
+
+def test_a_shard_keeps_nothing_of_what_it_was_a_part_of() -> None:
+    ((held,),) = shards.hold([[X[:100]]], ["<f8"], [(3,)], [100])
+    assert held.base is None
+
+
+def test_workers_with_other_processors_are_refused(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = iter(["one", "one", "one", "other", *["one"] * 50])
+    monkeypatch.setattr(shards, "_processor", kinds.__next__)
+    with pytest.raises(WorkersError, match="processors of different kinds"):
+        method(client).fit(3, progressbar=False)
+
+
+def test_warnings_of_dask_say_nothing(client: Any, recwarn: pytest.WarningsRecorder) -> None:
+    fitted = method(client)
+    submit = client.submit
+
+    def loud(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn("Sending large graph of size 11.44 MiB", UserWarning, stacklevel=1)
+        return submit(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "submit", loud)
+        fitted.fit(3, progressbar=False)
+    assert not [w for w in recwarn if "Sending" in str(w.message)]
 
 
 def test_a_recipe_holds_no_record(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,10 +287,20 @@ def test_a_recipe_holds_no_record(client: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_version_is_refused_by_the_worker(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "source_hash", iter(["one", *["other"] * 50]).__next__)
+    monkeypatch.setattr(shards, "_versions", iter([("one",), *[("other",)] * 50]).__next__)
     monkeypatch.setattr(shards, "_sums", {})
     with pytest.raises(WorkersError, match=r"RuntimeError.*Nothing is spent"):
         method(client).fit(2, progressbar=False)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 1.0])
+def test_places_are_packed_and_unpacked(share: float) -> None:
+    rng = np.random.default_rng(3)
+    for rows in (1, 7, 8, 1001):
+        places = np.flatnonzero(rng.random(rows) < share)
+        sent = shards.packed(places, rows)
+        assert np.array_equal(shards.unpacked(sent), places)
+        assert sent.nbytes <= min(4 * places.size + 8, rows / 8 + 1) or not places.size
 
 
 def test_shards_are_shared_out_evenly() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any
@@ -11,8 +12,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_dpvi import DPADVI, ArgumentError
-from pymc_dpvi.engine import executor, shared_step
+from pymc_dpvi import DPADVI, ArgumentError, audit
+from pymc_dpvi.engine import executor, lattice_sums, shared_step
 from pymc_dpvi.engine.pieces import PieceSum, cuts_of_persons
 from pymc_dpvi.errors import ModelEvaluationError, PrivacyError
 
@@ -195,6 +196,44 @@ def test_threads_by_default_where_a_step_is_long_by_what_is_public(monkeypatch: 
     assert made == [executor.available_cores()]
     fitted(outer, None, batch_size=200, sampling_prob=None)
     assert len(made) == 1
+
+
+def test_fits_in_several_threads_share_what_is_compiled() -> None:
+    wanted = fitted(outer, 2, 400)
+    found: dict[int, Any] = {}
+
+    def work(k: int) -> None:
+        try:
+            found[k] = fitted(outer, 2, 400)
+        except Exception as error:
+            found[k] = error
+
+    at_once = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in at_once:
+            thread.start()
+        for thread in at_once:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    for k in range(3):
+        assert all(np.array_equal(a, b) for a, b in zip(found[k], wanted, strict=True))
+
+
+def test_an_audit_looks_at_the_sums_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pm.Model():
+        outer()
+        method = DPADVI(epsilon=1.0, delta=1e-6)
+    assert audit(method=method, runs=400, cores=2, random_seed=1).passed
+    add = lattice_sums.release_of
+
+    def too_little(total: np.ndarray, noise: np.ndarray, spacing: float) -> np.ndarray:
+        return add(total, noise // 2, spacing)
+
+    monkeypatch.setattr(shared_step, "release_of", too_little)
+    assert not audit(method=method, runs=400, cores=2, random_seed=1).passed
 
 
 @pytest.mark.parametrize("cores", [0, -1, 2.5, "all", True])
