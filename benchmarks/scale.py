@@ -30,7 +30,7 @@ import pytensor.tensor as pt
 from pymc_dpvi import DPADVI
 
 #: Seconds that a variant of a problem runs at a time, and how often.
-SECONDS, TURNS = 2.0, 5
+SECONDS, TURNS = 1.0, 5
 FIGURE = Path(__file__).parent / "figures" / "scale.json"
 
 

@@ -8,6 +8,7 @@ who asks. Integers are the same in any order, so a step does not depend on who a
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -70,9 +71,9 @@ class Threads:
             self.piece_sum(records, shared, indices, cuts, turns, spacing, total)
             return total
 
-        helpers = self.cores - 1  # whatever the batch: whether a thread is there would tell how large it is
-        if helpers and self._pool is None:
-            self._pool = ThreadPoolExecutor(self.cores - 1, "pymc_dpvi")
+        helpers = min(self.cores, cuts.size - 1) - 1
+        if self.cores > 1 and self._pool is None:
+            self._pool = self._all_begun()
         others = [] if self._pool is None else [self._pool.submit(work) for _ in range(helpers)]
         failed: BaseException | None = None
         total = no_sum(size)
@@ -88,6 +89,14 @@ class Threads:
         if failed is not None:
             raise failed
         return total
+
+    def _all_begun(self) -> ThreadPoolExecutor:
+        """Begin all threads, whatever the batch: which of them are there would tell how large it is."""
+        pool, met = ThreadPoolExecutor(self.cores - 1, "pymc_dpvi"), threading.Barrier(self.cores)
+        for _ in range(self.cores - 1):
+            pool.submit(met.wait)
+        met.wait()
+        return pool
 
     def close(self) -> None:
         """End the threads; a later sum begins new ones."""

@@ -3,9 +3,9 @@ r"""Sums of pieces of a batch as integers: the same in any order, whoever adds t
 The records of a batch are added up in pieces (`pieces`), each by `clipping` and `kernels` alone. A piece's
 sum, in spacings u of the lattice, becomes two integers in each column,
 
-.. math:: x = 2^{19} a + 2^{-20} b, \qquad |b| \le 2^{39},
+.. math:: x = 2^{19} a + 2^{-20} b,
 
-with b rounded. Both are added up in 64 bits, without any rounding: so a sum over pieces does not depend on
+with b rounded, about :math:`2^{38}` at most. Both are added up in 64 bits, without any rounding: so a sum over pieces does not depend on
 their order, on threads, or on machines. In the end it is rounded to the lattice once more, and the noise is
 added in integers, as in `clipping.round_and_add`.
 

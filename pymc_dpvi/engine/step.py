@@ -144,6 +144,7 @@ class PrivateStep:
         self.calls = 0
         self.dtype = np.dtype(pytensor.config.floatX)
         self._rehearse(list(updates))
+        self.rest()
         ONE_THREAD.look()
 
     def _rehearse(self, state: Sequence[SharedVariable]) -> None:
