@@ -10,10 +10,12 @@ proof ends, at `MAX_EXPECTED_BATCH` expected records in a batch.
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 from pymc_dpvi.accounting import default_sampling_prob, noise_multiplier
 from pymc_dpvi.mechanism.limits import MAX_EXPECTED_BATCH
+from pymc_dpvi.randomness.keystream import KeyStream
 from pymc_dpvi.sampling import PoissonSampler
 
 FIGURE = Path(__file__).parent / "figures" / "scale.json"
@@ -33,13 +35,25 @@ def constants() -> tuple[float, float]:
     return row, sizes[small]["two workers"]
 
 
+def drawing() -> float:
+    """Return the seconds that the fitting process takes to draw a place of a batch, measured now."""
+    sampler, stream = PoissonSampler(0.01), KeyStream.from_os()
+    start = time.perf_counter()
+    indices, _ = sampler.draw(stream, 10**8, 3)
+    return (time.perf_counter() - start) / len(indices)
+
+
 def main() -> None:
     """Print the plan."""
     row, round_ = constants()
-    print(f"A row takes {1e9 * row:.0f} ns on a core, and a round {1e3 * round_:.0f} ms with two workers.")
+    draw = drawing()
     print(
-        f"{'rows':>7} {'q':>9} {'batch':>11} {'workers':>8} {'to send':>9} {'a step':>9} {'a fit':>8} "
-        "noise of the mean gradient, in clip norms"
+        f"A row takes {1e9 * row:.0f} ns on a core, a round {1e3 * round_:.0f} ms with two workers, and a "
+        f"place of the batch {1e9 * draw:.0f} ns to draw."
+    )
+    print(
+        f"{'rows':>7} {'q':>9} {'batch':>11} {'workers':>8} {'each holds':>10} {'to send':>9} "
+        f"{'a step':>9} {'a fit':>8} noise of the mean gradient, in clip norms"
     )
     default = default_sampling_prob(epsilon=EPSILON, delta=DELTA, n_steps=STEPS)
     for num_rows in (10**8, 10**9, 10**10, 10**12):
@@ -48,10 +62,11 @@ def main() -> None:
         batch = q * num_rows
         for workers in (2, 16, 256):
             sent = PLACE * batch + 16 * COLUMNS * workers
-            step = round_ + MESSAGE * workers + batch * row / workers + sent / BANDWIDTH
+            step = round_ + MESSAGE * workers + batch * (row / workers + draw) + sent / BANDWIDTH
+            held = 8 * (COLUMNS + 1) * num_rows / workers
             print(
-                f"{num_rows:7.0e} {q:9.2g} {batch:11,.0f} {workers:8} {sent / 2**20:6.0f} MB {step:7.2f} s "
-                f"{step * STEPS / 3600:6.1f} h {noise / batch:.1e}"
+                f"{num_rows:7.0e} {q:9.2g} {batch:11,.0f} {workers:8} {held / 2**30:7,.0f} GB "
+                f"{sent / 2**20:6.0f} MB {step:7.2f} s {step * STEPS / 3600:6.1f} h {noise / batch:.1e}"
             )
 
 

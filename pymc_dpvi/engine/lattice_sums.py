@@ -5,9 +5,9 @@ sum, in spacings u of the lattice, becomes two integers in each column,
 
 .. math:: x = 2^{19} a + 2^{-20} b,
 
-with b rounded, about :math:`2^{38}` at most. Both are added up in 64 bits, without any rounding: so a sum over pieces does not depend on
-their order, on threads, or on machines. In the end it is rounded to the lattice once more, and the noise is
-added in integers, as in `clipping.round_and_add`.
+with b rounded, about :math:`2^{38}` at most. Both are added up in 64 bits, without any rounding: so a sum
+over pieces does not depend on their order, on threads, or on machines. In the end it is rounded to the
+lattice once more, and the noise is added in integers, as in `clipping.round_and_add`.
 
 **What the proof needs** (``docs/noise.md``, 3.8). Rounding b moves a piece's sum by at most
 :math:`2^{-21}\sqrt P\,u`. No piece may reach the end of its range, because pieces that are held there would
