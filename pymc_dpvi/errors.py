@@ -22,6 +22,7 @@ __all__ = [
     "PrivacyWarning",
     "RecordSourceError",
     "UnsupportedModelError",
+    "WorkersError",
 ]
 
 #: Packages whose frames may be between a warning and the caller's line.
