@@ -28,7 +28,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pytensor
@@ -97,11 +97,14 @@ class Backend:
         Keyword arguments of PyTensor's ``function`` for the step.
     rows : dict
         Those that differ for the rows of a batch.
+    needed_by : str
+        The argument that needs this backend and no other, if one does.
     """
 
     name: str
     step: Mapping[str, Any] = field(repr=False)
     rows: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    needed_by: str = ""
 
 
 class StepFailedError(Exception):
@@ -156,7 +159,7 @@ def only_numba(candidates: Sequence[Backend], wanted: str) -> list[Backend]:
             f"{wanted} needs backend='numba', which adds up without Python's lock. Leave "
             f"{wanted.partition('=')[0]}= out, or backend= and compile_kwargs=."
         )
-    return found
+    return [replace(c, needed_by=wanted.partition("=")[0]) for c in found]
 
 
 def _has(variable: Variable, ops: tuple[type, ...]) -> bool:
@@ -187,9 +190,9 @@ def first_that_works(candidates: Sequence[Backend], make: Callable[[Backend], T]
         raise ArgumentError(_NO_BACKEND.format(failure))
     if not others:
         given = "compile_kwargs=" if first.name == "compile_kwargs" else f"backend={first.name!r}"
-        left = f"{given.partition('=')[0]}={' and cores=' if first.name == 'numba' else ''}"
+        left = first.needed_by or given.partition("=")[0]
         raise ArgumentError(
-            f"{given} cannot compile this model: {reason}. Leave {left} out, and the first backend that can "
+            f"{given} cannot compile this model: {reason}. Leave {left}= out, and the first backend that can "
             "is taken. Nothing is spent."
         )
     reasons = [f"{first.name}: {reason}"]

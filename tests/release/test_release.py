@@ -235,6 +235,7 @@ def test_step_that_raises_is_charged() -> None:
 
     method = with_model(planted_model())
     method.fit(2, progressbar=False)
+    function.rest = lambda: None  # type: ignore[attr-defined]
     method._step.chunk = function
     with pytest.raises(ModelEvaluationError, match="charged") as caught:
         method.refine(30, progressbar=False)
