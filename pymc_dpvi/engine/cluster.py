@@ -31,6 +31,7 @@ from pytensor.graph.basic import Apply
 
 from pymc_dpvi.engine.lattice_sums import no_sum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
+from pymc_dpvi.engine.pieces import Batch
 from pymc_dpvi.engine.shards import Recipe, hold, packed, sum_of_group
 from pymc_dpvi.errors import ArgumentError, WorkersError
 
@@ -141,20 +142,13 @@ class OnWorkers:
         self._calls = itertools.count()
         self._processor = ""
 
-    def sum(
-        self,
-        records: Sequence[np.ndarray],
-        shared: Sequence[np.ndarray],
-        indices: np.ndarray,
-        spacing: np.ndarray,
-        size: int,
-    ) -> np.ndarray:
-        """Return the sum over the batch; see `Executor.sum`. `records`, made-up rows, are not used."""
+    def sum(self, batch: Batch) -> np.ndarray:
+        """Return the sum over the batch; see `Executor.sum`. Its records, made-up rows, are not used."""
         failed = ""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Dask's quote how much is sent, and so how large a batch is
-                return self._sum(shared, indices, spacing.item(), size)
+                return self._sum(batch)
         except WorkersError:
             self._cluster.release()
             raise
@@ -163,21 +157,20 @@ class OnWorkers:
         self._cluster.release()
         raise WorkersError(f"The cluster failed: {failed} was raised. What it said is left out.")
 
-    def _sum(
-        self, shared: Sequence[np.ndarray], indices: np.ndarray, spacing: float, size: int
-    ) -> np.ndarray:
+    def _sum(self, batch: Batch) -> np.ndarray:
         call, client = next(self._calls), self._cluster.client
         cuts, groups = self._cluster.groups()
-        places = self._cluster.places(indices)
-        values = pickle.dumps((list(shared), size), protocol=5)
+        places = self._cluster.places(batch.indices)
+        values = pickle.dumps((list(batch.shared), batch.size), protocol=5)
+        spacing = batch.spacing.item()
         futures = [
             client.submit(sum_of_group, self._recipe, group, places[a:b], values, spacing, call, pure=False)
             for (a, b), group in zip(itertools.pairwise(cuts), groups, strict=True)
         ]
         self._wait(futures)
-        total = no_sum(size)
+        total = no_sum(batch.size)
         for answer in client.gather(futures):
-            part, processor = _checked(answer, call, size)
+            part, processor = _checked(answer, call, batch.size)
             self._processor = self._processor or processor
             if processor != self._processor:
                 raise WorkersError(

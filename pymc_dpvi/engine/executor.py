@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 
 from pymc_dpvi.engine.lattice_sums import no_sum
-from pymc_dpvi.engine.pieces import PieceSum
+from pymc_dpvi.engine.pieces import Batch, PieceSum
 
 __all__ = ["Executor", "Threads", "available_cores"]
 
@@ -24,15 +23,8 @@ __all__ = ["Executor", "Threads", "available_cores"]
 class Executor(Protocol):
     """What a step needs of the one who adds up."""
 
-    def sum(
-        self,
-        records: Sequence[np.ndarray],
-        shared: Sequence[np.ndarray],
-        indices: np.ndarray,
-        spacing: np.ndarray,
-        size: int,
-    ) -> np.ndarray:
-        """Return the sum over the batch at `indices`, (2, size), int64, without noise: it must not leave."""
+    def sum(self, batch: Batch) -> np.ndarray:
+        """Return the sum over a batch, (2, size), int64, without noise: it must not leave."""
 
     def close(self) -> None:
         """Let go of threads or workers, until the next sum."""
@@ -55,20 +47,13 @@ class Threads:
         self.piece_sum, self.cores = piece_sum, cores
         self._pool: ThreadPoolExecutor | None = None
 
-    def sum(
-        self,
-        records: Sequence[np.ndarray],
-        shared: Sequence[np.ndarray],
-        indices: np.ndarray,
-        spacing: np.ndarray,
-        size: int,
-    ) -> np.ndarray:
+    def sum(self, batch: Batch) -> np.ndarray:
         """Return the sum over the batch; see `Executor.sum`."""
-        cuts, turns = self.piece_sum.cuts(indices), np.zeros(1, dtype=np.int64)
+        cuts, turns = self.piece_sum.cuts(batch.indices), np.zeros(1, dtype=np.int64)
 
         def work() -> np.ndarray:
-            total = no_sum(size)
-            self.piece_sum(records, shared, indices, cuts, turns, spacing, total)
+            total = no_sum(batch.size)
+            self.piece_sum(batch, cuts, turns, total)
             return total
 
         helpers = min(self.cores, cuts.size - 1) - 1
@@ -76,7 +61,7 @@ class Threads:
             self._pool = self._all_begun()
         others = [] if self._pool is None else [self._pool.submit(work) for _ in range(helpers)]
         failed: BaseException | None = None
-        total = no_sum(size)
+        total = no_sum(batch.size)
         try:
             total += work()
         except BaseException as error:
@@ -93,9 +78,13 @@ class Threads:
     def _all_begun(self) -> ThreadPoolExecutor:
         """Begin all threads, whatever the batch: which of them are there would tell how large it is."""
         pool, met = ThreadPoolExecutor(self.cores - 1, "pymc_dpvi"), threading.Barrier(self.cores)
-        for _ in range(self.cores - 1):
-            pool.submit(met.wait)
-        met.wait()
+        try:
+            for _ in range(self.cores - 1):
+                pool.submit(met.wait)
+            met.wait()
+        except BaseException:  # such as no room for so many threads: those that wait would wait for ever
+            met.abort()
+            raise
         return pool
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from textwrap import indent
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -29,10 +29,20 @@ from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.mechanism.limits import PIECE_RECORDS
 
-__all__ = ["PieceSum", "cuts_of_persons"]
+__all__ = ["Batch", "PieceSum", "cuts_of_persons"]
 
 #: Numbers of a piece's gradients: enough work to be worth a call, and little enough to be shared out evenly.
 _NUMBERS = 1 << 16
+
+
+class Batch(NamedTuple):
+    """What is to be added up: records, what all of them share at released values, and which of them."""
+
+    records: Sequence[np.ndarray]
+    shared: Sequence[np.ndarray]
+    indices: np.ndarray  # int64
+    spacing: np.ndarray  # of the lattice, float64, ()
+    size: int  # of the sum
 
 
 class PieceSum:
@@ -59,24 +69,15 @@ class PieceSum:
         self.by_person = isinstance(op, LocalSum) or op.by_unit
         self.function = _compiled(node)
 
-    def __call__(
-        self,
-        records: Sequence[np.ndarray],
-        shared: Sequence[np.ndarray],
-        indices: np.ndarray,
-        cuts: np.ndarray,
-        turns: np.ndarray,
-        spacing: np.ndarray,
-        total: np.ndarray,
-    ) -> None:
+    def __call__(self, batch: Batch, cuts: np.ndarray, turns: np.ndarray, total: np.ndarray) -> None:
         """Add the sums of pieces to `total`, (2, size), int64, until there is none left.
 
         Piece k is ``indices[cuts[k] : cuts[k + 1]]``, int64. `turns`, one int64, counts the pieces that have
         been taken, by all threads. Of no indices, one microbatch of zeros is computed and not added, as at
         the rehearsal (`step`).
         """
-        given = indices if indices.size else np.zeros(1, dtype=np.int64)
-        self.function(*records, *shared, given, cuts, turns, total, spacing)
+        indices = batch.indices if batch.indices.size else np.zeros(1, dtype=np.int64)
+        self.function(*batch.records, *batch.shared, indices, cuts, turns, total, batch.spacing)
 
     def cuts(self, indices: np.ndarray) -> np.ndarray:
         """Return where the pieces of a batch begin, and where the last one ends: at least two numbers."""

@@ -34,7 +34,7 @@ from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.lattice_sums import no_sum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, rows_function
-from pymc_dpvi.engine.pieces import PieceSum
+from pymc_dpvi.engine.pieces import Batch, PieceSum
 from pymc_dpvi.engine.private_sum import PrivateSum
 
 __all__ = ["Group", "Recipe", "hold", "packed", "sum_of_group", "unpacked"]
@@ -153,7 +153,8 @@ def sum_of_group(
                 # Of no batch at all, as at the rehearsal, one microbatch is computed, and all is compiled.
                 if batch.size or nothing:
                     turns = np.zeros(1, dtype=np.int64)
-                    piece_sum(arrays, values, batch, piece_sum.cuts(batch), turns, number, total)
+                    own = Batch(arrays, values, batch, number, size)
+                    piece_sum(own, piece_sum.cuts(batch), turns, total)
         return call, total, _processor()
     except Exception as error:
         return call, type(error).__name__, ""

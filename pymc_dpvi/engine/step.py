@@ -28,7 +28,7 @@ from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
-from pymc_dpvi.engine.shared_step import SharedSteps, is_long
+from pymc_dpvi.engine.split_step import SplitChunk, is_long
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, WorkersError
 from pymc_dpvi.graph.gradients import Latents
@@ -63,7 +63,7 @@ class PrivateStep:
         Those that differ for the rows of a batch.
     cores : int, optional
         Number of threads that add up a batch. By default it is `available_cores` where a step is long by all
-        that is public (`shared_step.is_long`), and otherwise the step is one compiled function.
+        that is public (`split_step.is_long`), and otherwise the step is one compiled function.
     public_batch : float, optional
         Expected number of rows in a batch, if it is public; infinite if it is only known to be large.
     cluster : Cluster, optional
@@ -136,7 +136,7 @@ class PrivateStep:
             cores = available_cores()
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))
-        make = Chunk if cores is None else partial(SharedSteps, cores=cores, cluster=cluster)
+        make = Chunk if cores is None else partial(SplitChunk, cores=cores, cluster=cluster)
         self.chunk = make(
             graph.per_step, [graph.spacing], updates, compile_kwargs, row=row, width=self.trace.width
         )

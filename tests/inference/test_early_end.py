@@ -14,6 +14,8 @@ from pymc.variational.callbacks import CheckParametersConvergence
 from short_fits import CHEAP, MARKS, SEEDED, Build, Iterates, params, quiet
 
 from pymc_dpvi import DPADVI, accounting
+from pymc_dpvi.errors import ModelEvaluationError
+from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.progress import StepProgress
 
 pytestmark = MARKS
@@ -123,6 +125,24 @@ def test_keyboard_interrupt_by_signal(
     )
     assert approx.privacy.epsilon == planned
     assert np.isfinite(approx.sample(2)["posterior"]["beta"].values).all()
+
+
+def test_no_room_for_a_batch_does_not_tell_how_large_it_is(
+    logistic: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = DPADVI(**{**CHEAP, "model": logistic()})
+    quiet(method, 4)
+    before = params(method.approx)
+
+    def no_room(*_: Any) -> Any:
+        raise MemoryError("Unable to allocate 8.01 MiB for an array with shape (1049794,)")
+
+    monkeypatch.setattr(Mechanism, "draw", no_room)
+    with pytest.raises(ModelEvaluationError, match="could not be held in memory") as caught:
+        method.refine(7, progressbar=False)
+    assert "1049794" not in str(caught.value) and caught.value.__context__ is None
+    np.testing.assert_array_equal(params(method.approx), before)
+    assert [(run.n_steps, run.steps_run) for run in method.approx.privacy.runs] == [(4, 4), (7, 0)]
 
 
 def test_an_interrupted_fit_keeps_the_trace_of_the_steps_run(logistic: Build) -> None:

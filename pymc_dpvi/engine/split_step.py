@@ -33,10 +33,10 @@ from pymc_dpvi.engine.lattice_sums import release_of
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.multistep import Chunk
-from pymc_dpvi.engine.pieces import PieceSum
+from pymc_dpvi.engine.pieces import Batch, PieceSum
 from pymc_dpvi.errors import PrivacyError
 
-__all__ = ["SharedSteps", "is_long"]
+__all__ = ["SplitChunk", "is_long"]
 
 #: Numbers of a batch's gradients from which on threads were measured to gain (`benchmarks/scale.py`).
 _LONG = 1 << 18
@@ -58,7 +58,7 @@ def is_long(
     return any(isinstance(op, MicrobatchedSum) and (op.large or rows * op.width >= _LONG) for op in sums)
 
 
-class SharedSteps(Chunk):
+class SplitChunk(Chunk):
     """As `Chunk`, step by step, with each sum made by `cores` threads, or by the workers of a cluster."""
 
     def __init__(self, *args: Any, cores: int, cluster: Cluster | None = None, **kwargs: Any) -> None:
@@ -93,7 +93,7 @@ class SharedSteps(Chunk):
             given = around.before(*(values[k] for k in cut.of_before))
             given = [np.ascontiguousarray(v) if np.ndim(v) else v for v in given]
             records = [values[k] for k in cut.records]
-            total = self.executor.sum(records, given, batch, spacing, noise.size)
+            total = self.executor.sum(Batch(records, given, batch, spacing, noise.size))
             released = release_of(total, noise, spacing.item())
             return around.after(released, *(values[k] for k in cut.of_after))
 

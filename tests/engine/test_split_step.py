@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_dpvi import DPADVI, ArgumentError, audit
-from pymc_dpvi.engine import executor, lattice_sums, shared_step
+from pymc_dpvi.engine import executor, lattice_sums, split_step
 from pymc_dpvi.engine.pieces import PieceSum, cuts_of_persons
 from pymc_dpvi.errors import ModelEvaluationError, PrivacyError
 
@@ -83,6 +83,7 @@ def fitted(build: Any, cores: int | None, n: int = 12, **kwargs: Any) -> list[np
 
 #: Those that take numba long go by turns, and so does the comparison with a step in one call.
 SLOW = {"vanilla", "network", "some rows of persons"}
+QUICK = {"outer", "persons"}
 
 
 @pytest.mark.parametrize(
@@ -93,15 +94,13 @@ def test_any_number_of_threads_gives_the_same(case: str, monkeypatch: pytest.Mon
     used = set()
     add_up = PieceSum.__call__
 
-    def watched(
-        self: PieceSum, records: Any, shared: Any, batch: Any, cuts: Any, turns: Any, *rest: Any
-    ) -> None:
+    def watched(self: PieceSum, batch: Any, cuts: Any, turns: Any, total: Any) -> None:
         before = int(turns[0])
         if threading.current_thread() is threading.main_thread() and cores > 1 and cuts.size > 2:
             deadline = time.monotonic() + 1.0
             while turns[0] == before and time.monotonic() < deadline:
                 time.sleep(1e-4)  # until another thread has taken a piece
-        add_up(self, records, shared, batch, cuts, turns, *rest)
+        add_up(self, batch, cuts, turns, total)
         used.add(threading.get_ident())
 
     monkeypatch.setattr(PieceSum, "__call__", watched)
@@ -114,8 +113,9 @@ def test_any_number_of_threads_gives_the_same(case: str, monkeypatch: pytest.Mon
     assert len(used) > 1
 
 
-@pytest.mark.zoo
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.zoo]) for name in CASES]
+)
 def test_threads_give_what_one_call_gives(case: str) -> None:
     build, kwargs = CASES[case]
     for a, b in zip(fitted(build, 2, **kwargs), fitted(build, None, **kwargs), strict=True):
@@ -166,7 +166,7 @@ def test_what_comes_after_the_sum_cannot_read_the_records() -> None:
 
     caught = []
 
-    class Spying(shared_step._Cut):
+    class Spying(split_step._Cut):
         def __init__(self, inputs: Any, outputs: Any) -> None:
             (records,) = [v for v in inputs if v.type.ndim == 2 and v.name == data.name]
             with pytest.raises(PrivacyError, match="around their noisy sum"):
@@ -175,7 +175,7 @@ def test_what_comes_after_the_sum_cannot_read_the_records() -> None:
             super().__init__(inputs, outputs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_step, "_Cut", Spying)
+        patch.setattr(split_step, "_Cut", Spying)
         method.fit(3, progressbar=False, cores=1, backend="numba")
     assert caught
 
@@ -189,7 +189,7 @@ def test_threads_by_default_where_a_step_is_long_by_what_is_public(monkeypatch: 
         init(self, piece_sum, cores)
 
     monkeypatch.setattr(executor.Threads, "__init__", watched)
-    monkeypatch.setattr(shared_step, "_LONG", 5000)
+    monkeypatch.setattr(split_step, "_LONG", 5000)
     fitted(outer, None)
     assert made == []  # how many records there are is private
     fitted(outer, None, batch_size=2000, sampling_prob=None)
@@ -236,7 +236,7 @@ def test_an_audit_looks_at_the_sums_of_threads(monkeypatch: pytest.MonkeyPatch) 
     def too_little(total: np.ndarray, noise: np.ndarray, spacing: float) -> np.ndarray:
         return add(total, noise // 2, spacing)
 
-    monkeypatch.setattr(shared_step, "release_of", too_little)
+    monkeypatch.setattr(split_step, "release_of", too_little)
     assert not audit(method=method, runs=400, cores=2, random_seed=1).passed
 
 
@@ -265,6 +265,23 @@ def test_cores_needs_noise_that_pieces_fit_in() -> None:
         method = DPADVI(noise_multiplier=1e7, delta=1e-6, sampling_prob=0.1, insecure_noise_seed=1)
         with pytest.raises(ArgumentError, match="cores=2 needs noise"):
             method.fit(3, cores=2, backend="numba")
+
+
+def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = executor.Threads(None, 4)  # type: ignore[arg-type]
+    submit, begun = executor.ThreadPoolExecutor.submit, []
+
+    def once(self: Any, work: Any) -> Any:
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(submit(self, work))
+        return begun[0]
+
+    monkeypatch.setattr(executor.ThreadPoolExecutor, "submit", once)
+    with pytest.raises(RuntimeError, match="new thread"):
+        threads._all_begun()
+    with pytest.raises(threading.BrokenBarrierError):
+        begun[0].result(5.0)
 
 
 def test_no_thread_is_left_behind() -> None:
