@@ -51,6 +51,8 @@ class Encoded:
 
     user_model: pm.Model
     variables: tuple[TensorVariable, ...]
+    encoders: tuple[Amortized, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of a record's entries
     turns: tuple[str, ...]  # names of variables that no record and no fit moves
     found: tuple[int, ...]  # how many variables of each kind the user's model had
 
@@ -97,6 +99,7 @@ def encode(
     swap: dict[Any, Any] = {}
     bounds: dict[str, TensorVariable] = {}
     turns: list[str] = []
+    shapes: list[tuple[int, ...]] = []
     for name, encoder in encoders.items():
         if name not in free:
             found = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
@@ -109,6 +112,7 @@ def encode(
                     f"The model has a variable named '{taken}', and the encoder of '{name}' needs one of "
                     "that name. Rename it."
                 )
+        shapes.append(shape[1:])
         size = int(np.prod(shape[1:], dtype=int))
         uniform = words_to_uniforms(stream.words(2 * shape[0] * size)).reshape((shape[0], 2 * size))
         own = pytensor.shared(uniform.astype(pytensor.config.floatX), _TURN.format(name))
@@ -124,7 +128,8 @@ def encode(
         bounds[name] = terms.sum(axis=tuple(range(1, len(shape))))
     _replace(view, swap, bounds)
     variables = tuple(free[name] for name in encoders)
-    return view, Encoded(model, variables, tuple(turns), _counts(model))
+    own = tuple(encoders.values())
+    return view, Encoded(model, variables, own, tuple(shapes), tuple(turns), _counts(model))
 
 
 def _copy_of(model: pm.Model) -> pm.Model:

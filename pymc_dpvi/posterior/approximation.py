@@ -32,6 +32,7 @@ from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.guide.whole import Family, WholeFullRank, WholeMeanField
 from pymc_dpvi.posterior.curvature_posterior import CurvatureScale
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics, diagnose
+from pymc_dpvi.posterior.encoded_posterior import EncodedPosterior
 from pymc_dpvi.posterior.expressions import CheckedExpressions, depends, variables
 from pymc_dpvi.posterior.local_posterior import LocalPosterior
 from pymc_dpvi.posterior.noise_aware import NoiseAwarePosterior
@@ -239,13 +240,15 @@ class DPApproximation(CheckedExpressions):
         noise_aware: bool | None = None,
         random_seed: Any = None,
     ) -> PosteriorData:
-        """Draw the local values of new persons, who were not in the fit.
+        """Draw the local values of new persons, or the codes of new records, who were not in the fit.
 
         Parameters
         ----------
         data : dict
             Rows of the new persons: an array for each ``pm.Data`` and each observed variable of the
-            model, by name, with one entry per row, and their ids by the name that ``unit=`` had.
+            model, by name, with one entry per row, and their ids by the name that ``unit=`` had. If the
+            model has encoders (`Amortized`): new records, an array for each ``pm.Data`` that an encoder
+            reads.
         draws : int
             Number of draws.
         noise_aware : bool, optional
@@ -257,7 +260,9 @@ class DPApproximation(CheckedExpressions):
         -------
         arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
             ``posterior`` with the local variables: dims ``chain`` (1), ``draw``, one for the new persons
-            that is named as the ids are and labelled by them, and the variables' own.
+            that is named as the ids are and labelled by them, and the variables' own. Or with the
+            variables that have encoders: dims ``chain``, ``draw``, and the variable's own, where the first
+            counts the new records.
 
         Raises
         ------
@@ -266,7 +271,7 @@ class DPApproximation(CheckedExpressions):
         ArgumentError
             If `data` has other names, lengths or shapes than the model's.
         UnsupportedModelError
-            If the model has no local variables, or data without a name.
+            If the model has neither local variables nor encoders, or data without a name.
 
         Notes
         -----
@@ -279,28 +284,15 @@ class DPApproximation(CheckedExpressions):
         draws = self.check_draws(draws)
         if noise_aware is not None:
             noise_aware = check_flag("noise_aware", noise_aware)
-        if self._record.encoded is not None:
-            raise UnsupportedModelError(
-                f"local_posterior is not there for {list(self._record.encoded.names)}, which have encoders: "
-                "compute their means from the released weights."
-            )
-        new = LocalPosterior(self._record, self.latents, data)
+        kind = LocalPosterior if self._record.encoded is None else EncodedPosterior
+        new = kind(self._record, self.latents, data)
         rng = self._rng if random_seed is None else _generator(random_seed)
         sources = self._sources(noise_aware, rng)
-        _, latents, _ = draw_from(self._record, self.latents, sources, self._record.model.free_RVs, draws)
-        made = [new.draw(z, rng) for z in latents]
-        local, units = self._record.local, self._record.units
-        assert local is not None and units is not None and units.source is not None
-        person = str(units.source.name)
-        posterior = {name: np.stack([m[k] for m in made])[None] for k, name in enumerate(local.names)}
-        dims = {
-            name: [person, *(f"{name}_dim_{k}" for k in range(1, 1 + len(shape)))]
-            for name, shape in zip(local.names, local.shapes, strict=True)
-        }
+        _, latents, values = draw_from(self._record, self.latents, sources, new.variables, draws)
+        made = [new.draw(z, [v[k] for v in values], rng) for k, z in enumerate(latents)]
+        posterior = {name: np.stack([m[k] for m in made])[None] for k, name in enumerate(new.names)}
         attrs = {"inference_library": "pymc_dpvi", "inference_library_version": versions()["pymc-dpvi"]}
-        return posterior_data(
-            posterior, coords={person: new.persons}, dims=dims, attrs=attrs, transformed=None
-        )
+        return posterior_data(posterior, coords=new.coords, dims=new.dims, attrs=attrs, transformed=None)
 
     def _sources(self, noise_aware: bool | None, rng: np.random.Generator) -> list[Source]:
         """Return the posteriors that `sample` may draw from, in order of preference."""

@@ -29,6 +29,7 @@ from pymc_dpvi.graph.model_checks import array_name
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.units import Units, codes_of
+from pymc_dpvi.posterior.new_rows import check_names, new_rows
 
 __all__ = ["LocalPosterior"]
 
@@ -45,11 +46,21 @@ class LocalPosterior:
                 "The model has no local variables: variables with a value for each person, u[person], with "
                 "unit='person'. sample() has all that there is."
             )
+        assert record.units.source is not None
         record.check_public()
+        #: What is drawn of the release for each draw of local values.
+        self.variables = list(record.model.free_RVs)
+        self.names = record.local.names
+        person = str(record.units.source.name)
+        self.dims = {
+            name: [person, *(f"{name}_dim_{k}" for k in range(1, 1 + len(shape)))]
+            for name, shape in zip(record.local.names, record.local.shapes, strict=True)
+        }
         self._local = record.local
-        rows, self.persons, self._units = _rows_of(record, data)
+        rows, persons, self._units = _rows_of(record, data)
         self._rows = [r[self._units.rows] for r in rows]  # person by person
         self._starts = self._units.starts
+        self.coords = {person: persons}
         z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
         batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
         self._terms = python_function([*batch, z], local_terms(record, batch, latents, z)[1:])
@@ -57,7 +68,7 @@ class LocalPosterior:
         values = put(self._local.constrained(own), latents.value_vars, latents.split(z[0]))
         self._constrained = python_function([own, z], values)
 
-    def draw(self, z: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    def draw(self, z: np.ndarray, values: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
         """Draw the values of each variable, (persons, ...), at one latent vector (D,)."""
         z = z[None].astype(pytensor.config.floatX)
         places, persons = self._local.places, len(self._units)
@@ -108,11 +119,6 @@ def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any
     """Return the arrays of new rows as the model has them, the persons' ids, and whose the rows are."""
     assert record.units is not None and record.units.source is not None
     person = str(record.units.source.name)
-    if not isinstance(data, Mapping):
-        raise ArgumentError(
-            f"data must be a dict of arrays by name, with '{person}' and all data of the rows; found a "
-            f"{type(data).__name__}."
-        )
     names = [a.name for a in record.arrays]
     for array, name in zip(record.arrays, names, strict=True):
         if name is None:
@@ -120,16 +126,7 @@ def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any
                 f"{array_name(record.model, array)} has no name, so data= cannot hold it. Put it into "
                 "pm.Data."
             )
-    wanted = dict.fromkeys([person, *map(str, names)])
-    if data.keys() != wanted.keys():
-        missing, strange = sorted(wanted.keys() - data.keys()), sorted(map(str, data.keys() - wanted.keys()))
-        raise ArgumentError(
-            f"data must have an array for each of {list(wanted)}; missing {missing}, not known {strange}."
-        )
-    for name, values in data.items():
-        if np.ma.is_masked(values):
-            raise ArgumentError(f"data[{name!r}] has missing (masked) values. Drop the rows that miss one.")
-    found = {str(name): np.asarray(values) for name, values in data.items() if name != person}
+    check_names(data, list(dict.fromkeys([person, *map(str, names)])))
     if np.size(data[person]) == 0:
         raise ArgumentError(f"data[{person!r}] must have an id for each row; found none.")
     codes = codes_of(data[person], "the same id", np.size(data[person]), alone=True)
@@ -139,19 +136,7 @@ def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any
         if array is record.units.source:
             rows.append(np.zeros(shape, row.type.dtype))
             continue
-        given = found[str(name)]
-        if given.shape != shape or given.dtype.kind not in "biuf":
-            raise ArgumentError(
-                f"data[{name!r}] must be numbers of shape {shape}; found {given.dtype} of shape "
-                f"{given.shape}."
-            )
-        with np.errstate(all="ignore"):
-            cast = given.astype(row.type.dtype)
-        if not np.isfinite(given).all() or not np.allclose(cast, given, rtol=1e-6, atol=0.0):
-            raise ArgumentError(
-                f"data[{name!r}] must be finite numbers that the model's type, {row.type.dtype}, can hold."
-            )
-        rows.append(cast)
+        rows.append(new_rows(str(name), data[str(name)], shape, row.type.dtype))
     ids = np.asarray(data[person], dtype=object)
     units = Units.by_codes(codes, "the same id")
     return rows, [ids[units.rows[a]] for a in units.starts[:-1]], units
