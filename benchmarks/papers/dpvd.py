@@ -22,6 +22,9 @@ Methods, with delta = 1e-5 for one record added or removed, and Poisson batches 
 dropout      `Dropout` for the weights, `Point` for the biases, all else as `DPADVI` has it by default
 mean-field   no dropout: priors Normal(0, 1 / sqrt(fan-in)), independent normals, all else by default
 point        the mode under the same priors: `Point`, all else by default
+flat         no prior: `Point`, all else by default
+flat, C = 1  the same with a clip norm of 1, which is chosen once for all data and epsilon
+mode         not private: the mode under the priors of "mean-field" and "point", by Adam on all records
 dp-sgd       Abadi et al. (2016): no prior, clip norm and learning rate chosen by ``--tune``, plain SGD
 as printed   the paper's: each layer clipped at C = 2, with its own noise, and what that costs in truth
 ===========  ===========================================================================================
@@ -101,8 +104,8 @@ Weights = dict[str, Array]
 HIDDEN, CLASSES = 1000, 10
 DELTA = 1e-5
 EPSILONS = (10.0, 1.0, 0.1)
-METHODS = ("dropout", "mean-field", "point", "dp-sgd", "as printed")
-POINTS = ("point", "dp-sgd")
+METHODS = ("dropout", "mean-field", "point", "flat", "flat, C = 1", "dp-sgd", "as printed", "mode")
+POINTS = ("point", "flat", "flat, C = 1", "dp-sgd")
 BATCH = {"digits": 100, "mnist": 600}
 STEPS = {"digits": 432, "mnist": 1000}  # 30 and 10 epochs
 DRAWS = 20
@@ -113,6 +116,8 @@ PRINTED_CLIP = 2.0
 PRINTED_RATES = (0.1, 0.052)  # of Abadi et al.: at the start, and after ten epochs
 PRINTED_EPOCHS = 10
 PRINTED_SPREAD = math.exp(-5)  # standard deviation of a weight at the start
+
+MODE_STEPS, MODE_RATE = 600, 0.002
 
 #: Accuracy that the paper prints, by data and epsilon.
 PUBLISHED: dict[tuple[str, float], float] = {}
@@ -160,8 +165,10 @@ def tasks(chosen: argparse.Namespace) -> list[Task]:
     found = []
     for seed in range(chosen.seeds):
         for data in chosen.data:
+            if "mode" in chosen.methods:
+                found.append(Task(data, "mode", math.inf, MODE_STEPS, BATCH[data], seed))
             for epsilon in chosen.epsilons:
-                for method in chosen.methods:
+                for method in (name for name in chosen.methods if name != "mode"):
                     numbers = TUNED.get((data, epsilon), UNTUNED) if method == "dp-sgd" else (None, None)
                     found.append(
                         Task(data, method, epsilon, chosen.n_steps[data], BATCH[data], seed, *numbers)
@@ -242,7 +249,7 @@ def fit_once(task: Task) -> dict[str, Any]:
     logging.getLogger("pymc").setLevel(logging.WARNING)  # no line a fit: there is a progress bar
     begun = time.perf_counter()
     images = load(task.data, task.held_out)
-    fit = fit_as_printed if task.method == "as printed" else fit_with_library
+    fit = {"as printed": fit_as_printed, "mode": find_mode}.get(task.method, fit_with_library)
     draws, numbers = fit(task, images)
     fitted = time.perf_counter()
     scores = scored(draws, images)
@@ -261,7 +268,7 @@ def fit_with_library(task: Task, images: Images) -> tuple[Iterator[Weights], dic
         "dropout": {("W1", "W2"): Dropout(), ("b1", "b2"): Point()},
         "mean-field": {everything: MeanField()},
         "point": {everything: Point()},
-        "dp-sgd": {everything: Point()},
+        **{name: {everything: Point()} for name in ("flat", "flat, C = 1", "dp-sgd")},
     }
     options: dict[str, Any] = {}
     settings: dict[str, Any] = {}
@@ -270,6 +277,8 @@ def fit_with_library(task: Task, images: Images) -> tuple[Iterator[Weights], dic
         settings["l2_clip_norm"] = task.clip
         # The gradient is of a sum over the records.
         options["obj_optimizer"] = pm.sgd(learning_rate=task.rate / len(images.y_train))
+    if task.method == "flat, C = 1":
+        settings["l2_clip_norm"] = 1.0
     with_prior = everything if task.method in ("mean-field", "point") else ()
     with network(task.data, task.held_out, with_prior), warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureNoiseWarning)  # a paper's noise is the same in every run
@@ -413,16 +422,21 @@ def clipped_sums(x: Array, labels: Array, weights: Weights) -> Weights:
     A record's gradient by a layer's weights is the outer product of the layer's input and of the gradient by
     its output, so its norm is the product of theirs; the biases are weights of an input of one.
     """
-    hidden = np.maximum(x @ weights["W1"] + weights["b1"], 0.0)
-    by_logit = special.softmax(hidden @ weights["W2"] + weights["b2"], axis=1)
-    by_logit[np.arange(len(labels)), labels] -= 1.0
-    by_hidden = (by_logit @ weights["W2"].T) * (hidden > 0.0)
     sums = {}
-    for layer, inputs, deltas in (("1", x, by_hidden), ("2", hidden, by_logit)):
+    for layer, inputs, deltas in slopes(x, labels, weights):
         norms = np.sqrt((inputs**2).sum(axis=1) + 1.0) * np.sqrt((deltas**2).sum(axis=1))
         clipped = deltas * (PRINTED_CLIP / np.maximum(norms, PRINTED_CLIP))[:, None]
         sums[f"W{layer}"], sums[f"b{layer}"] = inputs.T @ clipped, clipped.sum(axis=0)
     return sums
+
+
+def slopes(x: Array, labels: Array, weights: Weights) -> list[tuple[str, Array, Array]]:
+    """Return each layer's inputs, and the gradients of minus the records' log-likelihoods by its outputs."""
+    hidden = np.maximum(x @ weights["W1"] + weights["b1"], 0.0)
+    by_logit = special.softmax(hidden @ weights["W2"] + weights["b2"], axis=1)
+    by_logit[np.arange(len(labels)), labels] -= 1.0
+    by_hidden = (by_logit @ weights["W2"].T) * (hidden > 0.0)
+    return [("1", x, by_hidden), ("2", hidden, by_logit)]
 
 
 def divergence_slopes(mean: Array, log_spread: Array) -> tuple[Array, Array]:
@@ -434,6 +448,34 @@ def divergence_slopes(mean: Array, log_spread: Array) -> tuple[Array, Array]:
     by_log_alpha = -(k1 * k3 * kept * (1.0 - kept) + 0.5 * special.expit(-log_alpha))
     by_mean = np.divide(-2.0 * by_log_alpha, mean, out=np.zeros_like(mean), where=mean != 0.0)
     return by_mean, 2.0 * by_log_alpha
+
+
+# ------------------------------------------------------------------------- not private
+
+
+def find_mode(task: Task, images: Images) -> tuple[Iterator[Weights], dict[str, Any]]:
+    """Find the mode under the priors, by Adam on all records with a rate that falls to zero."""
+    x, labels = images.x_train.astype(np.float32), images.y_train
+    weights = {name: value.astype(np.float32) for name, value in start(x.shape[1], task.seed).items()}
+    mean, square = ({name: np.zeros_like(value) for name, value in weights.items()} for _ in range(2))
+    began = time.perf_counter()
+    for step in range(1, task.n_steps + 1):
+        grads: Weights = {}
+        for layer, inputs, deltas in slopes(x, labels, weights):
+            grads[f"W{layer}"], grads[f"b{layer}"] = inputs.T @ deltas, deltas.sum(axis=0)
+        rate = MODE_RATE * (1.0 - step / task.n_steps) * math.sqrt(1.0 - 0.999**step) / (1.0 - 0.9**step)
+        for name in weights:
+            grad = grads[name] + weights[name] * fan_in(name, x.shape[1])
+            mean[name] += 0.1 * (grad - mean[name])
+            square[name] += 0.001 * (grad**2 - square[name])
+            weights[name] = weights[name] - rate * mean[name] / (np.sqrt(square[name]) + 1e-8)
+    numbers = {
+        "true_epsilon": math.inf,
+        "noise_multiplier": 0.0,
+        "l2_clip_norm": math.inf,
+        "step_seconds": (time.perf_counter() - began) / task.n_steps,
+    }
+    return iter([weights]), numbers
 
 
 # ------------------------------------------------------------------------- what is made of it
@@ -506,7 +548,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
             for color, method in enumerate(METHODS):
                 own = [row for row in rows if (row["data"], row["method"]) == (data, method)]
                 own.sort(key=lambda row: row["true_epsilon"])
-                if not own:
+                if not own or method == "mode":
                     continue
                 ax.errorbar(
                     [row["true_epsilon"] for row in own],
