@@ -456,7 +456,7 @@ def divergence_slopes(mean: Array, log_spread: Array) -> tuple[Array, Array]:
 def find_mode(task: Task, images: Images) -> tuple[Iterator[Weights], dict[str, Any]]:
     """Find the mode under the priors, by Adam on all records with a rate that falls to zero."""
     x, labels = images.x_train.astype(np.float32), images.y_train
-    weights = {name: value.astype(np.float32) for name, value in start(x.shape[1], task.seed).items()}
+    weights: Weights = {n: value.astype(np.float32) for n, value in start(x.shape[1], task.seed).items()}
     mean, square = ({name: np.zeros_like(value) for name, value in weights.items()} for _ in range(2))
     began = time.perf_counter()
     for step in range(1, task.n_steps + 1):
