@@ -255,7 +255,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 )
         asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit, "guide": rules}
         if records is not None:
-            self._settings.check_sources(unit is not None, bool(encoders))
+            self._settings.check_sources(unit is not None and client is not None, bool(encoders))
         seen, encoded = explained(lambda: encode(model, encoders, insecure_noise_seed, public_data), model)
         self._record = explained(
             lambda: build_record_model(seen, record_dim=record_dim, public_data=public_data, **asked), seen
@@ -270,7 +270,8 @@ class DPADVI(Inference):  # type: ignore[misc]
             )
         if records is not None:
             self._sources = source_records(self._record, records, client)
-            self._record = replace(self._record, num_in_sources=self._sources.num_rows)
+            units = self._sources.units if isinstance(self._sources, SourceRecords) else None
+            self._record = replace(self._record, num_in_sources=self._sources.num_rows, units=units)
         parts = check_families(families, self._record)
         family = DPGuided if parts else self._family
         sigmas = {name: part.start_sigma for names, part in parts.items() for name in names}

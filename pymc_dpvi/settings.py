@@ -126,9 +126,8 @@ class PrivacySettings:
         """Raise an ArgumentError if records in sources do not go with these, or with the sampling."""
         if by_unit:
             raise ArgumentError(
-                "records= and unit= do not go together yet: the rows of a person would have to be found in "
-                "the sources. Fit by rows, and bound the number of rows of a person beforehand, or fit in "
-                "memory."
+                "client= and unit= do not go together: the rows of a person may be on several workers. Leave "
+                "client= out, and this process reads the rows of the persons in a batch."
             )
         if has_encoders:
             raise ArgumentError(

@@ -1,8 +1,9 @@
 """Batches whose records are in sources: rows are read for some steps at once, one read ahead of the steps.
 
-Batches come as numbers of records. For some steps at once, all different records of their batches are read
+Batches come as numbers of rows. For some steps at once, all different records of their batches are read
 into buffers, ascending, and the batches' numbers become places in these. The order within a batch stays, so
-every step computes what it would compute with all records in memory, bit by bit. The compiled step sees
+every step computes what it would compute with all records in memory, bit by bit. Batches of persons come as
+marked rows (`unit_sums`): twice the number of a row, plus the mark. The mark stays. The compiled step sees
 buffers in place of the record arrays, and is the same.
 
 While steps run, a thread reads what the next ones need. It draws nothing: batches and noise come from the
@@ -87,7 +88,10 @@ def _read(sources: SourceRecords, indices: np.ndarray, stopped: threading.Event)
     """Read the records at `indices`; return them, the places of `indices` in them, and what failed."""
     # What is returned is a text: an exception would keep frames with records in them.
     try:
-        records, places = _distinct(indices)
+        by_unit = sources.units is not None
+        records, places = _distinct(indices >> 1 if by_unit else indices)
+        if by_unit:
+            places = 2 * places + (indices & 1)
         return sources.read(records, stopped.is_set), places, ""
     except RecordSourceError as error:
         return [], indices, str(error)

@@ -19,11 +19,13 @@ import pymc as pm
 from pytensor.graph.basic import Variable
 
 from pymc_dpvi.engine.cluster import Cluster
+from pymc_dpvi.engine.source_units import Unread, units_of
 from pymc_dpvi.engine.sources import Source, source_of
 from pymc_dpvi.errors import ArgumentError, RecordSourceError
 from pymc_dpvi.graph.model_checks import array_name
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import array_value
+from pymc_dpvi.graph.units import Units
 from pymc_dpvi.redaction import shielded
 
 __all__ = ["SourceRecords", "source_records"]
@@ -42,9 +44,18 @@ class SourceRecords:
     sources : sequence of Source
     dtypes : sequence of dtype
         Those of the template's arrays.
+    units : Units, optional
+        Whose the rows are.
     """
 
-    def __init__(self, names: Sequence[str], sources: Sequence[Source], dtypes: Sequence[np.dtype]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        sources: Sequence[Source],
+        dtypes: Sequence[np.dtype],
+        units: Units | None = None,
+    ) -> None:
+        self.units = units
         self._names, self._sources, self._dtypes = tuple(names), tuple(sources), tuple(dtypes)
         self.num_rows = sources[0].num_rows
         self._shapes = {name: source.row_shape for name, source in zip(names, sources, strict=True)}
@@ -120,6 +131,9 @@ def source_records(record: RecordModel, records: Any, client: Any = None) -> Sou
             f"found a {type(records).__name__}."
         )
     named = {_name(record.model, array): array for array in record.arrays}
+    ids = _name_of_ids(record)
+    if ids is not None and record.units is not None:
+        named[ids] = record.units.source
     if missing := [name for name in named if name not in records]:
         raise ArgumentError(
             f"records lacks {_listed(missing)}: the model has no rows of its own but made-up ones, so every "
@@ -133,7 +147,9 @@ def source_records(record: RecordModel, records: Any, client: Any = None) -> Sou
         )
     sources = {name: _source(name, records[name]) for name in named}
     for name, source in sources.items():
-        _check(name, source, record.rows[record.arrays.index(named[name])], array_value(named[name]).dtype)
+        if name != ids:
+            row = record.rows[record.arrays.index(named[name])]
+            _check(name, source, row, array_value(named[name]).dtype)
     first = next(iter(sources))
     for name, source in sources.items():
         if source.num_rows != sources[first].num_rows:
@@ -148,9 +164,27 @@ def source_records(record: RecordModel, records: Any, client: Any = None) -> Sou
     dtypes = [array_value(array).dtype for array in named.values()]
     if client is not None:
         return Cluster(client, {name: records[name] for name in named}, dtypes)
-    made = SourceRecords(list(named), list(sources.values()), dtypes)
+    units = None
+    if ids is not None and record.units is not None:
+        units = units_of(ids, sources[ids], record.units)
+        sources[ids] = Unread(sources[ids], array_value(named[ids]).dtype)
+    read = [name for name in named if named[name] in record.arrays]
+    of_read = [array_value(named[name]).dtype for name in read]
+    made = SourceRecords(read, [sources[name] for name in read], of_read, units)
     _rehearse(made)
     return made
+
+
+def _name_of_ids(record: RecordModel) -> str | None:
+    """Return the name by which `records` gives the ids of persons, if records are persons."""
+    if record.units is None:
+        return None
+    if record.units.source is None:
+        raise ArgumentError(
+            "unit= with records= must be the name of a pm.Data of the template, with made-up ids, and "
+            "records= gives the ids by that name: unit='person', records={'person': ids, ...}."
+        )
+    return str(record.units.source.name)
 
 
 def _rehearse(sources: SourceRecords) -> None:

@@ -87,9 +87,9 @@ class RecordModel:
 
         If the records are in sources, and the model has a template of them, those in the sources.
         """
-        if self.num_in_sources is not None:
-            return self.num_in_sources
-        return self.num_records if self.units is None else len(self.units)
+        if self.units is not None:
+            return len(self.units)
+        return self.num_records if self.num_in_sources is None else self.num_in_sources
 
     @property
     def whole_model(self) -> pm.Model:

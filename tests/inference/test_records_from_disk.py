@@ -342,7 +342,8 @@ def test_refused(name: str, nothing_spent: None) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"unit": np.arange(8) // 2}, "records= and unit= do not go together yet"),
+        ({"unit": np.arange(8) // 2}, r"must be the name of a pm.Data .* records=\{'person': ids"),
+        ({"unit": "x"}, "unit must"),
         ({"sampler": "full_batch", "sampling_prob": None}, "would read everything"),
         ({"sampling_prob": 1.0}, "would read everything"),
         ({"guide": {"u": Amortized}}, "records= does not go with Amortized"),

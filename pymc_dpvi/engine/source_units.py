@@ -1,0 +1,68 @@
+"""Whose the records in sources are: ``DPADVI(unit="person", records={"person": ids, ...})``.
+
+The ids are read once, whole, when the method is made: eight bytes for each row stay in memory, and as many
+for each person. The template has made-up ids, by which the checks of models go. The numbers of rows of a
+batch's persons are known before a row is read, so persons in sources are the persons in memory, bit by bit.
+
+What it must never do: let an id, the number of persons or of anybody's rows into an error.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pymc_dpvi.engine.sources import Source
+from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.graph.units import Units, codes_of
+from pymc_dpvi.redaction import shielded
+
+__all__ = ["Unread", "units_of"]
+
+#: Ids that are read in one go.
+_AT_ONCE = 1 << 20
+
+
+class Unread:
+    """A source whose rows no step needs, the ids: they are zeros of the template's type."""
+
+    row_shape: tuple[int, ...] = ()
+
+    def __init__(self, ids: Source, dtype: np.dtype) -> None:
+        self._ids, self.dtype = ids, dtype
+
+    @property
+    def num_rows(self) -> int:
+        """How many ids there are now."""
+        return self._ids.num_rows
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return zeros."""
+        return np.zeros(len(indices), dtype=self.dtype)
+
+
+def units_of(name: str, source: Source, template: Units) -> Units:
+    """Return the rows of each person, by the ids in `source`; `template` has those of the made-up rows."""
+    length = source.num_rows
+
+    if source.row_shape:
+        raise ArgumentError(f"records[{name!r}] must have one id for each row; found rows of another shape.")
+
+    def codes_in_source() -> np.ndarray | None:
+        try:
+            parts = [
+                np.asarray(source.rows(np.arange(first, min(first + _AT_ONCE, length))))
+                for first in range(0, length, _AT_ONCE)
+            ]
+            return codes_of(np.concatenate(parts), template.words, length)
+        except MemoryError:  # its text tells how many rows there are; raised below, not chained
+            return None
+
+    text = f"records[{name!r}] cannot be read: {{}} was raised. Nothing is spent."
+    codes = shielded(codes_in_source, ArgumentError, text)
+    if codes is None:
+        raise ArgumentError(
+            f"There is no room in memory for the ids in records[{name!r}]: 8 bytes for each row, and as much "
+            "again while they are sorted. Nothing is spent."
+        )
+    held = {"source": template.source, "ids": template.ids}
+    return Units.by_codes(codes, template.words, template.max_rows, **held)
