@@ -255,7 +255,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                 )
         asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit, "guide": rules}
         if records is not None:
-            self._settings.check_sources(unit is not None and client is not None, bool(encoders))
+            self._settings.check_sources(unit, encoders, client)
         seen, encoded = explained(lambda: encode(model, encoders, insecure_noise_seed, public_data), model)
         self._record = explained(
             lambda: build_record_model(seen, record_dim=record_dim, public_data=public_data, **asked), seen

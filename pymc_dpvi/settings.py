@@ -121,18 +121,22 @@ class PrivacySettings:
             )
 
     def check_sources(
-        self, by_unit: bool = False, has_encoders: bool = False, sampling_prob: float | None = None
+        self,
+        unit: Any = None,
+        encoders: Any = None,
+        client: Any = None,
+        sampling_prob: float | None = None,
     ) -> None:
         """Raise an ArgumentError if records in sources do not go with these, or with the sampling."""
-        if by_unit:
+        if client is not None and unit is not None:
             raise ArgumentError(
                 "client= and unit= do not go together: the rows of a person may be on several workers. Leave "
                 "client= out, and this process reads the rows of the persons in a batch."
             )
-        if has_encoders:
+        if client is not None and encoders:
             raise ArgumentError(
-                "records= does not go with Amortized in guide=: each record has noise of its own, which is "
-                "an array in memory. Fit a random subset of the records in memory."
+                "client= does not go with Amortized in guide=: each record has noise of its own, whose key "
+                "does not leave this process. Leave client= out, and this process reads the records."
             )
         if self.sampler == "full_batch" or 1.0 in (self.sampling_prob, sampling_prob):
             raise ArgumentError(

@@ -22,6 +22,7 @@ from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.source_units import Unread, units_of
 from pymc_dpvi.engine.sources import Source, source_of
 from pymc_dpvi.errors import ArgumentError, RecordSourceError
+from pymc_dpvi.graph.amortized import Numbers
 from pymc_dpvi.graph.model_checks import array_name
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import array_value
@@ -130,7 +131,8 @@ def source_records(record: RecordModel, records: Any, client: Any = None) -> Sou
             f"records must be a dict of names and sources, such as {{'x': np.load('x.npy', mmap_mode='r')}}; "
             f"found a {type(records).__name__}."
         )
-    named = {_name(record.model, array): array for array in record.arrays}
+    numbers = {} if record.encoded is None else record.encoded.numbers
+    named = {_name(record.model, array): array for array in record.arrays if array not in numbers}
     ids = _name_of_ids(record)
     if ids is not None and record.units is not None:
         named[ids] = record.units.source
@@ -168,9 +170,15 @@ def source_records(record: RecordModel, records: Any, client: Any = None) -> Sou
     if ids is not None and record.units is not None:
         units = units_of(ids, sources[ids], record.units)
         sources[ids] = Unread(sources[ids], array_value(named[ids]).dtype)
-    read = [name for name in named if named[name] in record.arrays]
-    of_read = [array_value(named[name]).dtype for name in read]
-    made = SourceRecords(read, [sources[name] for name in read], of_read, units)
+    length = sources[first].num_rows
+    by_array: dict[Variable, Source] = {named[name]: source for name, source in sources.items()}
+    by_array.update((a, OwnNumbers(own, length, array_value(a).dtype)) for a, own in numbers.items())
+    made = SourceRecords(
+        [str(a.name) if a in numbers else _name(record.model, a) for a in record.arrays],
+        [by_array[a] for a in record.arrays],
+        [array_value(a).dtype for a in record.arrays],
+        units,
+    )
     _rehearse(made)
     return made
 
@@ -185,6 +193,18 @@ def _name_of_ids(record: RecordModel) -> str | None:
             "records= gives the ids by that name: unit='person', records={'person': ids, ...}."
         )
     return str(record.units.source.name)
+
+
+class OwnNumbers:
+    """A source of the uniform numbers that an encoder gives to records: they are made when they are read."""
+
+    def __init__(self, numbers: Numbers, num_rows: int, dtype: np.dtype) -> None:
+        self._numbers, self.num_rows, self.dtype = numbers, num_rows, dtype
+        self.row_shape = (numbers.size,)
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return the numbers of the records at `indices`."""
+        return self._numbers.of(indices).astype(self.dtype)
 
 
 def _rehearse(sources: SourceRecords) -> None:

@@ -10,10 +10,12 @@ step has public ones, :math:`t`, the same for all records. Of their sum modulo o
 :math:`r_i` is, Box and Muller's formula makes :math:`e_i`, standard normal. So over the steps a record's
 noise is that of fresh draws, and in one step it is independent from record to record.
 
-*Privacy.* :math:`r_i` is part of record i: an array of the model like its data. It is drawn from the
-operating system's randomness, and not from ``random_seed``, independently of the data, and is released to
-nobody. Two data sets that differ in one record are coupled so that all others keep theirs, and the mechanism
-is as private as for the data with :math:`r` in them: its output is a mixture over r, the same on both sides.
+*Privacy.* :math:`r_i` is part of record i: an array of the model like its data. It is a function of i and
+of a secret key of the operating system's randomness (`randomness.keyed_words`). So it is drawn independently
+of the data, and not from ``random_seed``, and it is released to nobody. If the records are in sources, it is
+made when record i is read. Two data sets that differ in one record are coupled so that all others keep
+theirs, and the mechanism is as private as for the data with :math:`r` in them: its output is a mixture over
+r, the same on both sides.
 """
 
 from __future__ import annotations
@@ -37,12 +39,25 @@ from pymc_dpvi.graph.public_data import public_variables
 from pymc_dpvi.graph.selections import refuse_masks
 from pymc_dpvi.graph.traversal import depends_on
 from pymc_dpvi.guide.amortized import Amortized
-from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
+from pymc_dpvi.randomness.keyed_words import KeyedWords
+from pymc_dpvi.randomness.keystream import words_to_uniforms
 
-__all__ = ["Encoded", "encode"]
+__all__ = ["Encoded", "Numbers", "encode"]
 
 #: What the Potential of a variable, and the public numbers of a step, are called.
 _BOUND, _TURN = "bound of {}", "noise of {}"
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """The uniform numbers that records have of their own for one encoder, by the records' places."""
+
+    words: KeyedWords
+    size: int
+
+    def of(self, places: np.ndarray) -> np.ndarray:
+        """Return the numbers of these records, (records, size)."""
+        return words_to_uniforms(self.words.words(places, self.size).ravel()).reshape(-1, self.size)
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,7 @@ class Encoded:
     variables: tuple[TensorVariable, ...]
     encoders: tuple[Amortized, ...]
     shapes: tuple[tuple[int, ...], ...]  # of a record's entries
+    numbers: dict[Variable, Numbers]  # by the array that holds those of all records of the model
     turns: tuple[str, ...]  # names of variables that no record and no fit moves
     found: tuple[int, ...]  # how many variables of each kind the user's model had
 
@@ -94,12 +110,11 @@ def encode(
     refuse_masks(model, public_variables(model, public_data))
     view = _copy_of(model)
     free = {str(rv.name): rv for rv in model.free_RVs}
-    seed = insecure_seed
-    stream = KeyStream.from_os() if seed is None else KeyStream.from_insecure_seed(seed, "encoders")
     swap: dict[Any, Any] = {}
     bounds: dict[str, TensorVariable] = {}
     turns: list[str] = []
     shapes: list[tuple[int, ...]] = []
+    numbers: dict[Variable, Numbers] = {}
     for name, encoder in encoders.items():
         if name not in free:
             found = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
@@ -114,8 +129,10 @@ def encode(
                 )
         shapes.append(shape[1:])
         size = int(np.prod(shape[1:], dtype=int))
-        uniform = words_to_uniforms(stream.words(2 * shape[0] * size)).reshape((shape[0], 2 * size))
+        made = Numbers(KeyedWords(insecure_seed, f"encoder of {name}"), 2 * size)
+        uniform = made.of(np.arange(shape[0]))
         own = pytensor.shared(uniform.astype(pytensor.config.floatX), _TURN.format(name))
+        numbers[own] = made
         turn = _registered(view, _TURN.format(name), 2 * size)
         turns.append(str(turn.name))
         noise = _noise(own, turn, size)
@@ -128,8 +145,8 @@ def encode(
         bounds[name] = terms.sum(axis=tuple(range(1, len(shape))))
     _replace(view, swap, bounds)
     variables = tuple(free[name] for name in encoders)
-    own = tuple(encoders.values())
-    return view, Encoded(model, variables, own, tuple(shapes), tuple(turns), _counts(model))
+    given = tuple(encoders.values())
+    return view, Encoded(model, variables, given, tuple(shapes), numbers, tuple(turns), _counts(model))
 
 
 def _copy_of(model: pm.Model) -> pm.Model:

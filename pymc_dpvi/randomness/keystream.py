@@ -39,9 +39,9 @@ from numpy.typing import NDArray
 from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.errors import ArgumentError
 
-__all__ = ["KeyStream", "words_to_uniforms"]
+__all__ = ["KEY_BYTES", "KeyStream", "insecure_key", "words_to_uniforms"]
 
-_KEY_BYTES = 32
+KEY_BYTES = 32
 _BLOCK_BYTES = 16
 _WORD_BYTES = 8
 # Encrypting this string gives the keystream itself. 64 KiB stays in the second-level cache.
@@ -91,13 +91,7 @@ class KeyStream:
 
         Different labels, such as ``"noise"``, give independent streams.
         """
-        number = check_integer("seed", seed, low=0)
-        if not isinstance(label, str):
-            raise ArgumentError(f"label must be a string such as 'noise', found {type(label).__name__}.")
-        # Each variable part after its length: no two (seed, label) have the same encoding.
-        parts = (label.encode(), str(number).encode())
-        message = _SEED_DOMAIN + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-        return cls._from_key(hashlib.sha256(message).digest(), bytes(_BLOCK_BYTES))
+        return cls._from_key(insecure_key(seed, label), bytes(_BLOCK_BYTES))
 
     @classmethod
     def _from_key(cls, key: bytes, counter: bytes) -> KeyStream:
@@ -124,7 +118,7 @@ class KeyStream:
             del key  # an interrupt may come here too, and its traceback keeps what is local
 
     def _rekey(self) -> None:
-        self._set_key(secrets.token_bytes(_KEY_BYTES), bytes(_BLOCK_BYTES))
+        self._set_key(secrets.token_bytes(KEY_BYTES), bytes(_BLOCK_BYTES))
 
     def _after_fork_in_child(self) -> None:
         # Another thread may have held the lock at the fork; in the child nobody would release it.
@@ -201,6 +195,17 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def insecure_key(seed: int, label: str) -> bytes:
+    """Return the key that a seed, 0 or more, and a label have: no secret."""
+    number = check_integer("seed", seed, low=0)
+    if not isinstance(label, str):
+        raise ArgumentError(f"label must be a string such as 'noise', found {type(label).__name__}.")
+    # Each variable part after its length: no two (seed, label) have the same encoding.
+    parts = (label.encode(), str(number).encode())
+    message = _SEED_DOMAIN + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return hashlib.sha256(message).digest()
 
 
 @numba.njit(cache=True, fastmath=False)
