@@ -125,7 +125,8 @@ class DPADVI(Inference):  # type: ignore[misc]
     unit : str or array of int or str, optional
         Whose the rows are, if a person may have several: the name of a ``pm.Data`` that holds one id per
         row, that of a dim whose labels are ids, or the ids. A record is then all rows with one id; neither
-        ids nor anybody's number of rows are released. By default a record is a row.
+        ids nor anybody's number of rows are released. By default a record is a row. With `records`, a
+        ``pm.Data`` of made-up ids, for which `records` has a source of all ids.
     max_rows_per_unit : int, optional
         With `unit`: of a person with more rows, so many are drawn anew in every step. Without it, clipping
         alone bounds what a person with many rows does. The number is public.

@@ -23,7 +23,7 @@ import pytest
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import graph_inputs
 
-from pymc_dpvi import DPADVI, ArgumentError, WorkersError
+from pymc_dpvi import DPADVI, Amortized, ArgumentError, WorkersError
 from pymc_dpvi.engine import cluster, shards
 from pymc_dpvi.engine.cluster import _even
 
@@ -339,6 +339,10 @@ def test_arguments(client: Any) -> None:
         pm.Normal("y", pm.Normal("mean", 0, 1), 1, observed=Y)
         with pytest.raises(ArgumentError, match="give records="):
             DPADVI(epsilon=1.0, delta=1e-6, client=client)
+    with pytest.raises(ArgumentError, match="client= and unit= do not go together"):
+        method(client, unit="person")
+    with pytest.raises(ArgumentError, match="client= does not go with Amortized"):
+        method(client, guide={"z": Amortized(pt.zeros((9, 1)), pt.ones((9, 1)))})
     with pytest.raises(ArgumentError, match="cores="):
         method(client).fit(3, cores=2)
     with pytest.raises(ArgumentError, match="client= needs backend"):
