@@ -568,6 +568,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             self._approx._report,
             unit=self._record.unit,
             by_unit=self._record.units is not None,
+            on_workers=isinstance(self._sources, Cluster),
             secure_randomness=streams.secure,
             public_arrays=self._record.public_arrays,
             withheld=self._approx.withheld,

@@ -73,6 +73,8 @@ class PrivacyReport:
         Name of the `PrivacyBudget` that the runs were charged to, if there was one.
     by_unit : bool
         Whether a record is all rows of one id (``DPADVI(unit=...)``), and not one row.
+    on_workers : bool
+        Whether workers of a cluster held the records (``DPADVI(client=...)``).
 
     Raises
     ------
@@ -101,6 +103,7 @@ class PrivacyReport:
     noise: str = "gaussian_float64"
     budget: str | None = None
     by_unit: bool = False
+    on_workers: bool = False
 
     def __post_init__(self) -> None:
         for name in ("neighboring_relation", "unit", "sampler", "gradient", "accountant", "guarantee"):
@@ -114,7 +117,7 @@ class PrivacyReport:
             raise ArgumentError(f"PrivacyReport: noise must be one of {list(_NOISES)}.")
         if self.budget is not None and not isinstance(self.budget, str):
             raise ArgumentError("PrivacyReport: budget must be a string or None.")
-        for name in ("secure_randomness", "num_records_public", "by_unit"):
+        for name in ("secure_randomness", "num_records_public", "by_unit", "on_workers"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"PrivacyReport: {name} must be True or False.")
         for name in ("public_arrays", "withheld"):
@@ -231,6 +234,7 @@ class PrivacyReport:
             num_records_public=self.num_records_public,
             public_arrays=self.public_arrays,
             by_unit=self.by_unit,
+            on_workers=self.on_workers,
         )
 
     @property
@@ -339,6 +343,7 @@ class PrivacyReport:
             "neighboring_relation": self.neighboring_relation,
             "unit": self.unit,
             "by_unit": self.by_unit,
+            "on_workers": self.on_workers,
             "sampler": self.sampler,
             "gradient": self.gradient,
             "accountant": self.accountant,

@@ -1,8 +1,8 @@
 """The file format of a privacy report: strict JSON with a version. All older versions can be read.
 
-Version 6 added ``by_unit``, version 5 ``backend`` to the runs, version 4 ``run_id``, version 3
-``tally_weight`` and ``default_sampling``; before it, every clip norm was fixed. Version 2 added ``noise``
-and ``budget``; before it, noise was drawn in floating point, and there were no budgets.
+Version 7 added ``on_workers``, version 6 ``by_unit``, version 5 ``backend`` to the runs, version 4
+``run_id``, version 3 ``tally_weight`` and ``default_sampling``; before it, every clip norm was fixed. Version
+2 added ``noise`` and ``budget``; before it, noise was drawn in floating point, and there were no budgets.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pymc_dpvi.errors import ArgumentError
 __all__ = ["header", "read", "to_number", "write"]
 
 _FORMAT = "pymc_dpvi.PrivacyReport"
-_VERSION = 6
+_VERSION = 7
 _BEFORE: dict[int, dict[str, Any]] = {
-    1: {"noise": "gaussian_float64", "budget": None, "by_unit": False},
-    **{version: {"by_unit": False} for version in (2, 3, 4, 5)},
+    1: {"noise": "gaussian_float64", "budget": None, "by_unit": False, "on_workers": False},
+    **{version: {"by_unit": False, "on_workers": False} for version in (2, 3, 4, 5)},
+    6: {"on_workers": False},
     _VERSION: {},
 }
 

@@ -44,6 +44,7 @@ def assumptions(
     num_records_public: bool,
     public_arrays: Sequence[str] = (),
     by_unit: bool = False,
+    on_workers: bool = False,
 ) -> tuple[str, ...]:
     """Say what the guarantee of one run, or of a plan, rests on."""
     whose = (
@@ -61,6 +62,11 @@ def assumptions(
         said.append(
             "Noise is added in whole multiples of a fixed unit (a lattice); rounding to that unit is "
             "accounted for."
+        )
+    if on_workers:
+        said.append(
+            "Workers of a cluster held the records, and sent sums without noise. So whoever runs them or the "
+            "scheduler, or reads along between them, is trusted."
         )
     if num_records_public:
         said.append(

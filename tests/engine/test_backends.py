@@ -153,7 +153,7 @@ def test_reports_of_older_versions_are_read(
     with logistic():
         approx = DPADVI(epsilon=1.0, delta=1e-6, accountant="rdp").fit(2, progressbar=False)
     fields = json.loads(approx.privacy.to_json())
-    assert fields["format_version"] == 6 and fields["runs"][0].pop("backend") == "python"
+    assert fields["format_version"] == 7 and fields["runs"][0].pop("backend") == "python"
     read = PrivacyReport.from_json(json.dumps({**fields, "format_version": 4}))
     assert read.runs[0].backend == "" and read.epsilon == approx.privacy.epsilon
 

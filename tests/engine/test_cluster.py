@@ -23,7 +23,7 @@ import pytest
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import graph_inputs
 
-from pymc_dpvi import DPADVI, Amortized, ArgumentError, WorkersError
+from pymc_dpvi import DPADVI, Amortized, ArgumentError, PrivacyReport, WorkersError
 from pymc_dpvi.engine import cluster, shards
 from pymc_dpvi.engine.cluster import _even
 
@@ -123,6 +123,16 @@ def test_a_fit_on_workers_is_that_of_the_records_in_memory(client: Any) -> None:
         ).fit(10, progressbar=False, backend="numba")
     for a, b in zip(on_workers, params(in_memory), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_the_report_says_who_is_trusted(client: Any) -> None:
+    report = method(client).fit(2, progressbar=False).privacy
+    assert report.on_workers and "Workers of a cluster held the records" in str(report)
+    assert PrivacyReport.from_json(report.to_json()) == report
+    with pm.Model():
+        pm.Normal("y", pm.Normal("mean", 0, 1), 1, observed=Y)
+        here = DPADVI(epsilon=1.0, delta=1e-6).fit(2, progressbar=False, backend="python").privacy
+    assert not here.on_workers and "cluster" not in str(here)
 
 
 def test_refine_goes_on_where_a_fit_ended(client: Any) -> None:

@@ -90,8 +90,8 @@ def test_the_report_speaks_of_persons():
 
 def test_a_report_of_an_older_version_is_by_rows():
     report = DPADVI(epsilon=1.0, delta=1e-6, model=visits()).fit(20, progressbar=False).privacy
-    older = report.to_json().replace('"format_version": 6', '"format_version": 5')
-    assert PrivacyReport.from_json(older.replace('"by_unit": false, ', "")) == report
+    older = report.to_json().replace('"format_version": 7', '"format_version": 5')
+    assert PrivacyReport.from_json(older.replace('"by_unit": false, "on_workers": false, ', "")) == report
 
 
 def test_the_number_of_persons_sets_a_batch_size():
