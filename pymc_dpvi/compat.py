@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import platform
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import metadata, util
 from typing import Any
@@ -124,7 +125,12 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
             "compile_kwargs['mode'] is not available: a private step needs the noise kernel, which exists "
             "for the modes 'NUMBA' (default) and 'CVM'. For JAX, give backend='jax'."
         )
-    kwargs["mode"] = default_numba_mode() if mode is get_mode("NUMBA") else without_raising(mode)
+    if mode is get_mode("NUMBA"):
+        kwargs["mode"] = default_numba_mode()
+    else:
+        kwargs["mode"] = without_raising(mode)
+        # A profile that PyTensor's flags ask for prints the shapes of batches when the process ends.
+        kwargs.setdefault("profile", False)
     return kwargs
 
 
@@ -144,27 +150,49 @@ def rows_mode(backend: str | None) -> dict[str, Any]:
     return {} if mode is None else {"mode": without_raising(get_mode(mode))}
 
 
+class _Quiet:
+    """PyTensor's loggers and Python's warnings, silent while some thread is within.
+
+    Both are of the process: the first thread to enter silences them, and the last to leave restores them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._within = 0
+        self._undo = ExitStack()
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._within:
+                self._undo.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+                for name, logger in list(logging.Logger.manager.loggerDict.items()):
+                    if name.split(".")[0] == "pytensor" and isinstance(logger, logging.Logger):
+                        self._undo.callback(setattr, logger, "disabled", logger.disabled)
+                        logger.disabled = True
+            self._within += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._within -= 1
+            if not self._within:
+                self._undo.close()
+
+
+_QUIET = _Quiet()
+
+
 @contextmanager
 def quiet_pytensor() -> Iterator[None]:
     """Silence PyTensor while a graph with data in it is examined or compiled.
 
     A rewrite that fails logs the values of arrays, and a warning may quote them.
     """
-    loggers = [
-        logger
-        for name, logger in logging.Logger.manager.loggerDict.items()
-        if name.split(".")[0] == "pytensor" and isinstance(logger, logging.Logger)
-    ]
-    before = [logger.disabled for logger in loggers]
+    _QUIET.enter()
     try:
-        for logger in loggers:
-            logger.disabled = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
+        _QUIET.leave()
 
 
 def versions() -> dict[str, str]:

@@ -78,14 +78,18 @@ def sealed(entry: Callable[P, T]) -> Callable[P, T]:
 def shielded(action: Callable[[], T], error: type[PrivacyError], message: str) -> T:
     """Run `action`; replace an exception of another package by `error`, which quotes nothing of it.
 
-    `message` has ``{}`` for the name of the exception's type. PrivacyError passes, and so does MemoryError,
-    which quotes sizes only.
+    `message` has ``{}`` for the name of the exception's type. PrivacyError passes. A MemoryError stays one,
+    without its text, which may tell how many records there are.
     """
-    failure = ""
+    failure, no_room = "", False
     try:
         return action()
-    except (PrivacyError, MemoryError):
+    except PrivacyError:
         raise
-    except Exception as found:  # raised below, so that it is not chained
+    except MemoryError:  # raised below, so that it is not chained
+        no_room = True
+    except Exception as found:  # raised below, too
         failure = type(found).__name__
+    if no_room:
+        raise MemoryError("There is not enough memory. How much was asked for is left out.")
     raise error(message.format(failure))

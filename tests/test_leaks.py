@@ -761,13 +761,18 @@ def test_shielded() -> None:
     with pytest.raises(ArgumentError, match=r"^a ValueError came$") as caught:
         shielded(quote, ArgumentError, "a {} came")
     assert caught.value.__context__ is None and caught.value.__cause__ is None
-    for passes in (UnsupportedModelError("as it is"), MemoryError("as it is")):
 
-        def again(error: Exception = passes) -> None:
-            raise error
+    def refuse() -> None:
+        raise UnsupportedModelError("as it is")
 
-        with pytest.raises(type(passes), match="as it is"):
-            shielded(again, ArgumentError, "a {} came")
+    def run_out() -> None:
+        raise MemoryError("Unable to allocate an array with shape (7231,)")
+
+    with pytest.raises(UnsupportedModelError, match="as it is"):
+        shielded(refuse, ArgumentError, "a {} came")
+    with pytest.raises(MemoryError, match="There is not enough memory") as no_room:
+        shielded(run_out, ArgumentError, "a {} came")
+    assert no_room.value.__context__ is None
     assert shielded(lambda: 3, ArgumentError, "") == 3
 
 

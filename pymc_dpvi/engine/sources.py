@@ -86,8 +86,8 @@ class _Arrow:
         self.row_shape: tuple[int, ...] = () if size is None else (int(size),)
         kind = given.type if size is None else given.type.value_type
         self.dtype = np.dtype(kind.to_pandas_dtype())
-        if given.null_count and self.dtype.kind != "f":
-            raise ArgumentError("it has missing values; fill them in, record by record, with .fill_null(...)")
+        if given.null_count and (self.dtype.kind != "f" or self.row_shape):
+            raise ArgumentError(_MISSING)
         ends = np.cumsum([0, *map(len, self._chunks)])
         self.num_rows = int(ends[-1])
         self._bounds = ends[:-1]
@@ -145,9 +145,25 @@ class _Parquet:
         empty = self._of(kinds)
         self.row_shape, self.dtype = empty.row_shape, empty.dtype
         meta = file.metadata
+        if self.dtype.kind != "f" or self.row_shape:
+            self._refuse_missing(meta)
         ends = np.cumsum([0, *(meta.row_group(k).num_rows for k in range(meta.num_row_groups))])
         self.num_rows = int(ends[-1])
         self._bounds = ends[:-1]
+
+    def _refuse_missing(self, meta: Any) -> None:
+        """Raise unless the file says that these columns have no missing value, which no row may decide."""
+        schema = self._file.schema_arrow
+        for name in self._names:
+            if not schema.field(name).nullable and not self.row_shape:
+                continue
+            for k in range(meta.num_row_groups):
+                group = meta.row_group(k)
+                parts = [group.column(j) for j in range(group.num_columns)]
+                own = [p for p in parts if p.path_in_schema.partition(".")[0] == name]
+                counts = [p.statistics.null_count if p.is_stats_set else None for p in own]
+                if not counts or any(count != 0 for count in counts):
+                    raise ArgumentError(_MISSING)
 
     def _of(self, table: Any) -> _Arrow | _Columns:
         return _of_arrow(table.column(0) if self._alone else table.select(self._names))
@@ -210,6 +226,10 @@ def source_of(given: Any) -> Source:
     return _Array(given, lambda indices: given[indices])
 
 
+_MISSING = (
+    "it has missing values, or does not say that it has none; fill them in, record by record, with "
+    ".fill_null(...), or give a column of floats, where they are NaN"
+)
 #: Dask computes in the thread that reads, and leaves no thread of its own behind.
 _HERE = {"scheduler": "synchronous"}
 _OPEN = (

@@ -39,6 +39,7 @@ __all__ = [
     "log_prior",
     "rebuild_likelihood",
     "unevaluated",
+    "without_records",
 ]
 
 
@@ -209,13 +210,29 @@ def unevaluated(model: pm.Model, one: Likelihood) -> list[TensorVariable]:
     return list(one.derived) if again is None else again
 
 
+def without_records(model: pm.Model, arrays: Sequence[Variable]) -> pm.Model:
+    """Return a view of the model that has no likelihood.
+
+    PyMC derives the densities of all variables when it is asked for some, and computes on constants as it
+    does so. Whether it can turns on the numbers in them.
+    """
+    likelihood, observed = record_potentials(model, arrays), set(model.observed_RVs)
+    view = object.__new__(type(model))
+    view.__dict__.update(model.__dict__)
+    view.observed_RVs = []
+    view.potentials = [p for p in model.potentials if p not in likelihood]
+    view.rvs_to_values = {rv: v for rv, v in model.rvs_to_values.items() if rv not in observed}
+    view.values_to_rvs = {v: rv for rv, v in view.rvs_to_values.items()}
+    return view
+
+
 def log_prior(model: pm.Model, arrays: Sequence[Variable]) -> TensorVariable:
     """Return the log prior with Jacobians and data-free Potentials, a scalar."""
-    likelihood = record_potentials(model, arrays)
-    variables = [*model.free_RVs, *(p for p in model.potentials if p not in likelihood)]
-    prior = model.logp(vars=variables, jacobian=True)
+    view = without_records(model, arrays)
+    variables = [*view.free_RVs, *view.potentials]
+    prior = view.logp(vars=variables, jacobian=True)
     if draws(prior):
-        refuse_draws(next(v.name for v in variables if draws(model.logp(vars=[v], jacobian=True))))
+        refuse_draws(next(v.name for v in variables if draws(view.logp(vars=[v], jacobian=True))))
     return prior
 
 

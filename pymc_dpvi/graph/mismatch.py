@@ -18,13 +18,13 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 
 from pymc_dpvi.compat import quiet_pytensor
-from pymc_dpvi.errors import UnsupportedModelError
+from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.marginalised import how_to_marginalise
 from pymc_dpvi.graph.model_checks import array_name, hint_of_orientation
 from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.records import RecordModel, build_record_model
-from pymc_dpvi.graph.separability import check_separable
+from pymc_dpvi.graph.separability import CannotBeWrittenError, check_separable, write_for_several
 from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
 from pymc_dpvi.redaction import shielded
 
@@ -45,11 +45,14 @@ def explained(action: Callable[[], T], model: pm.Model) -> T:
 
     That exception is replaced, without its text, by an `UnsupportedModelError`.
     """
-    failure: UnsupportedModelError | None = None
+    failure: UnsupportedModelError | NotSeparableError | None = None
     try:
         return shielded(action, _Failed, "{}")
     except _Failed as error:
         failure = UnsupportedModelError(_reason(model) or _UNKNOWN.format(error))
+    except CannotBeWrittenError as error:
+        reason = _reason(model, only=_outcome_and_mean)
+        failure = NotSeparableError(str(error)) if reason is None else UnsupportedModelError(reason)
     raise failure  # outside the handler, so that nothing is chained
 
 
@@ -69,13 +72,17 @@ def take_apart(model: pm.Model, **kwargs: Any) -> RecordModel:
     ends = np.cumsum([v.size for v in values])
     slices = tuple(slice(end - v.size, end) for v, end in zip(values, ends, strict=True))
     latents = Latents(record.value_vars, slices, tuple(v.shape for v in values))
-    check_separable(record, latents, np.concatenate([v.ravel() for v in values]))
+    try:
+        check_separable(record, latents, np.concatenate([v.ravel() for v in values]))
+    except CannotBeWrittenError:
+        write_for_several(record)  # raises what was hidden
+        raise
     return record
 
 
-def _reason(model: pm.Model) -> str | None:
+def _reason(model: pm.Model, only: Callable[[pm.Model], str | None] | None = None) -> str | None:
     """Say what does not fit, as far as lengths, dims and names tell."""
-    for look in (_outcome_and_mean, _latent_per_record, _other_length):
+    for look in (_outcome_and_mean, _latent_per_record, _other_length) if only is None else (only,):
         with suppress(Exception), quiet_pytensor():
             if found := look(model):
                 return found

@@ -9,7 +9,10 @@ the log-density is derived anew, from placeholders.
 divide **all** rows of a constant ``p=`` by their sums if one of them does not sum to one (`numpy.isclose`),
 which moves each by up to a part in 10⁵. `pm.logp` and `pm.logcdf`, where a model calls them, have a formula
 without bounds for a truncation or a censoring whose bounds are infinite throughout. Its gradient is finite
-where that of the general formula is NaN, and a record whose gradient is NaN adds nothing.
+where that of the general formula is NaN, and a record whose gradient is NaN adds nothing. Nothing in a graph
+says that it came from `pm.logp`, so no Potential may have a constant array of records. PyMC 6 gives a
+censored count the type of whole numbers if no constant bound is finite, and cuts off the fractions of **all**
+observed values.
 
 **Gaussian processes** (:func:`refuse_hsgp`). ``pm.gp.HSGP`` evaluates the functions
 :math:`\sin(\sqrt{\lambda_j}\,(x - c + L))` with :math:`\sqrt{\lambda_j} = \pi j / 2L` at each record's x, and
@@ -27,9 +30,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pymc as pm
+from pymc.distributions.censored import CensoredRV
 from pymc.logprob.utils import CheckParameterValue
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar import basic as scalar
@@ -37,15 +42,21 @@ from pytensor.tensor.basic import Alloc, AllocDiag, ARange
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.random.basic import CategoricalRV, MultinomialRV
 from pytensor.tensor.shape import Reshape
+from pytensor.tensor.type import discrete_dtypes
 
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
 __all__ = ["FORMULA_ADVICE", "formula_mark", "refuse_hsgp", "refuse_inspected"]
 
+_Roots = Callable[[Variable], list[Variable]]
+
 
 def refuse_inspected(model: pm.Model, arrays: Collection[Variable]) -> None:
-    """Refuse constants that PyMC may have gone by: rows of ``p=``, and record `arrays` in ``pm.logp``."""
+    """Refuse constants that PyMC may have gone by, whatever they hold.
+
+    Rows of ``p=``, bounds of censored counts, and record `arrays` in Potentials or behind ``pm.logp``.
+    """
     free, held = set(model.free_RVs), set(arrays)
 
     def roots(var: Variable) -> list[Variable]:
@@ -62,21 +73,45 @@ def refuse_inspected(model: pm.Model, arrays: Collection[Variable]) -> None:
                     "one, so one record would change what others add. Put the array into the model as "
                     "pm.Data('p', p), into which PyMC does not look."
                 )
+        for of in chain.from_iterable(_bounds_of_counts(node, roots) for node in nodes):
+            if any(isinstance(v, Constant) and v in held for v in of):
+                raise UnsupportedModelError(
+                    f"'{outcome.name}' is a censored count with an array of bounds. PyMC 6 cuts off the "
+                    "fractions of all observed values if no bound in it is finite, so one record would "
+                    "change what others add. Put the array into the model as pm.Data('upper', upper), into "
+                    "which PyMC does not look."
+                )
         derived = any(isinstance(node.op, CheckParameterValue) for node in nodes)
-        if derived and any(isinstance(v, Constant) and v in held for v in found):
+        by_hand = outcome in model.potentials
+        if (derived or by_hand) and any(isinstance(v, Constant) and v in held for v in found):
+            what = "is a Potential with" if by_hand else "calls pm.logp or pm.logcdf with"
             raise UnsupportedModelError(
-                f"'{outcome.name}' calls pm.logp or pm.logcdf with arrays of records. For some distributions "
-                "(truncated ones) PyMC goes by the numbers in them, so one record would change what others "
-                "add. Put each array of records into the model as pm.Data('x', x), into which PyMC does "
-                "not look, or write the outcome with observed=."
+                f"'{outcome.name}' {what} arrays as long as there are records, that are no pm.Data. Where it "
+                "calls pm.logp or pm.logcdf, PyMC goes by the numbers in such an array for some "
+                "distributions (truncated ones), so one record would change what others add. Put each array "
+                "of records into the model as pm.Data('x', x), into which PyMC does not look, or write the "
+                "outcome with observed=. If an array holds no records, put it into pm.Data and name it in "
+                "public_data=[...]."
             )
 
 
-def _probabilities(node: Apply, roots: Callable[[Variable], list[Variable]]) -> Iterator[list[Variable]]:
+def _bounds_of_counts(node: Apply, roots: _Roots) -> Iterator[list[Variable]]:
+    """Yield what the bounds of each censored discrete distribution in a node are made of."""
+    if isinstance(node.op, CensoredRV) and node.inputs[0].type.dtype in discrete_dtypes:
+        yield from (roots(bound) for bound in node.inputs[1:3])
+    yield from _within(node, roots, _bounds_of_counts)
+
+
+def _probabilities(node: Apply, roots: _Roots) -> Iterator[list[Variable]]:
     """Yield what the probabilities of each categorical or multinomial distribution in a node are made of."""
     if isinstance(node.op, CategoricalRV | MultinomialRV):
         yield roots(node.op.dist_params(node)[-1])
-    inner = getattr(node.op, "fgraph", None)  # of a truncated one, or a function of the user's
+    yield from _within(node, roots, _probabilities)
+
+
+def _within(node: Apply, roots: _Roots, search: Any) -> Iterator[list[Variable]]:
+    """Yield what `search` finds in the inner graph of a node, such as a truncation's."""
+    inner = getattr(node.op, "fgraph", None)
     if inner is None:
         return
     outer = dict(zip(inner.inputs, node.inputs, strict=False))
@@ -86,7 +121,7 @@ def _probabilities(node: Apply, roots: Callable[[Variable], list[Variable]]) -> 
         return [root for v in found for root in (roots(outer[v]) if v in outer else [v])]
 
     for each in inner.apply_nodes:
-        yield from _probabilities(each, within)
+        yield from search(each, within)
 
 
 def _has_rows(array: Variable) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pymc as pm
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as pm_compile
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.raise_op import CheckAndRaise
 
@@ -16,7 +16,6 @@ from pymc_dpvi.graph.model_checks import global_dims, hint_of_orientation
 from pymc_dpvi.graph.private_constants import opaque_part
 from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.selections import function_of_lengths
-from pymc_dpvi.graph.shape_constants import is_structural
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, substituted, walk
 from pymc_dpvi.graph.units import Units
 
@@ -179,8 +178,6 @@ def find_record_arrays(
         found.append(var)
         if dim is not None:
             leading.add(dim)
-    if model.observed_RVs:
-        _refuse_lengths_alone(model, found, dims, {*walk(roots, stop=model.free_RVs)})
     return found, frozenset(leading)
 
 
@@ -200,34 +197,6 @@ def _conditions(outputs: Iterable[Variable]) -> set[Variable]:
         elif var.owner is not None:
             stack += var.owner.inputs
     return conditions - reached
-
-
-def _refuse_lengths_alone(
-    model: pm.Model, found: Sequence[Variable], dims: frozenset[str], observed: set[Variable]
-) -> None:
-    """Raise if only the lengths of its arrays make a Potential the records' term or the prior's.
-
-    A penalty on neighbouring coefficients has a structural matrix with one row per coefficient. It would be
-    split, clipped and noised if there are as many records as coefficients, and not otherwise: two
-    neighbouring data sets would be fitted by two models. Arrays that are not structural need no such rule,
-    since those of another length are refused.
-    """
-
-    def dim(var: Variable) -> str | None:
-        names = model.named_vars_to_dims.get(var.name) if var.name else None
-        return names[0] if names else None
-
-    for potential in model.potentials:
-        own = set(found) & set(walk([potential], stop=model.free_RVs))
-        if not own or not all(isinstance(v, Constant) and is_structural(array_value(v)) for v in own):
-            continue
-        if not own & observed and not {dim(potential), *map(dim, own)} & dims:
-            raise UnsupportedModelError(
-                f"The Potential '{potential.name}' has arrays with as many rows as there are records, as "
-                "regular as a grid or a penalty is, and nothing else says whether they are of the records. "
-                "If they are, give it or its pm.Data the records' dim (dims=...). If they are not, put them "
-                "into pm.Data and declare it: public_data=[...]."
-            )
 
 
 def describe_unit(model: pm.Model, dims: frozenset[str], units: Units | None = None) -> str:

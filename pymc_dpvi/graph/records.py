@@ -342,11 +342,10 @@ def build_record_model(
 def _lengths(record: RecordModel) -> list[Variable]:
     """Return the lengths of the dims that may run over rows or persons: their number.
 
-    Of persons, any dim may be that is not a free variable's or a declared array's. No length is compared.
+    Any dim may that is not a free variable's or a declared array's. No length is compared.
     """
-    model, dims = record.model, set(record.record_dims)
-    if record.units is not None:
-        dims |= model.dim_lengths.keys() - record.released_dims
+    model = record.model
+    dims = set(record.record_dims) | (model.dim_lengths.keys() - record.released_dims)
     return [model.dim_lengths[d] for d in dims]
 
 

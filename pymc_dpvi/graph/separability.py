@@ -36,7 +36,12 @@ from pymc_dpvi.graph.selections import cuts_records, has_bounds
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
-__all__ = ["check_separable"]
+__all__ = ["CannotBeWrittenError", "check_separable", "write_for_several"]
+
+
+class CannotBeWrittenError(NotSeparableError):
+    """The likelihood cannot be written for several records; `mismatch` may know why."""
+
 
 #: Records of the small batch; of the large one, at least and at most; beyond the model's largest integer.
 FEW, MANY, MOST, BEYOND = 5, 23, 200, 3
@@ -94,14 +99,14 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
 def _remade(record: RecordModel, rows: int) -> Likelihood | None:
     """Remake the likelihood for some rows; None if that raises, as the exception tells how many records."""
     with suppress(Exception):
-        return _likelihood(record, rows)
+        return write_for_several(record, rows)
     return None
 
 
 def _or_raise(record: RecordModel, many: Likelihood | None) -> Likelihood:
     if many is None:
         names = ", ".join(map(repr, record.factors))
-        raise NotSeparableError(
+        raise CannotBeWrittenError(
             f"The likelihood of {names} cannot be written for several records. It probably mixes records, "
             "takes some of them by their place, or has a length that is a number: give the model the rows to "
             "be fitted and no others, and drop fixed lengths from pt.zeros, pt.ones, reshape or shape=."
@@ -205,7 +210,8 @@ def _paired(small: Variable, large: Variable) -> dict[Variable, Variable]:
     return dict(pairs) if alike else {}
 
 
-def _likelihood(record: RecordModel, rows: int) -> Likelihood:
+def write_for_several(record: RecordModel, rows: int = FEW) -> Likelihood:
+    """Remake the likelihood for some rows, or raise whatever that raises."""
     own = record.model, record.num_records, record.record_dims, record.arrays
     return rebuild_likelihood(*own, rows=rows, local=record.local)
 
@@ -259,7 +265,7 @@ def _check_isolated(
 
 def _mixing(record: RecordModel, many: Likelihood, rows: Rows) -> str:
     """Say which operation of the user's model is the first to differ."""
-    one = _likelihood(record, 1)
+    one = write_for_several(record, 1)
     roots = [*record.model.observed_RVs, *record.model.potentials]
     order = [
         v

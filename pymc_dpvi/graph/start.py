@@ -22,6 +22,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.densities import without_records
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
@@ -125,7 +126,8 @@ def check_finite_start(record: RecordModel, latents: Latents, start: np.ndarray)
     tried = [start, *(start + START_SIGMA * rng.normal(size=(_TRIES, latents.size)))]
     if any(np.isfinite(density(point.astype(z.dtype))[0]) for point in tried):
         return
-    terms = record.model.logp(vars=record.model.free_RVs, sum=False, jacobian=False)
+    view = without_records(record.model, record.arrays)
+    terms = view.logp(vars=view.free_RVs, sum=False, jacobian=False)
     parts, draw = in_draws([t.sum() for t in terms], latents)
     each = python_function([z], put(parts, draw, latents.split(z)))(start.astype(z.dtype))
     guilty = [

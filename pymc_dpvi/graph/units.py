@@ -190,7 +190,9 @@ def codes_of(
     elif array.dtype.kind == "O":
         codes = _codes_of_objects(array)
     else:
-        found = {"f": "floats", "b": "True and False", "M": "dates"}.get(array.dtype.kind, str(array.dtype))
+        found = {"f": "floats", "b": "True and False", "M": "dates", "S": "bytes"}.get(
+            array.dtype.kind, array.dtype.type.__name__
+        )
         raise ArgumentError(
             f"unit must have integers or strings as ids; found {found}. Drop rows without "
             "an id, and type ids.astype(int) if the others are whole numbers, or ids.astype(str)."

@@ -403,7 +403,7 @@ class DPApproximation(CheckedExpressions):
         Raises
         ------
         UnsupportedModelError
-            If `node` depends on record data.
+            If `node`, `size` or `deterministic` depends on record data.
         ArgumentError
             If `node` is no expression.
         """
@@ -412,6 +412,7 @@ class DPApproximation(CheckedExpressions):
         for var in variables(node):
             if not self._record.may_be_released(var):
                 raise UnsupportedModelError(depends(var))
+        self._refuse_records_in_numbers(size, deterministic)
         return super().sample_node(node, size=size, deterministic=deterministic)
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.densities import without_records
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.graph.unrolled_loops import is_long
@@ -65,11 +66,25 @@ class CheckedExpressions(SealedApproximation):
         """As in PyMC; an UnsupportedModelError if `node` or a replacement depends on a record."""
         self._refuse_records(node)
         self._refuse_records(list((more_replacements or {}).values()))
+        self._refuse_records_in_numbers(s, d)
         return super().set_size_and_deterministic(node, s, d, more_replacements)
+
+    def make_size_and_deterministic_replacements(
+        self, s: Any, d: Any, more_replacements: Mapping[Variable, Variable] | None = None
+    ) -> Any:
+        """As in PyMC; an UnsupportedModelError if an argument depends on a record."""
+        self._refuse_records(list((more_replacements or {}).values()))
+        self._refuse_records_in_numbers(s, d)
+        return super().make_size_and_deterministic_replacements(s, d, more_replacements)
 
     def get_optimization_replacements(self, s: Any, d: Any) -> dict[Variable, Variable]:
         """Return nothing: PyMC's are for the density of the records, which is refused here."""
         return {}
+
+    def _refuse_records_in_numbers(self, *numbers: Any) -> None:
+        """Raise if a number of draws, or whether to draw, is an expression that depends on a record."""
+        listed = [part for n in numbers for part in (n if isinstance(n, list | tuple) else [n])]
+        self._refuse_records([part for part in listed if isinstance(part, Variable)])
 
     def _refuse_records(self, node: Any) -> None:
         # The prior was checked when the method was made, with the numbers in it.
@@ -94,7 +109,7 @@ class CheckedExpressions(SealedApproximation):
 
     def _log_prior(self) -> TensorVariable:
         """Return PyMC's graph of the log prior, which was checked when the method was made."""
-        density = self.model.varlogp
+        density = without_records(self.model, self._record.arrays).varlogp
         self._keep(density)
         return density
 

@@ -30,6 +30,28 @@ def same(given: Any, array: np.ndarray) -> None:
         np.testing.assert_array_equal(found, array[indices])
 
 
+def test_missing_values_are_nan_or_refused_before_any_row_is_read(tmp_path: Path) -> None:
+    """Known: one missing value in a Parquet file ended a fit that had been charged."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    floats = pa.array([1.0, None, 3.0, 4.0])
+    integers = pa.array([1, None, 3, 4])
+    lists = pa.array([[1.0, 2.0], None, [5.0, 6.0], [7.0, None]], type=pa.list_(pa.float64(), 2))
+    whole = pa.array([1, 2, 3, 4])
+    names = ["floats", "integers", "lists", "whole"]
+    table = pa.table([floats, integers, lists, whole], names=names)
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=2)
+    pq.write_table(table, tmp_path / "silent.parquet", write_statistics=False)
+    file, silent = (pq.ParquetFile(tmp_path / name) for name in ("x.parquet", "silent.parquet"))
+    for good in (table.column("floats"), (file, "floats"), (silent, "floats")):
+        found = source_of(good).rows(np.array([0, 1, 3]))
+        np.testing.assert_array_equal(found, [1.0, np.nan, 4.0])
+    np.testing.assert_array_equal(source_of((file, "whole")).rows(np.array([1, 3])), [2, 4])
+    bad = [table.column("integers"), table.column("lists"), (file, "integers"), (file, "lists")]
+    for given in (*bad, (silent, "whole"), (file, ["whole", "integers"])):
+        with pytest.raises(ArgumentError, match="it has missing values, or does not say"):
+            source_of(given)
+
+
 @pytest.mark.parametrize(
     "array", [X, Y, X.T.copy().T, X[:, ::2], X[::-1], X.astype(">f8"), X.reshape(-1, 2, 2)]
 )

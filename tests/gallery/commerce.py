@@ -31,7 +31,7 @@ def bg_nbd() -> pm.Model:
         b = pm.Deterministic("b", (1 - phi) * kappa)
         alpha, r = pm.Weibull("alpha", 2, 10), pm.Weibull("r", 2, 1)
         data = np.column_stack([recency, frequency])
-        pm.Potential("likelihood", logp(pt.as_tensor(data), a, b, r, alpha, T))
+        pm.Potential("likelihood", logp(pm.Data("data", data), a, b, r, alpha, pm.Data("T", T)))
     return model
 
 
@@ -41,6 +41,7 @@ def gamma_gamma() -> pm.Model:
     x, z_mean = rng.integers(1, 9, 31).astype(float), rng.gamma(6, 5, 31)
     with pm.Model(coords={"customer_id": range(31)}) as model:
         p, q, v = pm.HalfFlat("p"), pm.HalfFlat("q"), pm.HalfFlat("v")
+        x, z_mean = pm.Data("x", x), pm.Data("z_mean", z_mean)
         pm.Potential(
             "likelihood",
             pt.gammaln(p * x + q)
@@ -76,6 +77,7 @@ def shifted_beta_geometric() -> pm.Model:
     t, alive = rng.integers(1, 8, 34), rng.integers(0, 2, 34)
     with pm.Model() as model:
         alpha, beta = pm.HalfFlat("alpha"), pm.HalfFlat("beta")
+        t, alive = pm.Data("t", t), pm.Data("alive", alive)
         survive = (
             pt.gammaln(beta + t) + pt.gammaln(alpha + beta) - pt.gammaln(beta) - pt.gammaln(alpha + beta + t)
         )

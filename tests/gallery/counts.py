@@ -127,6 +127,7 @@ def capture_recapture() -> pm.Model:
     with pm.Model(coords={"occasion": range(5)}) as model:
         p = pm.Uniform("p", 0, 1, dims="occasion")
         never = pt.sum(pt.log1p(-p))
+        caught = pm.Data("caught", caught)
         logp = (caught * pt.log(p) + (1 - caught) * pt.log1p(-p)).sum(axis=1)
         pm.Potential("history", logp - pt.log1mexp(never))
     return model

@@ -214,6 +214,7 @@ def dawid_skene_marginal() -> pm.Model:
     with pm.Model() as model:
         beta = pm.Dirichlet("beta", a=np.ones((5, 4, 4)))
         pi = pm.Dirichlet("pi", a=np.ones(4))
+        annotations = pm.Data("annotations", annotations)
         log_p = pt.log(beta)[np.arange(5)[None, :], :, annotations].sum(axis=1)  # (item, class)
         pm.Potential("y", pt.logsumexp(pt.log(pi) + log_p, axis=1))
     return model

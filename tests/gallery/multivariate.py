@@ -118,6 +118,7 @@ def copula_with_margins() -> pm.Model:
     with pm.Model() as model:
         lam, mu, sd = pm.Gamma("lam", 2, 2), pm.Normal("mu", 0, 1), pm.HalfNormal("sd", 1)
         rho = pm.Uniform("rho", -1, 1)
+        y1, y2 = pm.Data("of_y1", y1), pm.Data("of_y2", y2)
         u = pt.clip(1 - pt.exp(-lam * y1), 1e-6, 1 - 1e-6)
         z1, z2 = pt.sqrt(2.0) * pt.erfinv(2 * u - 1), (y2 - mu) / sd
         copula = -0.5 * pt.log1p(-(rho**2)) - (rho**2 * (z1**2 + z2**2) - 2 * rho * z1 * z2) / (

@@ -164,7 +164,8 @@ def bugs_mice() -> pm.Model:
     with pm.Model(coords={"group": ["irradiated", "vehicle", "test", "positive"]}) as model:
         r = pm.Exponential("r", 0.001)
         beta = pm.Normal("beta", 0, 100, dims="group")
-        scale = pt.exp(-beta[group] / r)
+        time, censored = pm.Data("time", time), pm.Data("censored", censored)
+        scale = pt.exp(-beta[pm.Data("group_of", group)] / r)
         log_sf = -((time / scale) ** r)
         log_pdf = pt.log(r) + (r - 1) * pt.log(time) - r * pt.log(scale) + log_sf
         pm.Potential("t", pt.switch(censored, log_sf, log_pdf))

@@ -213,6 +213,22 @@ def summed_potential() -> pm.Model:
 
 
 @refused(
+    "pymc-marketing docs: clv/gamma_gamma (as published: arrays of NumPy in a Potential)",
+    "UnsupportedModelError",
+    "likelihood",
+    ("pm.Data('x', x)",),
+)
+def potential_of_arrays() -> pm.Model:
+    rng = np.random.default_rng(1113)
+    x, z_mean = rng.integers(1, 9, 31).astype(float), rng.gamma(6, 5, 31)
+    with pm.Model() as model:
+        p, q, v = pm.HalfFlat("p"), pm.HalfFlat("q"), pm.HalfFlat("v")
+        logp = pt.gammaln(p * x + q) - pt.gammaln(p * x) - pt.gammaln(q) + q * pt.log(v)
+        pm.Potential("likelihood", logp + (p * x - 1) * pt.log(z_mean) - (p * x + q) * pt.log(x * z_mean + v))
+    return model
+
+
+@refused(
     "PyMC gallery: samplers/SMC-ABC_Lotka-Volterra_example (Simulator)",
     "UnsupportedModelError",
     "sim",

@@ -255,3 +255,37 @@ def test_what_follows_from_an_lkj_variable_is_not_unpacked() -> None:
             pm.Deterministic("own", pm.math.expand_packed_triangular(2, packed))
             pm.Normal("y", packed.sum(), 1.0, observed=Y)
         assert [v.name for v in build_record_model(model).released] == ["own"]
+
+
+@pytest.mark.parametrize("what", ["count", "length", "sign", "tuple"])
+def test_numbers_of_draws_are_no_expressions_of_records(what: str) -> None:
+    """Known: `size=(x > 0).sum()` gave as many draws as there were such records."""
+    with pm.Model() as model:
+        x = pm.Data("x", X[:, 0])
+        b = pm.Normal("b")
+        pm.Normal("y", b * x, 1, observed=Y)
+    approx = DPMeanField(build_record_model(model), random_seed=1)
+    size: Any = {"count": (x > 0).sum(), "length": x.shape[0], "sign": 3, "tuple": (2, x.shape[0])}[what]
+    drawn: Any = (x[5] > 0) if what == "sign" else 0
+    (flat,) = model.replace_rvs_by_values([b])
+    checked = approx.to_flat_input(flat)
+    for ask in (
+        lambda: approx.sample_node(b, size=size, deterministic=drawn),
+        lambda: approx.set_size_and_deterministic(checked, size, drawn),
+        lambda: approx.make_size_and_deterministic_replacements(size, drawn),
+    ):
+        with pytest.raises(UnsupportedModelError, match="depends on the records"):
+            ask()
+    assert len(approx.sample_node(b, size=4).eval()) == 4
+
+
+def test_a_dim_that_no_array_carries_counts_as_that_of_the_records() -> None:
+    """Known: its length, and that of the records, was released without being listed."""
+    with pm.Model(coords={"obs": range(len(Y)), "level": ["a", "b"]}) as model:
+        b = pm.Normal("b", dims="level")
+        pm.Deterministic("each", pt.full((model.dim_lengths["obs"],), b[0]), dims="obs")
+        pm.Deterministic("share", b[0] / model.dim_lengths["obs"])
+        pm.Deterministic("twice", 2 * b, dims="level")
+        pm.Normal("y", b[0] * X[:, 0], 1, observed=Y)
+    approx = DPMeanField(build_record_model(model), random_seed=1)
+    assert approx.withheld == ("each", "share")

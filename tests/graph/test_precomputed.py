@@ -268,10 +268,106 @@ def truncated(lower: Any, upper: Any, outcome: Any) -> DPADVI:
 def test_arrays_behind_logp_are_refused_whatever_they_hold() -> None:
     said = []
     for lower in LOWER:
-        with pytest.raises(UnsupportedModelError, match=r"'p' calls pm\.logp.*pm\.Data\('x', x\)") as caught:
+        with pytest.raises(UnsupportedModelError, match=r"'p' is a Potential.*pm\.Data\('x', x\)") as caught:
             truncated(lower, UPPER, pt.as_tensor(OUTCOME))
         said.append(str(caught.value))
     assert said[0] == said[1]
+
+
+def _logistic(value: Any, mu: Any, **_: Any) -> Any:
+    return mu - value - 2 * pt.log1p(pt.exp(mu - value))
+
+
+@pytest.mark.filterwarnings("ignore:Scan return signature:DeprecationWarning")  # PyMC's own
+def test_nor_is_a_density_of_the_users_own_seen_through() -> None:
+    """Nothing in a graph says that `pm.logp` made it. Known: one bound moved the sum by 26 C."""
+    said = []
+    for upper in (np.full(ROWS, np.inf), np.concatenate([[50.0], np.full(ROWS - 1, np.inf)])):
+        with pm.Model() as model:
+            base = pm.CustomDist.dist(
+                pm.Normal("mu", 0, 1), logp=_logistic, logcdf=lambda v, mu, **_: -pt.log1p(pt.exp(mu - v))
+            )
+            pm.Potential("p", pm.logp(pm.Truncated.dist(base, upper=upper), OUTCOME))
+        with pytest.raises(UnsupportedModelError, match="'p' is a Potential with arrays") as caught:
+            build_record_model(model)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("cases", [0, 1])
+def test_a_potential_is_refused_whatever_its_arrays_hold(cases: int) -> None:
+    """Known: an array of zeros was taken for a part of the model, and one with a single case for records."""
+    rare = np.zeros(ROWS)
+    rare[:cases] = 1.0
+    for data in (False, True):
+        with pm.Model() as model:
+            a = pm.Normal("a", 0, 1)
+            pm.Normal("y", a, 1, observed=OUTCOME)
+            z = pm.Data("z", rare) if data else pt.as_tensor(rare)
+            pm.Potential("rare", z * a - pt.softplus(a))
+        if data:
+            assert set(build_record_model(model).factors) == {"y", "rare"}
+        else:
+            with pytest.raises(UnsupportedModelError, match="'rare' is a Potential with arrays"):
+                build_record_model(model)
+
+
+BASES: dict[str, Any] = {
+    "count": lambda mu: pm.Poisson.dist(pm.math.exp(mu)),
+    "mixture of counts": lambda mu: pm.ZeroInflatedPoisson.dist(0.5, pm.math.exp(mu)),
+}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_bounds_of_censored_counts_are_refused_whatever_they_hold(base: str) -> None:
+    """Known, PyMC 6: without a finite bound the outcome was cut to whole numbers: 22 C."""
+    y = np.abs(np.round(OUTCOME)) + 0.5
+    said = []
+    for upper in (np.full(ROWS, np.inf), np.concatenate([[50.0], np.full(ROWS - 1, np.inf)])):
+        with pm.Model() as model:
+            pm.Censored("y", BASES[base](pm.Normal("mu", 0, 1)), lower=None, upper=upper, observed=y)
+        with pytest.raises(UnsupportedModelError, match=r"'y' is a censored count.*pm\.Data") as caught:
+            build_record_model(model)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+def test_bounds_of_censored_counts_may_be_data_or_numbers_and_those_of_others_arrays() -> None:
+    for kind in ("data", "number", "continuous"):
+        with pm.Model() as model:
+            rate = pm.math.exp(pm.Normal("mu", 0, 1))
+            base = pm.Exponential.dist(rate) if kind == "continuous" else pm.Poisson.dist(rate)
+            upper = np.full(ROWS, 5.0)
+            bound = pm.Data("upper", upper) if kind == "data" else 5.0 if kind == "number" else upper
+            outcome = np.minimum(np.abs(np.round(OUTCOME)), 5.0)
+            pm.Censored("y", base, lower=None, upper=bound, observed=outcome)
+        assert set(build_record_model(model).factors) == {"y"}
+
+
+#: An argument of a distribution of the user's own, as all records but one have it, and what one has.
+ARGUMENTS: dict[str, tuple[Any, float, float]] = {
+    "offset": (lambda a, x, size: pt.floor(pm.Normal.dist(a, 1, size=size) + x), 0.0, 1.0),
+    "exposure": (lambda a, x, size: pt.maximum(pm.LogNormal.dist(a, 1, size=size) * x, 0.1), 1.0, 2.0),
+    "bound": (lambda a, x, size: pt.minimum(pm.Normal.dist(a, 1, size=size), x), np.inf, 0.5),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_a_density_that_pymc_derives_or_not_goes_by_no_record(case: str) -> None:
+    """Known: the prior was derived together with the likelihood, with the records in it."""
+    dist, usual, other = ARGUMENTS[case]
+    outcomes = []
+    for one in (usual, other):
+        x = np.full(ROWS, usual)
+        x[3] = one
+        with pm.Model() as model:
+            pm.CustomDist("y", pm.Normal("a", 0, 1), x, dist=dist, observed=np.abs(np.round(OUTCOME)) + 0.5)
+        try:
+            DPADVI(epsilon=1.0, delta=1e-6, model=model)
+            outcomes.append("accepted")
+        except UnsupportedModelError as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_logp_does_not_look_into_data() -> None:
