@@ -1,8 +1,8 @@
 """Every model of the zoo, through the analysis, the gradients, the release and (some) a whole fit.
 
-On every push the models run without compilation, the gradients of the ``quick`` ones on numba, and a tenth of
-the models through a whole fit on the default backend (``zoo``, see `conftest`); the rest of the backends is
-slow.
+On every push the models run without compilation, the gradients of the ``quick`` ones on numba, and a
+fifteenth of the models through a whole fit on the default backend (``zoo``, see `conftest`); the rest of the
+backends is slow.
 """
 
 from __future__ import annotations

@@ -81,7 +81,9 @@ def test_same_bit_by_bit(model: str, settings: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", ["fixed effects", pytest.param("random intercepts", marks=pytest.mark.slow)]
+)
 def test_same_bit_by_bit_compiled(model: str) -> None:
     memory = fit(MODELS[model](X, Y, PERSON, PERSONS), 20, cores=1)
     disk = fit(template(MODELS[model]), 20, records=RECORDS)
