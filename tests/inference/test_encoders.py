@@ -427,3 +427,19 @@ def test_a_record_model_has_one_more_array() -> None:
     record = build_record_model(view)
     assert {a.name for a in record.arrays} == {"x", "noise of z"}
     assert encoded.names == ("z",)
+
+
+def test_an_encoder_beside_persons() -> None:
+    """Persons of one row each are fitted as rows; with several rows, nothing of a code leaves either."""
+    found = []
+    for rows in (None, 1, 3):
+        model, encoder = factor_analysis()
+        with model:
+            pm.Data("person", np.arange(N) // (rows or 1))
+        guide = {"z": encoder, REST: Point()}
+        unit = {} if rows is None else {"unit": "person"}
+        approx = quiet(DPADVI(**CHEAP, guide=guide, start=START, model=model, **unit), 6)
+        assert approx.withheld == ("z", "shown")
+        found.append(approx.mean.eval())
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9, atol=1e-12)
+    assert not np.allclose(found[2], found[0], rtol=1e-3)
