@@ -147,6 +147,31 @@ def source_records(record: RecordModel, records: Any, client: Any = None) -> Sou
             f"records names {_listed(extra)}, which is no array of records of the model; these are "
             f"{_listed(list(named))}."
         )
+    sources = _checked(record, named, records, ids)
+    dtypes = [array_value(array).dtype for array in named.values()]
+    if client is not None:
+        return Cluster(client, {name: records[name] for name in named}, dtypes)
+    units = None
+    if ids is not None and record.units is not None:
+        units = units_of(ids, sources[ids], record.units)
+        sources[ids] = Unread(sources[ids], array_value(named[ids]).dtype)
+    length = next(iter(sources.values())).num_rows
+    by_array: dict[Variable, Source] = {named[name]: source for name, source in sources.items()}
+    by_array.update((a, OwnNumbers(own, length, array_value(a).dtype)) for a, own in numbers.items())
+    made = SourceRecords(
+        [str(a.name) if a in numbers else _name(record.model, a) for a in record.arrays],
+        [by_array[a] for a in record.arrays],
+        [array_value(a).dtype for a in record.arrays],
+        units,
+    )
+    _rehearse(made)
+    return made
+
+
+def _checked(
+    record: RecordModel, named: Mapping[str, Any], records: Mapping[str, Any], ids: str | None
+) -> dict[str, Source]:
+    """Return the sources by name, of one length and of the template's types; ids may be of any."""
     sources = {name: _source(name, records[name]) for name in named}
     for name, source in sources.items():
         if name != ids:
@@ -163,24 +188,7 @@ def source_records(record: RecordModel, records: Any, client: Any = None) -> Sou
         raise ArgumentError(
             f"records[{first!r}] has fewer than two rows. There is nothing to learn privately from one."
         )
-    dtypes = [array_value(array).dtype for array in named.values()]
-    if client is not None:
-        return Cluster(client, {name: records[name] for name in named}, dtypes)
-    units = None
-    if ids is not None and record.units is not None:
-        units = units_of(ids, sources[ids], record.units)
-        sources[ids] = Unread(sources[ids], array_value(named[ids]).dtype)
-    length = sources[first].num_rows
-    by_array: dict[Variable, Source] = {named[name]: source for name, source in sources.items()}
-    by_array.update((a, OwnNumbers(own, length, array_value(a).dtype)) for a, own in numbers.items())
-    made = SourceRecords(
-        [str(a.name) if a in numbers else _name(record.model, a) for a in record.arrays],
-        [by_array[a] for a in record.arrays],
-        [array_value(a).dtype for a in record.arrays],
-        units,
-    )
-    _rehearse(made)
-    return made
+    return sources
 
 
 def _name_of_ids(record: RecordModel) -> str | None:
