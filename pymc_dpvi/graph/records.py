@@ -342,10 +342,13 @@ def build_record_model(
 def _lengths(record: RecordModel) -> list[Variable]:
     """Return the lengths of the dims that may run over rows or persons: their number.
 
-    Any dim may that is not a free variable's or a declared array's. No length is compared.
+    Any dim may, but for those of free variables, of declared arrays, and of the columns of records, which are
+    part of the schema. No length is compared.
     """
-    model = record.model
-    dims = set(record.record_dims) | (model.dim_lengths.keys() - record.released_dims)
+    model, named = record.model, record.model.named_vars_to_dims
+    columns = {d for v in (*record.arrays, *model.observed_RVs) for d in (named.get(v.name) or ())[1:]}
+    local = frozenset() if record.local is None else record.local.dims
+    dims = set(record.record_dims) | (model.dim_lengths.keys() - record.released_dims - (columns - local))
     return [model.dim_lengths[d] for d in dims]
 
 

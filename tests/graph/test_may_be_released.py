@@ -281,11 +281,16 @@ def test_numbers_of_draws_are_no_expressions_of_records(what: str) -> None:
 
 def test_a_dim_that_no_array_carries_counts_as_that_of_the_records() -> None:
     """Known: its length, and that of the records, was released without being listed."""
-    with pm.Model(coords={"obs": range(len(Y)), "level": ["a", "b"]}) as model:
+    with pm.Model(
+        coords={"obs": range(len(Y)), "level": ["a", "b"], "lag": range(3), "row": range(len(Y))}
+    ) as model:
         b = pm.Normal("b", dims="level")
         pm.Deterministic("each", pt.full((model.dim_lengths["obs"],), b[0]), dims="obs")
         pm.Deterministic("share", b[0] / model.dim_lengths["obs"])
         pm.Deterministic("twice", 2 * b, dims="level")
+        # The columns of the records are part of the schema.
+        pm.Deterministic("over_lags", b[0] / model.dim_lengths["lag"])
         pm.Normal("y", b[0] * X[:, 0], 1, observed=Y)
+        pm.Normal("panel", b[1], 1, observed=X[:, :3], dims=("row", "lag"))
     approx = DPMeanField(build_record_model(model), random_seed=1)
     assert approx.withheld == ("each", "share")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -44,15 +46,21 @@ def test_the_key_does_not_leave() -> None:
     assert not any(isinstance(getattr(words, name), bytes) for name in words.__slots__)
 
 
+CHILD = """
+import os
+import numpy as np
+from pymc_dpvi.randomness.keyed_words import KeyedWords
+words = KeyedWords(None, "a")
+mine = words.words(np.arange(3), 2).tobytes()
+read, write = os.pipe()
+if not os.fork():
+    os.write(write, words.words(np.arange(3), 2).tobytes())
+    os._exit(0)
+os.wait()
+assert os.read(read, 1000) == mine
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_has_the_same_numbers() -> None:
-    words = KeyedWords(None, "a")
-    mine = words.words(np.arange(3), 2)
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(write, words.words(np.arange(3), 2).tobytes())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(read, 1000) == mine.tobytes()
+    subprocess.run([sys.executable, "-W", "ignore", "-c", CHILD], check=True, timeout=120)
