@@ -18,18 +18,19 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from pytensor.graph.basic import Constant
 
 from attacks.operations import operation_data
 from attacks.subjects import GRID, SUBJECTS, Subject
 from pymc_dpvi import DPADVI, inference
 from pymc_dpvi.engine import clipping
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
-from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph import guards, records
 from pymc_dpvi.graph.amortized import Encoded
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.shape_constants import written_shapes
-from pymc_dpvi.graph.traversal import array_value
+from pymc_dpvi.graph.traversal import array_value, walk
 from pymc_dpvi.posterior import released_draws
 
 __all__ = ["PLANTS", "Plant", "planted"]
@@ -236,8 +237,11 @@ def started_at_data(self: DPADVI, *args: Any, **kwargs: Any) -> None:
 real_init = DPADVI.__init__
 
 
-def any_mask(model: Any, public: Any) -> None:
-    """Leave it to what a mask lets through how the model is refused."""
+def by_mask(model: Any, public: Any) -> None:
+    """Say how many records a mask lets through, as a shape that does not fit would."""
+    for var in walk(model.observed_RVs):
+        if isinstance(var, Constant) and getattr(var.type, "dtype", "") == "bool" and var.type.ndim:
+            raise UnsupportedModelError(f"{int(array_value(var).sum())} records do not fit the outcome.")
 
 
 def any_array(model: Any, arrays: Any) -> None:
@@ -286,7 +290,7 @@ PLANTS: dict[str, Plant] = {
     ),
     "refused by what a mask lets through": Plant(
         "another refusal",
-        ((records, "refuse_masks", any_mask),),
+        ((records, "refuse_masks", by_mask),),
         "fits",
         SUBJECTS["columns: chosen_by_a_mask"],
     ),
