@@ -12,24 +12,23 @@ from __future__ import annotations
 
 import secrets
 import threading
-from typing import NoReturn, SupportsIndex
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from pymc_dpvi.randomness.keystream import KEY_BYTES, insecure_key
+from pymc_dpvi.randomness.keystream import KEY_BYTES, Uncopied, insecure_key
 
 __all__ = ["KeyedWords"]
 
 _WORDS_OF_BLOCK = 2
-_NO_COPY = "KeyedWords cannot be pickled or copied: its key is a secret of this process."
 
 
-class KeyedWords:
+class KeyedWords(Uncopied):
     """Uniform 64-bit words, each a function of a secret key and of its place."""
 
     __slots__ = ("_encryptor", "_lock")
+    _no_copy = "KeyedWords cannot be pickled or copied: its key is a secret of this process."
 
     def __init__(self, insecure_seed: int | None, label: str) -> None:
         key = secrets.token_bytes(KEY_BYTES) if insecure_seed is None else insecure_key(insecure_seed, label)
@@ -54,15 +53,3 @@ class KeyedWords:
 
     def __repr__(self) -> str:
         return "KeyedWords(...)"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(_NO_COPY)
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise TypeError(_NO_COPY)
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError(_NO_COPY)
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        raise TypeError(_NO_COPY)

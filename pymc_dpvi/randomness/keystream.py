@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.errors import ArgumentError
 
-__all__ = ["KEY_BYTES", "KeyStream", "insecure_key", "words_to_uniforms"]
+__all__ = ["KEY_BYTES", "KeyStream", "Uncopied", "insecure_key", "words_to_uniforms"]
 
 KEY_BYTES = 32
 _BLOCK_BYTES = 16
@@ -54,7 +54,26 @@ _NO_COPY = (
 )
 
 
-class KeyStream:
+class Uncopied:
+    """What holds a key: pickling and copying raise, with the class's own reason."""
+
+    __slots__ = ()
+    _no_copy: str
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(self._no_copy)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(self._no_copy)
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(self._no_copy)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise TypeError(self._no_copy)
+
+
+class KeyStream(Uncopied):
     """A stream of cryptographically strong random numbers.
 
     Create one with `KeyStream.from_os`, or, for tests and reproductions of papers only, with
@@ -67,6 +86,7 @@ class KeyStream:
     """
 
     __slots__ = ("__weakref__", "_encryptor", "_lock", "_pid", "_secure")
+    _no_copy = _NO_COPY
     _encryptor: CipherContext
     _lock: threading.Lock
     _pid: int
@@ -170,18 +190,6 @@ class KeyStream:
 
     def __repr__(self) -> str:
         return f"KeyStream(secure={self._secure})"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(_NO_COPY)
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise TypeError(_NO_COPY)
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError(_NO_COPY)
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        raise TypeError(_NO_COPY)
 
 
 _STREAMS: weakref.WeakSet[KeyStream] = weakref.WeakSet()
