@@ -145,17 +145,18 @@ class _Parquet:
         empty = self._of(kinds)
         self.row_shape, self.dtype = empty.row_shape, empty.dtype
         meta = file.metadata
-        if self.dtype.kind != "f" or self.row_shape:
-            self._refuse_missing(meta)
+        self._refuse_missing(meta)
         ends = np.cumsum([0, *(meta.row_group(k).num_rows for k in range(meta.num_row_groups))])
         self.num_rows = int(ends[-1])
         self._bounds = ends[:-1]
 
     def _refuse_missing(self, meta: Any) -> None:
-        """Raise unless the file says that these columns have no missing value, which no row may decide."""
+        """Raise unless each column is of floats, or the file says that it has no missing value."""
         schema = self._file.schema_arrow
         for name in self._names:
-            if not schema.field(name).nullable and not self.row_shape:
+            field = schema.field(name)
+            is_float = not self.row_shape and np.dtype(field.type.to_pandas_dtype()).kind == "f"
+            if is_float or not (field.nullable or self.row_shape):
                 continue
             for k in range(meta.num_row_groups):
                 group = meta.row_group(k)

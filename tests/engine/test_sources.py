@@ -47,7 +47,7 @@ def test_missing_values_are_nan_or_refused_before_any_row_is_read(tmp_path: Path
         np.testing.assert_array_equal(found, [1.0, np.nan, 4.0])
     np.testing.assert_array_equal(source_of((file, "whole")).rows(np.array([1, 3])), [2, 4])
     bad = [table.column("integers"), table.column("lists"), (file, "integers"), (file, "lists")]
-    for given in (*bad, (silent, "whole"), (file, ["whole", "integers"])):
+    for given in (*bad, (silent, "whole"), (file, ["whole", "integers"]), (file, ["floats", "integers"])):
         with pytest.raises(ArgumentError, match="it has missing values, or does not say"):
             source_of(given)
 
