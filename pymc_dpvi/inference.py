@@ -33,6 +33,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import pymc as pm
 from pymc.variational.inference import Inference
+from pytensor.graph.basic import Variable
 
 from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.accounting.evaluation import MAX_STEPS
@@ -51,6 +52,7 @@ from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.loop import averages_from, iterate
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.engine.source_records import SourceRecords, source_records
+from pymc_dpvi.engine.source_units import BY_NAME
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, UnsupportedModelError
 from pymc_dpvi.graph.amortized import encode
@@ -257,6 +259,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         asked = {"unit": unit, "max_rows_per_unit": max_rows_per_unit, "guide": rules}
         if records is not None:
             self._settings.check_sources(unit, encoders, client)
+            if not (unit is None or isinstance(unit, str | Variable)):  # ids are as long as the sources
+                raise ArgumentError(BY_NAME)
         seen, encoded = explained(lambda: encode(model, encoders, insecure_noise_seed, public_data), model)
         self._record = explained(
             lambda: build_record_model(seen, record_dim=record_dim, public_data=public_data, **asked), seen

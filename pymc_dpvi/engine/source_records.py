@@ -19,7 +19,7 @@ import pymc as pm
 from pytensor.graph.basic import Variable
 
 from pymc_dpvi.engine.cluster import Cluster
-from pymc_dpvi.engine.source_units import Unread, units_of
+from pymc_dpvi.engine.source_units import BY_NAME, Unread, units_of
 from pymc_dpvi.engine.sources import Source, source_of
 from pymc_dpvi.errors import ArgumentError, RecordSourceError
 from pymc_dpvi.graph.amortized import Numbers
@@ -196,10 +196,7 @@ def _name_of_ids(record: RecordModel) -> str | None:
     if record.units is None:
         return None
     if record.units.source is None:
-        raise ArgumentError(
-            "unit= with records= must be the name of a pm.Data of the template, with made-up ids, and "
-            "records= gives the ids by that name: unit='person', records={'person': ids, ...}."
-        )
+        raise ArgumentError(BY_NAME)
     return str(record.units.source.name)
 
 

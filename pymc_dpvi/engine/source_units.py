@@ -16,7 +16,13 @@ from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graph.units import Units, codes_of
 from pymc_dpvi.redaction import shielded
 
-__all__ = ["Unread", "units_of"]
+__all__ = ["BY_NAME", "Unread", "units_of"]
+
+#: Said of ids that are no ``pm.Data``.
+BY_NAME = (
+    "unit= with records= must be the name of a pm.Data of the template, with made-up ids, and records= gives "
+    "the ids by that name: unit='person', records={'person': ids, ...}."
+)
 
 #: Ids that are read in one go.
 _AT_ONCE = 1 << 20

@@ -367,6 +367,7 @@ def test_refused(name: str, nothing_spent: None) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
+        ({"unit": np.arange(N) // 2}, r"must be the name of a pm.Data .* records=\{'person': ids"),
         ({"unit": np.arange(8) // 2}, r"must be the name of a pm.Data .* records=\{'person': ids"),
         ({"unit": "x"}, "unit must"),
         ({"sampler": "full_batch", "sampling_prob": None}, "would read everything"),
