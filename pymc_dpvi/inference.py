@@ -506,8 +506,9 @@ class DPADVI(Inference):  # type: ignore[misc]
         self, candidates: list[Backend], mechanism: Mechanism, asked: FitArguments, optimizer: Any
     ) -> tuple[PrivateStep, str]:
         """Compile the step on the first backend that can, and say which."""
+        widths, size = self._approx._widths, self._approx.latents.size
+        in_clip_norms = optimizer is None and widths is None
         if optimizer is None:
-            widths, size = self._approx._widths, self._approx.latents.size
             rate = rate_of_large(asked.n, size) if widths is None else None
             optimizer = falling_adam(asked.n, rate, widths=widths)
 
@@ -522,6 +523,7 @@ class DPADVI(Inference):  # type: ignore[misc]
                     mechanism,
                     n_mc=asked.n_mc,
                     optimizer=optimizer,
+                    in_clip_norms=in_clip_norms,
                     max_grad_norm=asked.max_grad_norm,
                     compile_kwargs=dict(candidate.step),
                     rows_kwargs=candidate.rows,

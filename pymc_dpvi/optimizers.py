@@ -25,6 +25,10 @@ sum over k of them is off by :math:`\delta\sqrt k`. A square layer of D weights 
 that walks on noise move what a layer computes equally far whatever its size is, the rate goes with
 :math:`D^{-1/4}`: it is :math:`\alpha\,(9/D)^{1/4}`, 0.01 for a network of 75,000 weights and 432 steps. The
 nine was chosen on one network (DIGITS, 64-1000-10).
+
+There, Adam also gets the gradients in units of an adaptive clip norm. The norm falls as the fit goes on, and
+the noise with it. Adam remembers the squares of about 1,000 gradients: it would divide by the noise of the
+start, and its steps would be the shorter, the more the norm has fallen.
 """
 
 from __future__ import annotations

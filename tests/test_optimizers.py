@@ -145,3 +145,44 @@ def test_a_large_model_gets_that_rate(size: int, large: bool, monkeypatch: pytes
     step = method._step
     assert step is not None and step.running_clip is not None
     assert step.running_clip.rule.quantile == (0.7 if large else None)
+
+
+@pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
+@pytest.mark.parametrize(("size", "large"), [(4096, False), (4097, True)])
+def test_adam_of_a_large_model_gets_gradients_in_clip_norms(
+    size: int, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a step that moved the norm by c, those of the next step are 1/c of what others get."""
+
+    def second_gradient(grads: list[Any], params: list[Any]) -> dict[Any, Any]:
+        seen = pytensor.shared(0.0)
+        moved = {p: (p - 1e-4 * seen * g).astype(p.type.dtype) for g, p in zip(grads, params, strict=True)}
+        return {seen: seen + 1, **moved}
+
+    monkeypatch.setattr(inference, "falling_adam", lambda *_, **__: second_gradient)
+    with pm.Model() as model:
+        w = pm.Normal("w", 0, 1, shape=size)
+        pm.Normal("y", w.sum(), 1, observed=np.zeros(90))
+
+    def moves(optimizer: Any, n: int = 2) -> tuple[list[np.ndarray], float]:
+        method = DPADVI(
+            noise_multiplier=2.0,
+            delta=1e-6,
+            sampling_prob=0.5,
+            accountant="rdp",
+            random_seed=1,
+            insecure_noise_seed=1,
+            model=model,
+        )
+        start = [p.get_value() for p in method.approx.params]
+        method.fit(n, progressbar=False, backend="python", obj_optimizer=optimizer)
+        step = method._step
+        assert step is not None and step.running_clip is not None
+        moved = [p.get_value() - a for a, p in zip(start, step.params, strict=True)]
+        return moved, float(np.exp(step.running_clip.log_scale.get_value()))
+
+    after_one = moves(None, 1)[1]
+    assert abs(np.log(after_one)) > 0.1
+    for default, own in zip(moves(None)[0], moves(second_gradient)[0], strict=True):
+        assert np.abs(own).min() > 0
+        np.testing.assert_allclose(default, own / (after_one if large else 1.0), rtol=1e-6)

@@ -58,6 +58,8 @@ class PrivateStep:
         Number of latent draws a step.
     optimizer : Optimizer
         Gets the noisy gradient of the negative evidence lower bound.
+    in_clip_norms : bool
+        Whether it gets that gradient in units of an adaptive clip norm.
     max_grad_norm : float, optional
         Bound on the norm of that gradient (after the noise; costs nothing).
     compile_kwargs : dict
@@ -101,6 +103,7 @@ class PrivateStep:
         *,
         n_mc: int,
         optimizer: Optimizer,
+        in_clip_norms: bool = False,
         max_grad_norm: float | None,
         compile_kwargs: dict[str, Any],
         rows_kwargs: Mapping[str, Any] | None = None,
@@ -116,7 +119,7 @@ class PrivateStep:
         self.trace = GradientTrace(latents.size)
         self._in_python = is_python(get_mode(compile_kwargs["mode"]))
         rows = [graph.row()] if self.trace.width else []
-        updates = graph.updates(optimizer)
+        updates = graph.updates(optimizer, in_clip_norms)
         # Last, so that the optimiser is handed the release itself.
         rows_kwargs = {**compile_kwargs, **(rows_kwargs or {})}
         indices = None if graph.is_whole else graph.indices

@@ -193,12 +193,18 @@ class StepGraph:
         parts = (self.z.mean(axis=0), likelihood, prior, noise[None])
         return pt.concatenate([v.astype("float64") for v in parts])
 
-    def updates(self, optimizer: Optimizer) -> dict[Variable, Variable]:
+    def updates(self, optimizer: Optimizer, in_clip_norms: bool = False) -> dict[Variable, Variable]:
         """Return what a step changes: parameters, the optimiser's own state, clip norm, averages.
 
-        An ArgumentError if the optimiser returns no updates, or some that read more than the release.
+        With `in_clip_norms`, the optimiser gets the gradients divided by an adaptive clip norm's
+        :math:`C_t / C_0`, a function of earlier releases. An ArgumentError if the optimiser returns no
+        updates, or some that read more than the release.
         """
-        updates = self._updates(optimizer, self.grads)
+        grads = self.grads
+        if in_clip_norms and self.running_clip is not None:
+            scale = self.running_clip.scale
+            grads = [(g / scale).astype(g.type.dtype) for g in grads]
+        updates = self._updates(optimizer, grads)
         released = [v for v in walk(self.grads) if v.owner is not None and isinstance(v.owner.op, PrivateSum)]
         self._check_updates(updates, [*self.grads, *released])
         updates.update(self.clip_updates)
