@@ -26,6 +26,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pytensor.tensor.signal import convolve2d
 
 __all__ = ["REFUSALS", "SENTINEL", "Refusal", "leaks", "missing_texts"]
 
@@ -809,6 +810,18 @@ def table_of_bins() -> pm.Model:
         cdf = pm.math.exp(pm.logcdf(pm.Normal.dist(mu, sigma), edges))
         p = pm.math.concatenate([[0], cdf, [1]])
         pm.Multinomial("counts", n=60, p=p[1:] - p[:-1], observed=np.array([10, 20, 18, 12]))
+    return model
+
+
+@refusal(
+    "convolution", "NotSeparableError", "y", "Convolve2d", "x[:, patches] @ kernel", "public_data=['patches']"
+)
+def convolution() -> pm.Model:
+    _, y, rng = _xy(20, 2, 92)
+    with pm.Model() as model:
+        x = pm.Data("x", rng.normal(size=(20, 5, 5)))
+        kernel = pm.Normal("kernel", 0, 1, shape=(3, 3))
+        pm.Normal("y", convolve2d(x, kernel, mode="valid").sum(axis=(1, 2)), 1.0, observed=y)
     return model
 
 

@@ -1391,6 +1391,22 @@ def bnn_two_layers() -> pm.Model:
     return model
 
 
+@zoo("convolution_by_patches", n=32, tags="data nn pt", public_data=("patches",))
+def convolution_by_patches() -> pm.Model:
+    # Images of 5 × 5, a layer of three kernels of 3 × 3, and classes by all that it finds.
+    rng = np.random.default_rng(126)
+    corner, inside = (np.add.outer(5 * np.arange(3), np.arange(3)).ravel() for _ in range(2))
+    with pm.Model() as model:
+        x = pm.Data("x", rng.normal(size=(32, 25)))
+        patches = pm.Data("patches", np.add.outer(corner, inside))
+        kernel = pm.Normal("kernel", 0, 1, shape=(9, 3), initval=rng.normal(size=(9, 3)))
+        weight = pm.Normal("weight", 0, 1, shape=(27, 2), initval=rng.normal(size=(27, 2)))
+        found = pt.maximum(x[:, patches] @ kernel, 0)
+        logits = found.reshape((-1, 27)) @ weight
+        pm.Categorical("y", logit_p=logits, observed=rng.integers(0, 2, 32))
+    return model
+
+
 @zoo("layer_norm_network", n=27, tags="data nn pt")
 def layer_norm_network() -> pm.Model:
     # Normalisation along a record's own features is fine; along the batch it is not.

@@ -82,10 +82,17 @@ _BINS = (
     "To put a record into a bin, compare it with fixed edges: (x[:, None] > edges).sum(axis=1) is the number "
     "of its bin, if x is the record's value. Or bin before the model, by edges that everybody may know."
 )
+_CONVOLUTION = (
+    "A convolution is a product of patches: x[:, patches] @ kernel, where the integers patches, shape "
+    "(places of the kernel, its length), say which columns of x each patch has. Put them into "
+    "pm.Data('patches', ...) and say public_data=['patches']."
+)
 #: What to type in place of some operations.
 _INSTEAD = {
     "AdvancedSubtensor": "It looks up one table for each record, or for each value of a variable that was "
     "marginalised: write the sum over the values yourself, as in pm.Categorical(p=weights @ table).",
+    "Convolve1d": _CONVOLUTION,
+    "Convolve2d": _CONVOLUTION,
     "SearchsortedOp": _BINS,
     "Unique": "Number the groups before the model, by a public list of them.",
 }
