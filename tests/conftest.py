@@ -1,7 +1,7 @@
 """What every test file shares: PyTensor's warning about BLAS, two tiny models, and a part of the zoo.
 
-A whole fit compiles for ten seconds and more, so `tox run -e py` fits a fifteenth of the zoo. `.ci/run` fits
-a thirtieth with PyMC 6 beside it. Which part it is changes from commit to commit.
+A whole fit compiles for ten seconds and more, so `tox run -e py` fits a thirtieth of the zoo. `.ci/run` does
+so with PyMC 6 too. Which part it is changes from commit to commit.
 """
 
 from __future__ import annotations

@@ -400,6 +400,7 @@ def test_variables_without_encoders(case: str, nothing_spent: None) -> None:
         DPADVI(**CHEAP, guide={"a": of_a, "z": of_z, "V": Point()}, start={"V": START["V"]}, model=model)
 
 
+@pytest.mark.zoo
 @pytest.mark.compiled
 def test_an_auto_encoder_on_the_default_backend() -> None:
     pixels = (X > 0).astype("int8")
