@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import nullcontext
 
 import pytest
 
@@ -67,6 +68,20 @@ def test_noise_that_drowns_the_signal_is_warned_of():
         plan(int(0.9 * enough), 0.3, 1e-5, n_steps=1000, num_params=8, steps=())
     with pytest.warns(PrivacyWarning, match="drowns"):
         plan(100, 0.9 * few.smallest_epsilon, 1e-5, n_steps=1000, num_params=8, steps=())
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "snr", "drowned"), [(10.0, 7.3, False), (1.0, 1.3, False), (0.1, 0.17, True)]
+)
+def test_a_network_learns_where_a_regression_would_not(epsilon: float, snr: float, drowned: bool):
+    """The networks of ``benchmarks/papers/dpvd.py``: 0.95, 0.85 and 0.28 of their digits are right."""
+    warned = pytest.warns(PrivacyWarning, match="network.* 1 times takes") if drowned else nullcontext()
+    with warned:
+        found = plan(1439, epsilon, 1e-5, num_params=75_010, sampling_prob=100 / 1439, n_steps=432, steps=())
+    assert found.chosen.snr == pytest.approx(snr, abs=0.05) and found.drowned == drowned
+    assert found.min_snr == 1 and "learns from about 1 on" in str(found)
+    with pytest.warns(PrivacyWarning, match="regressions below 50"):
+        assert plan(1439, epsilon, 1e-5, num_params=4096, steps=()).drowned
 
 
 def test_a_billionth_of_epsilon_is_warned_of():
