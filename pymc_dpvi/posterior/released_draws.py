@@ -23,6 +23,7 @@ labels of dims (coords)      no                 public: labels of a dim of a fre
 ``noise_aware``              by the noisy sums  which posterior the draws are of, which depends on the number
                                                 of steps and on whether draws are finite: post-processing
 ``bounded_by_prior``         by the noisy sums  post-processing (`FitDiagnostics.attrs`)
+``released_variables``       no                 structure of the model: their names
 ``privacy_report``           by the noisy sums  settings and structure of the model, but for the number of
                                                 steps run: a callback may end the fit by what it sees, which
                                                 is post-processing (`PrivacyReport`)
@@ -40,6 +41,7 @@ What it may never do: read a record.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -117,6 +119,7 @@ def release(
         "privacy_epsilon": float(report.epsilon),
         "privacy_delta": float(report.delta),
         "privacy_report": report.to_json(),
+        "released_variables": json.dumps([*posterior, *(transformed or ())]),
         "noise_aware": int(source.diagnostics is not None),
         **(source.diagnostics().attrs if source.diagnostics else {}),
     }

@@ -5,9 +5,10 @@ A release is draws with a report in their attributes. From these alone it can be
 1. the report can be read, and its totals are the sums of its runs;
 2. each run's ε is at least what its accountant charges, computed anew, for its sampler, noise, steps and δ;
 3. the accountant's guarantee is the one that is stated, and there are no `obstacles` to a release;
-4. the file holds draws and nothing else: every variable has axes for chain and draw and is not withheld by
-   the report, every coordinate is the index of such a variable's axis, there are only the attributes that
-   `sample` and ArviZ write, and their ε and δ are the report's;
+4. the file holds draws and nothing else: every variable is one that `sample` put there, by the names that
+   it noted, has axes for chain and draw, and is not withheld by the report, every coordinate is the index of
+   such a variable's axis, there are only the attributes that `sample` and ArviZ write, and their ε and δ are
+   the report's;
 5. if the ledger of its `PrivacyBudget` is at hand: each run was charged to it, with the cost that is stated.
 
 It cannot be checked that the draws and indices are those of that fit, that no run was left out, or that
@@ -18,6 +19,7 @@ was agreed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +39,7 @@ _GROUPS = {"posterior", "unconstrained_posterior"}
 #: What `sample` and ArviZ write.
 _YES_OR_NO = {"noise_aware", "bounded_by_prior"}
 _ATTRIBUTES = {
-    *("privacy_report", "privacy_epsilon", "privacy_delta", *_YES_OR_NO),
+    *("privacy_report", "privacy_epsilon", "privacy_delta", "released_variables", *_YES_OR_NO),
     *("inference_library", "inference_library_version", "created_at", "arviz_version", "sample_dims"),
     *("creation_library", "creation_library_version", "creation_library_language"),
 }
@@ -136,13 +138,18 @@ def _in_file(source: Any, report: PrivacyReport) -> Iterator[str]:
     if "posterior" not in groups:
         yield "There are no draws: the group 'posterior' is missing."
     more = {f"the attribute {name!r}" for name in set(source.attrs) - _ATTRIBUTES}
+    released = _released(source)
+    if released is None:
+        yield "The attribute released_variables is no list of the variables that sample() gave."
     more |= groups - _GROUPS | {str(name) for name in (source.data_vars if tree else ())}
     for group in sorted(groups & _GROUPS):
         inside = source[group]
         draws = {
             k: v
             for k, v in inside.data_vars.items()
-            if {"chain", "draw"} <= set(v.dims) and k not in report.withheld
+            if {"chain", "draw"} <= set(v.dims)
+            and k not in report.withheld
+            and (released is None or k in released)
         }
         axes = {d for v in draws.values() for d in v.dims}
         indices = {k for k, v in inside.coords.items() if v.dims == (k,) and k in axes}
@@ -156,9 +163,20 @@ def _in_file(source: Any, report: PrivacyReport) -> Iterator[str]:
         attrs = place.attrs
         if attrs.get("privacy_report") != source.attrs.get("privacy_report", attrs.get("privacy_report")):
             yield "There are two different reports in it."
+        if _released(place) != released:
+            yield "There are two different lists of variables in it."
         for name in sorted(_YES_OR_NO & set(attrs)):
             if attrs[name] not in (0, 1):
                 yield f"The attribute {name} is neither 0 nor 1."
         for name in ("epsilon", "delta"):
             if attrs.get(f"privacy_{name}") != getattr(report, name):
                 yield f"The attribute privacy_{name} is not what the report says."
+
+
+def _released(source: Any) -> set[str] | None:
+    """Return the names of variables that `sample` noted, or None."""
+    try:
+        names = json.loads(source.attrs["released_variables"])
+        return {name for name in names if isinstance(name, str)} if isinstance(names, list) else None
+    except (KeyError, TypeError, ValueError):
+        return None

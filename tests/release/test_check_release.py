@@ -170,7 +170,18 @@ def withheld(draws: Any) -> None:
     report = dataclasses.replace(PrivacyReport.from_json(draws.attrs["privacy_report"]), withheld=("fitted",))
     for place in (draws, draws["posterior"]):
         place.attrs["privacy_report"] = report.to_json()
+        place.attrs["released_variables"] = '["beta", "fitted"]'
     edited(lambda posterior: posterior.assign(fitted=posterior["beta"] * 2.0))(draws)
+
+
+def fitted_values(draws: Any) -> None:
+    """What a function of the draws and of the records would be: it has the axes of a draw."""
+    edited(lambda posterior: posterior.assign(fitted=posterior["beta"] * 52_311.7))(draws)
+
+
+def without_names(draws: Any) -> None:
+    for place in (draws, draws["posterior"]):
+        del place.attrs["released_variables"]
 
 
 def note(dataset: Any) -> Any:
@@ -218,6 +229,10 @@ FILES: dict[str, tuple[Callable[[Any], Any], str]] = {
         edited(lambda posterior: posterior.assign_coords(income=("draw", np.zeros(3)))),
         "accounted for: posterior/income",
     ),
+    "made of draws and records": (fitted_values, "accounted for: posterior/fitted"),
+    "no names": (without_names, "released_variables is no list"),
+    "names that are none": (touch("released_variables", "beta"), "released_variables is no list"),
+    "two lists of names": (touch("released_variables", '["beta", "x"]'), "two different lists"),
     "withheld": (withheld, "accounted for: posterior/fitted"),
     "attribute": (touch("income", 3.7), "accounted for: the attribute 'income'"),
     "attribute of the group": (
