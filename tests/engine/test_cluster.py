@@ -48,12 +48,13 @@ X[N - 1, 0] = MARK
 
 
 @contextlib.contextmanager
-def workers(number: int, *, processes: bool = False) -> Iterator[Any]:
+def workers(number: int, *, processes: bool = False, security: bool = False) -> Iterator[Any]:
     with (
         distributed.LocalCluster(
             n_workers=number,
             threads_per_worker=1,
             processes=processes,
+            security=security or None,
             dashboard_address=":0",
             silence_logs=logging.CRITICAL,
         ) as local,
@@ -110,6 +111,16 @@ def test_any_number_of_workers_gives_the_same(client: Any) -> None:
     with workers(1) as one, workers(3) as three:
         assert same(params(method(one).fit(10, progressbar=False)), two)
         assert same(params(method(three).fit(10, progressbar=False)), two)
+
+
+@pytest.mark.slow
+def test_over_an_encrypted_wire_it_is_the_same(client: Any) -> None:
+    """With certificates that Dask makes for this one cluster."""
+    with workers(2, processes=True, security=True) as encrypted:
+        assert encrypted.scheduler.address.startswith("tls://")
+        assert all(address.startswith("tls://") for address in encrypted.scheduler_info()["workers"])
+        over_tls = params(method(encrypted).fit(5, progressbar=False))
+    assert same(over_tls, params(method(client).fit(5, progressbar=False)))
 
 
 def test_a_fit_on_workers_is_that_of_the_records_in_memory(client: Any) -> None:
