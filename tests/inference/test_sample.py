@@ -131,7 +131,7 @@ def test_where_not_all_correlations_can_be_inferred_the_plain_posterior_is_the_d
         with pm.Model():
             z = pm.Normal("z", 0, 1, shape=size)
             pm.Normal("y", pm.Data("x", np.ones((20, size))) @ z, 1.0, observed=np.zeros(20))
-            approx = quiet(DPADVI(**CHEAP), 2 * size)
+            approx = quiet(DPADVI(**CHEAP), 128)
         assert approx.sample(2).attrs["noise_aware"] == (size == group)
         assert approx.sample(2, noise_aware=True).attrs["noise_aware"] == 1
 
