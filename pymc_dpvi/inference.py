@@ -506,9 +506,10 @@ class DPADVI(Inference):  # type: ignore[misc]
         self, candidates: list[Backend], mechanism: Mechanism, asked: FitArguments, optimizer: Any
     ) -> tuple[PrivateStep, str]:
         """Compile the step on the first backend that can, and say which."""
-        widths, size = self._approx._widths, self._approx.latents.size
-        in_clip_norms = optimizer is None and widths is None
+        in_clip_norms = False
         if optimizer is None:
+            widths, size = self._approx._widths, self._approx.latents.size
+            in_clip_norms = widths is None
             rate = rate_of_large(asked.n, size) if widths is None else None
             optimizer = falling_adam(asked.n, rate, widths=widths)
 
