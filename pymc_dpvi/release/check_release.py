@@ -177,6 +177,6 @@ def _released(source: Any) -> set[str] | None:
     """Return the names of variables that `sample` noted, or None."""
     try:
         names = json.loads(source.attrs["released_variables"])
-        return {name for name in names if isinstance(name, str)} if isinstance(names, list) else None
     except (KeyError, TypeError, ValueError):
         return None
+    return set(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else None

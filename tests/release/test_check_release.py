@@ -232,6 +232,7 @@ FILES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "made of draws and records": (fitted_values, "accounted for: posterior/fitted"),
     "no names": (without_names, "released_variables is no list"),
     "names that are none": (touch("released_variables", "beta"), "released_variables is no list"),
+    "a number among the names": (touch("released_variables", '["beta", 52311.7]'), "is no list"),
     "two lists of names": (touch("released_variables", '["beta", "x"]'), "two different lists"),
     "withheld": (withheld, "accounted for: posterior/fitted"),
     "attribute": (touch("income", 3.7), "accounted for: the attribute 'income'"),
