@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,11 +58,33 @@ MIN_SNR_OF_LARGE = 1.0
 It stands between the ratios of ``benchmarks/papers/dpvd.py``: networks of 75,000 points without a prior got
 0.93, 0.83 and 0.06 of the log score that can be gained on DIGITS, at ratios of 7.3, 1.3 and 0.17.
 """
-_LOST_BELOW = 0.65  # share of the fits below it that lost more than half
+_LOST_BELOW = 0.65  # share of the regressions below `MIN_SNR` that lost more than half
 
 _STEPS = (300, 1000, 3000, 10_000, 30_000)
 _RATES = (0.1, 0.3, 1.0, 3.0)  # of the default one
 _LARGEST_EPSILON = 100.0
+
+
+class _Bound(NamedTuple):
+    """A signal-to-noise ratio, and in sentences what was measured below it and from it on."""
+
+    snr: float
+    measured: str
+    enough: str
+
+
+_REGRESSIONS = _Bound(
+    MIN_SNR,
+    f"Of regressions below {MIN_SNR:g} times, {100 * _LOST_BELOW:g} % lost more than half of what their "
+    "predictors tell (benchmarks/calibration.py).",
+    f"with {MIN_SNR:g} few fits lose much.",
+)
+_NETWORKS = _Bound(
+    MIN_SNR_OF_LARGE,
+    "A network learned most of what it can at 1.3 times, and next to nothing at 0.17 times "
+    "(benchmarks/papers/dpvd.py).",
+    f"a network learns from about {MIN_SNR_OF_LARGE:g} on.",
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +150,7 @@ class Plan:
     @property
     def min_snr(self) -> float:
         """Signal-to-noise ratio below which the noise drowns the signal of a model of this size."""
-        return _min_snr(self.num_params)
+        return _bound(self.num_params).snr
 
     @property
     def drowned(self) -> bool:
@@ -144,17 +166,11 @@ class Plan:
         if self.smallest_epsilon is not None:
             ways.append(f"epsilon={shown(self.smallest_epsilon, up=True, digits=2)}")
         ways.append("a model with fewer parameters")
-        measured = (
-            f"Of regressions below {MIN_SNR:g} times, {100 * _LOST_BELOW:g} % lost more than half of what "
-            "their predictors tell (benchmarks/calibration.py)."
-            if self.min_snr == MIN_SNR
-            else "A network learned most of what it can at 1.3 times, and next to nothing at 0.17 times "
-            "(benchmarks/papers/dpvd.py)."
-        )
         return (
             f"The noise drowns much of the signal: even if the gradients of all {self.num_records:,} records "
             f"pointed the same way, they would be {shown(self.chosen.snr, digits=2)} times as long as the "
-            f"noise of the whole fit. {measured} {self.min_snr:g} times takes {', or '.join(ways)}."
+            f"noise of the whole fit. {_bound(self.num_params).measured} {self.min_snr:g} times takes "
+            f"{', or '.join(ways)}."
         )
 
     def _page(self) -> Page:
@@ -182,11 +198,9 @@ class Plan:
             for fit in self.fits
         ]
         columns = ("steps", "rate", "noise", "batch", "signal/noise", "records read", "")
-        enough = f"with {MIN_SNR:g} few fits lose much."
-        if self.min_snr != MIN_SNR:
-            enough = f"a network learns from about {MIN_SNR_OF_LARGE:g} on."
         lines = (
-            f"signal/noise: all gradients pulling the same way, over the noise of the whole run; {enough}",
+            "signal/noise: all gradients pulling the same way, over the noise of the whole run; "
+            f"{_bound(self.num_params).enough}",
             "The number of records enters this plan, and no fit with a sampling_prob.",
         )
         return Page(
@@ -361,11 +375,11 @@ def plan(
         chosen=chosen,
         fits=tuple(sorted([chosen, *others], key=lambda f: (f.n_steps, f.sampling_prob))),
         noise_factor=factor,
-        smallest_num_records=max(1, math.ceil(_min_snr(num_params) * num_records / chosen.snr)),
+        smallest_num_records=max(1, math.ceil(_bound(num_params).snr * num_records / chosen.snr)),
         smallest_epsilon=_smallest_epsilon(
             lambda eps: fit(n_steps, default(n_steps, eps), eps, about=True).snr,
             lambda eps: fit(n_steps, default(n_steps, eps), eps).snr,
-            _min_snr(num_params),
+            _bound(num_params).snr,
         ),
     )
     if found.warning is not None:
@@ -373,8 +387,8 @@ def plan(
     return found
 
 
-def _min_snr(num_params: int) -> float:
-    return MIN_SNR if num_params <= MOST_LATENTS else MIN_SNR_OF_LARGE
+def _bound(num_params: int) -> _Bound:
+    return _REGRESSIONS if num_params <= MOST_LATENTS else _NETWORKS
 
 
 def _snr(num_records: int, num_params: int, n_steps: int, rate: float, noise: float) -> float:
