@@ -119,6 +119,22 @@ def test_the_rate_of_large_models_falls_with_their_size() -> None:
     assert rate_of_large(1, 9) == pytest.approx(0.1)
 
 
+def of_weights(size: int) -> DPADVI:
+    """Return a method for a sum of so many weights."""
+    with pm.Model() as model:
+        w = pm.Normal("w", 0, 1, shape=size)
+        pm.Normal("y", w.sum(), 1, observed=np.zeros(90))
+    return DPADVI(
+        noise_multiplier=2.0,
+        delta=1e-6,
+        sampling_prob=0.5,
+        accountant="rdp",
+        random_seed=1,
+        insecure_noise_seed=1,
+        model=model,
+    )
+
+
 @pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
 @pytest.mark.parametrize(("size", "large"), [(4096, False), (4097, True)])
 def test_a_large_model_gets_that_rate(size: int, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,17 +145,7 @@ def test_a_large_model_gets_that_rate(size: int, large: bool, monkeypatch: pytes
         return pm.sgd(learning_rate=0.0)
 
     monkeypatch.setattr(inference, "falling_adam", seen)
-    with pm.Model() as model:
-        w = pm.Normal("w", 0, 1, shape=size)
-        pm.Normal("y", w.sum(), 1, observed=np.zeros(9))
-    method = DPADVI(
-        noise_multiplier=2.0,
-        delta=1e-6,
-        sampling_prob=0.5,
-        accountant="rdp",
-        insecure_noise_seed=1,
-        model=model,
-    )
+    method = of_weights(size)
     method.fit(2, progressbar=False, backend="python")
     assert asked == [(rate_of_large(2, size) if large else None, large)]
     step = method._step
@@ -160,20 +166,9 @@ def test_adam_of_a_large_model_gets_gradients_in_clip_norms(
         return {seen: seen + 1, **moved}
 
     monkeypatch.setattr(inference, "falling_adam", lambda *_, **__: second_gradient)
-    with pm.Model() as model:
-        w = pm.Normal("w", 0, 1, shape=size)
-        pm.Normal("y", w.sum(), 1, observed=np.zeros(90))
 
     def moves(optimizer: Any, n: int = 2) -> tuple[list[np.ndarray], float]:
-        method = DPADVI(
-            noise_multiplier=2.0,
-            delta=1e-6,
-            sampling_prob=0.5,
-            accountant="rdp",
-            random_seed=1,
-            insecure_noise_seed=1,
-            model=model,
-        )
+        method = of_weights(size)
         start = [p.get_value() for p in method.approx.params]
         method.fit(n, progressbar=False, backend="python", obj_optimizer=optimizer)
         step = method._step
