@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 
@@ -30,6 +31,12 @@ EFFECT = _RNG.normal(size=P)
 Y = X @ [1.0, -0.5] + EFFECT[WHO] + 0.7 * _RNG.normal(size=N)
 LABEL = (Y > 0.2).astype("int64")
 COUNT = _RNG.poisson(np.exp(0.3 * X[:, 0] + 0.5 * EFFECT[WHO]))
+#: Rows of one of two tables: persons 0 and 1 have none in the first, 2 and 3 none in the second.
+VISIT = np.where(WHO < 2, False, np.where(WHO < 4, True, np.arange(N) % 3 > 0))
+#: The same person's outcome in the row before; in the first row of a person there is none.
+_FRAME = pd.DataFrame({"who": WHO, "y": Y})
+LATER = _FRAME.groupby("who").cumcount().to_numpy() > 0
+BEFORE = _FRAME.groupby("who")["y"].shift(fill_value=0.0).to_numpy()
 
 
 @dataclass(frozen=True)
@@ -305,3 +312,33 @@ def own_scale_in_the_prior() -> None:
     w = pm.LogNormal("w", pm.Normal("m", 0, 0.3), 0.3, dims="who")
     u = pm.Normal("u", 0, w, dims="who")
     pm.Normal("y", slopes() + u[who()], 0.7, observed=Y)
+
+
+def two_kinds_of_rows(own: Any) -> None:
+    """Stack two tables: a row is a visit or an answer, with a number of no meaning in the other's columns."""
+    x, b = pm.Data("x", np.where(VISIT[:, None], X, 0.0)), pm.Normal("b", 0, 1, dims="coef")
+    load = pm.LogNormal("load", 0, 0.3)
+    spent, says = pm.Data("spent", np.where(VISIT, Y, 0.0)), pm.Data("says", np.where(VISIT, 0, LABEL))
+    visits = pm.logp(pm.Normal.dist(x @ b + own, pm.HalfNormal("s")), spent)
+    answers = pm.logp(pm.Bernoulli.dist(logit_p=pm.Normal("a") + load * own), says)
+    pm.Potential("rows", pt.switch(pm.Data("is_visit", VISIT), visits, answers))
+
+
+@persons()
+def two_tables() -> None:
+    two_kinds_of_rows(0.0)
+
+
+@persons("u")
+def two_tables_with_an_intercept() -> None:
+    two_kinds_of_rows(pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")[who()])
+
+
+@persons("u")
+def autoregression_within_a_person() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    before, later = pm.Data("before", BEFORE), pm.Data("later", LATER)
+    rho = pm.Uniform("rho", -1, 1)
+    mean = slopes() + u[who()]
+    sd = pm.HalfNormal("s") * pt.switch(later, 1.0, 1.0 / pt.sqrt(1.0 - rho**2))
+    pm.Normal("y", mean + later * rho * (before - mean), sd, observed=Y)

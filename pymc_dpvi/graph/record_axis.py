@@ -103,6 +103,7 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
         raise UnsupportedModelError(
             f"The observed variables {sorted(lengths)} have different lengths, so one row is not one "
             "record. Bring them to one row per person (for example one matrix with a column each), or "
+            "put the tables one under the other, with unit= (the user guide, 'Several tables'), or "
             "fit them separately and add up the privacy costs. Rows that are censored belong to the others: "
             f"pm.Censored takes both in one variable.{hint_of_orientation(model)}"
         )
