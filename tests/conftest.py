@@ -1,7 +1,7 @@
 """What every test file shares: PyTensor's warning about BLAS, two tiny models, and a part of the zoo.
 
-A whole fit compiles for ten seconds and more, so `tox run -e py` fits a thirtieth of the zoo. `.ci/run` does
-so with PyMC 6 too. Which part it is changes from commit to commit.
+A whole fit compiles for ten seconds and more, so `tox run -e py` fits a thirtieth of the zoo, and does an
+n-th of the tests marked ``turns(n)``. `.ci/run` does so with PyMC 6 too. The commit decides which part it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--part-of-zoo",
         metavar="K/M",
         help="of the tests marked zoo, every M-th from the K-th on; K may be 'turn', which the commit's "
-        "number and PyMC's version decide",
+        "number and PyMC's version decide, also of the tests marked turns",
     )
 
 
@@ -45,13 +45,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     part = config.getoption("--part-of-zoo")
     if part is None:
         return
-    turn, every = part.split("/")
-    if turn == "turn":
+    first, every = part.split("/")
+    shared: dict[int, list[pytest.Item]] = {}
+    if first == "turn":
         counting = ["git", "rev-list", "--count", "HEAD"]
         counted = subprocess.run(counting, cwd=config.rootpath, capture_output=True, text=True, check=False)
-        turn = (int(counted.stdout or 0) + int(pm.__version__.split(".")[0])) % int(every)
-    models = [item for item in items if item.get_closest_marker("zoo")]
-    left_out = set(models) - set(models[int(turn) :: int(every)])
+        first = str(int(counted.stdout or 0) + int(pm.__version__.split(".")[0]))
+        for item in items:
+            if (mark := item.get_closest_marker("turns")) and not item.get_closest_marker("slow"):
+                shared.setdefault(mark.args[0], []).append(item)
+    shared[int(every)] = [item for item in items if item.get_closest_marker("zoo")]
+    left_out = {i for n, some in shared.items() for k, i in enumerate(some) if (k - int(first)) % n}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 

@@ -209,6 +209,7 @@ def test_without_a_bug_the_same_checks_pass(setting: dict[str, Any], monkeypatch
             assert found.passed, str(found)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("sampler", ["poisson", "poisson, replace", "full batch", "full batch, replace"])
 @pytest.mark.parametrize(
     "model", [regression, layers, pytest.param(look_ups, marks=pytest.mark.slow)], ids=lambda m: m.__name__
@@ -298,6 +299,7 @@ LOCAL_BUGS: dict[str, tuple[Plant, Any]] = {
 }
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("bug", LOCAL_BUGS)
 def test_planted_bug_with_local_values_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch):
     plant, check = LOCAL_BUGS[bug]

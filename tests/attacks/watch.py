@@ -31,6 +31,7 @@ _TESTS = Path(__file__).parents[1]
 class Task:
     """One attack: ``rows`` or ``fits``, of a subject, on a backend; ``plant`` names a bug of `plants`.
 
+    ``most`` is the number of hostile records that are fitted.
     The backend ``"c without a compiler"`` is C where PyTensor finds no C++ compiler.
     """
 
@@ -38,6 +39,7 @@ class Task:
     backend: str
     kind: str = "rows"
     plant: str = ""
+    most: int = 6
 
 
 @dataclass
@@ -164,6 +166,7 @@ class _Process:
 def serve() -> None:
     """Do the tasks that come in, and say on the way what happens. What is printed goes to standard error."""
     from contextlib import ExitStack
+    from functools import partial
 
     from attacks.attack import attack_fits, attack_rows
     from attacks.plants import planted
@@ -182,7 +185,7 @@ def serve() -> None:
         except EOFError:
             return
         backend = "c" if task.backend == "c without a compiler" else task.backend
-        attack = attack_rows if task.kind == "rows" else attack_fits
+        attack = attack_rows if task.kind == "rows" else partial(attack_fits, most=task.most)
         try:
             with ExitStack() as stack:
                 subject = SUBJECTS[task.subject]

@@ -441,7 +441,7 @@ def test_nodes_are_those_of_a_normal():
     np.testing.assert_allclose(weights @ places.at**4, [3.0, 3.0])
 
 
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA"])
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.zoo)])
 def test_the_gradient_of_a_normal_model_is_that_of_its_marginal_density(mode: str):
     """Random intercepts and normal noise: a person's rows are normal with an equal covariance."""
 
@@ -516,6 +516,7 @@ def test_a_person_is_the_same_beside_others():
     assert np.linalg.norm(alone[:2]) > 0
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize("backend", ["numba", pytest.param("c", marks=pytest.mark.slow), "jax"])
 def test_backends_agree(backend: str):
     found = []

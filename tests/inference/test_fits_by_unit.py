@@ -69,6 +69,7 @@ def test_it_is_the_fit_of_a_model_with_one_wide_row_for_each_person(sampler: str
     np.testing.assert_allclose(found, fitted(shuffled, unit=ids[order], **options), rtol=1e-8)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("backend", ["numba", pytest.param("c", marks=pytest.mark.slow), "jax"])
 def test_backends_agree(backend: str):
     expected = fitted(visits(), n=20, unit="person", max_rows_per_unit=4)

@@ -68,6 +68,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_same_bit_by_bit(model: str, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,7 @@ def test_same_bit_by_bit(settings: str, buffer: int, files: Any, monkeypatch: py
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.compiled
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("order", ["C", "F"])
