@@ -75,6 +75,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import shlex
 import sys
 import time
 import warnings
@@ -634,7 +635,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "printed_rates": PRINTED_RATES,
     }
     name, todo = ("dpvd_tune", grid(chosen)) if chosen.tune else ("dpvd", tasks(chosen))
-    command = " ".join(["papers/dpvd.py", *(sys.argv[1:] if arguments is None else arguments)])
+    command = f"papers/dpvd.py {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
     made = report_grid if chosen.tune else report
     carry_out(name, command, __doc__, todo, fit_once, settings, made, chosen)
 
