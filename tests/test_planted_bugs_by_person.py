@@ -209,7 +209,6 @@ def test_without_a_bug_the_same_checks_pass(setting: dict[str, Any], monkeypatch
             assert found.passed, str(found)
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("sampler", ["poisson", "poisson, replace", "full batch", "full batch, replace"])
 @pytest.mark.parametrize(
     "model", [regression, layers, pytest.param(look_ups, marks=pytest.mark.slow)], ids=lambda m: m.__name__

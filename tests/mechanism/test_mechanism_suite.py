@@ -57,7 +57,6 @@ def kept(result: CheckResult) -> None:
     assert result.passed, str(result)
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize(("family", "gradient", "sampler"), CELLS)
 def test_every_promise_is_kept(family: str, gradient: str, sampler: str):
     cell = suite(family, gradient, sampler)
@@ -78,7 +77,6 @@ def test_every_promise_is_kept(family: str, gradient: str, sampler: str):
                 kept(check_attack(seen, said))
 
 
-@pytest.mark.turns(2)
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_an_adaptive_clip_norm_keeps_every_promise(gradient: str, sampler: str):
