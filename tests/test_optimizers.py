@@ -150,7 +150,7 @@ def test_a_large_model_gets_that_rate(size: int, large: bool, monkeypatch: pytes
     assert asked == [(rate_of_large(2, size) if large else None, large)]
     step = method._step
     assert step is not None and step.running_clip is not None
-    assert step.running_clip.rule.quantile == (0.7 if large else None)
+    assert step.running_clip.rule.quantile is None and step.running_clip.is_large == large
 
 
 @pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")

@@ -41,8 +41,7 @@ class AdaptiveClip:
     ----------
     quantile : float, optional
         Share of the records of a batch that is not clipped, in [0.01, 0.99]. By default it is 0.9 to 0.99:
-        the smaller the fit's noise is beside what the data leave unknown, the fewer records are clipped. For
-        more than 4,096 latent values it is 0.7.
+        the smaller the fit's noise is beside what the data leave unknown, the fewer records are clipped.
     start : float
         :math:`C_0`, the bound of the first step, in nats per unit of the unconstrained latent values.
     tally_weight : float

@@ -138,9 +138,13 @@ class Follower:
     """The compiled rule, fed with counts of made-up norms."""
 
     def __init__(
-        self, rule: AdaptiveClip, noise_multiplier: float = 4.5, sampling_prob: float = 0.02
+        self,
+        rule: AdaptiveClip,
+        noise_multiplier: float = 4.5,
+        sampling_prob: float = 0.02,
+        is_large: bool = False,
     ) -> None:
-        self.rule, self.running = rule, RunningClip(rule)
+        self.rule, self.running = rule, RunningClip(rule, is_large)
         stddev = noise_multiplier * rule.start * math.hypot(1, rule.tally_weight)
         unit = LatticeNoise(stddev).spacing
         tally = pt.dvector("tally")
@@ -172,15 +176,16 @@ def test_the_bound_finds_the_quantile(quantile: float, start: float):
     assert follower.running.mean_batch_size == pytest.approx(400, rel=0.05)
 
 
-def test_the_share_to_clip_follows_the_noise():
+@pytest.mark.parametrize(("is_large", "rho"), [(False, 0.3), (True, 1.0)])
+def test_the_share_to_clip_follows_the_noise(is_large: bool, rho: float):
     """By the formula of the module's docstring; and the bound finds the quantile that it names."""
     ends = []
-    for noise_multiplier in (2.0, 8.0, 60.0):
-        follower = Follower(AdaptiveClip(), noise_multiplier=noise_multiplier)
+    for noise_multiplier in (0.6 / rho, 2.4 / rho, 18.0 / rho):
+        follower = Follower(AdaptiveClip(), noise_multiplier=noise_multiplier, is_large=is_large)
         assert follower.running.share_to_clip == pytest.approx(0.1)
         found = follower.follow(NORMS, batch=400, n_steps=1500)
         noise = noise_multiplier * math.hypot(1, 0.25)
-        expected = 0.3 * noise / (0.02 * math.sqrt(1500 * 400 / 0.02))
+        expected = rho * noise / (0.02 * math.sqrt(1500 * 400 / 0.02))
         share = follower.running.share_to_clip
         assert share == pytest.approx(np.clip(expected, 0.01, 0.1), rel=0.1)
         assert abs(math.log(found / np.quantile(NORMS, 1 - share))) < 0.4
@@ -188,6 +193,22 @@ def test_the_share_to_clip_follows_the_noise():
         follower.running.reset()
         assert follower.running.share_to_clip == pytest.approx(0.1)
     assert ends[0] == pytest.approx(0.01) and 0.015 < ends[1] < 0.04 and ends[2] == pytest.approx(0.1)
+
+
+def rate_of_the_rare(rule: AdaptiveClip) -> float:
+    """Fit the rate at which a rare answer is given, 0.15, to clipped gradients; return what is found."""
+    follower, rare, found = Follower(rule, is_large=True), 0.15, 0.5
+    for step in range(600):
+        clip = follower.running.l2_clip_norm
+        push = rare * min(1.0 - found, clip) - (1.0 - rare) * min(found, clip)
+        found += 0.2 * push / max(clip, 1e-3)
+        follower.follow(np.where(np.arange(1000) < 1000 * rare, 1.0 - found, found), 400, 1, seed=step)
+    return found
+
+
+def test_a_rare_answer_is_not_clipped_away():
+    assert rate_of_the_rare(AdaptiveClip()) == pytest.approx(0.15, abs=0.03)
+    assert rate_of_the_rare(AdaptiveClip(quantile=0.7)) < 0.03  # why the default clips a tenth at most
 
 
 def test_how_many_were_clipped_is_told_by_the_counts_not_by_the_aim():
