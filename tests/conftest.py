@@ -1,7 +1,7 @@
-"""What every test file shares: PyTensor's warning about BLAS, two tiny models, and a part of the zoo.
+"""What every test file shares: PyTensor's warning about BLAS, two tiny models, and parts of the long tests.
 
-A whole fit compiles for ten seconds and more, so `tox run -e py` fits a thirtieth of the zoo, and does an
-n-th of the tests marked ``turns(n)``. `.ci/run` does so with PyMC 6 too. The commit decides which part it is.
+A whole fit compiles for ten seconds and more, so `tox run -e py` fits a thirtieth of the zoo, and does a
+quarter of the tests marked ``turns``. `.ci/run` does another part with PyMC 6. The commit decides which.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ with warnings.catch_warnings():
     _ = pytensor.config.blas__ldflags
 
 NUM_RECORDS = 61
+_TURNS = 4
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,15 +48,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if part is None:
         return
     first, every = part.split("/")
-    shared: dict[int, list[pytest.Item]] = {}
+    shared = {int(every): [item for item in items if item.get_closest_marker("zoo")]}
     if first == "turn":
         counting = ["git", "rev-list", "--count", "HEAD"]
         counted = subprocess.run(counting, cwd=config.rootpath, capture_output=True, text=True, check=False)
         first = str(int(counted.stdout or 0) + int(pm.__version__.split(".")[0]))
-        for item in items:
-            if (mark := item.get_closest_marker("turns")) and not item.get_closest_marker("slow"):
-                shared.setdefault(mark.args[0], []).append(item)
-    shared[int(every)] = [item for item in items if item.get_closest_marker("zoo")]
+        marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
+        shared[_TURNS] = [i for i in items if "turns" in marks[i] and marks[i].isdisjoint({"slow", "zoo"})]
     # In an order that has nothing to do with theirs: a part is not all of one value of a parameter.
     mixed = {n: sorted(some, key=_shuffled) for n, some in shared.items()}
     left_out = {i for n, some in mixed.items() for k, i in enumerate(some) if (k - int(first)) % n}

@@ -122,6 +122,7 @@ def test_gradients(family: str, polynomial: bool, noise: float) -> None:
         np.testing.assert_allclose(slopes, gradient, rtol=1e-5, atol=1e-6 * np.abs(gradient).max() + 1e-4)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("family", ["linear", "logistic"])
 def test_with_hardly_any_noise_it_is_the_posterior_without_privacy(
     family: str, monkeypatch: pytest.MonkeyPatch

@@ -97,7 +97,7 @@ def fitted(entry: Entry, **how: object) -> DPADVI:
     return inference
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns
 @pytest.mark.usefixtures("python_for_all")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if GALLERY[n].slow else n for n in ACCEPTED]

@@ -55,6 +55,7 @@ def test_pm_fit_with_nothing_dropped_runs(model: pm.Model):
     assert approx.privacy.n_steps == 2
 
 
+@pytest.mark.turns
 def test_own_fit_inside_of_another_pm_fit_is_not_blamed(model: pm.Model):
     # It is a callback that calls it, not pm.fit, whose random_seed= is PyMC's own.
     inner = []

@@ -148,6 +148,7 @@ def variables(value: Any) -> Iterator[Variable]:
             yield from variables(item)
 
 
+@pytest.mark.turns
 def test_every_attribute_of_the_approximation(method: DPADVI) -> None:
     """Every name is known and its kind is true; a name that a new PyMC brings fails here."""
     approx = method.approx

@@ -154,7 +154,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "backends", found)
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs(name: str, monkeypatch: pytest.MonkeyPatch, in_python: None) -> None:
     """With its quick values, in Python; `tox run -e notebooks` runs them in a kernel, as a user does."""

@@ -119,6 +119,7 @@ def test_forked_fits_share_no_noise() -> None:
     assert all(done.stdout.count(said) == 1 for said in ("went on", "stopped:", "passed"))
 
 
+@pytest.mark.turns
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_the_fork_test_has_power() -> None:
     """Streams that a child inherits as they are, as NumPy's would be, are found."""

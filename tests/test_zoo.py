@@ -70,6 +70,7 @@ def test_zoo_is_complete():
     assert len(QUICK) >= 6 and HEAVY <= set(ZOO)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in ZOO],

@@ -631,6 +631,7 @@ FIT = dict(epsilon=0.4, delta=1e-7, sampling_prob=0.3)
 QUIET = dict(progressbar=False)
 
 
+@pytest.mark.turns
 def test_fits_and_refine_go_through_the_budget(logistic: Callable[[], pm.Model]) -> None:
     budget = PrivacyBudget(1.0, 1e-6, dataset="survey")
     with logistic():

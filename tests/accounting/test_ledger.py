@@ -353,6 +353,7 @@ except BudgetExceededError:
 """
 
 
+@pytest.mark.turns
 def test_processes_share_a_budget_without_overspending(path: Path) -> None:
     budget = PrivacyBudget.create(path, 1.0, 1e-6)
     processes = [script(SPENDER, path, name) for name in "ab"]
@@ -402,6 +403,7 @@ print("passed")
 """
 
 
+@pytest.mark.turns
 @needs_fork
 def test_a_killed_process_never_leaves_less_than_it_released(path: Path, tmp_path: Path) -> None:
     sound = script(KILLED, path, "", 40)

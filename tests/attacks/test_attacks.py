@@ -64,6 +64,7 @@ def crew() -> Iterator[Crew]:
         yield crew
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("task", tasks("rows", BACKENDS, [*FIT, *OPERATIONS], chosen()))
 def test_no_record_shows_in_the_rows_of_a_step(task: Task, crew: Crew) -> None:
     result = crew.do(task)
@@ -71,6 +72,7 @@ def test_no_record_shows_in_the_rows_of_a_step(task: Task, crew: Crew) -> None:
     assert result.refused or result.tried > 10  # fewer, the longer an ordinary piece takes
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "task", tasks("fits", ("PYTHON", "numba"), FIT, {("PYTHON", n) for n in turn(FIT, FITS, "fits")})
 )
@@ -83,7 +85,7 @@ def test_no_record_shows_in_what_leaves_a_fit(task: Task, crew: Crew) -> None:
 # -------------------------------------------------------------------------------- it would find them
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns
 @pytest.mark.parametrize("name", [n for n, plant in PLANTS.items() if plant.ends])
 def test_a_planted_bug_is_found(name: str) -> None:
     found: list[Finding] = []
@@ -97,6 +99,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
     pytest.fail(f"not found: {[str(f) for f in found]}")
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", [n for n, plant in PLANTS.items() if not plant.ends])
 def test_what_cannot_be_survived_is_found(name: str) -> None:
     with Crew(evaluating=2.0, restarts=1) as crew:
@@ -118,6 +121,7 @@ def test_a_mistake_is_no_refusal(owner: type, name: str, monkeypatch: pytest.Mon
         list(attack_fits(SUBJECTS["columns: curve_on_a_grid"], "PYTHON", most=1))
 
 
+@pytest.mark.turns
 def test_nothing_is_found_where_nothing_is_planted() -> None:
     subject = SUBJECTS["columns: decay_by_lag"]
     assert [e for e in attack_rows(subject, "PYTHON") if isinstance(e, Finding)] == []

@@ -47,6 +47,7 @@ def report(logistic: Callable[[], pm.Model]) -> AuditReport:
 # ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.turns
 def test_a_right_mechanism_passes(report: AuditReport):
     assert report.passed and not report.failures, str(report)
     assert [r.name for r in report.results] == CHECKS
@@ -95,6 +96,7 @@ def test_a_failure_is_said(report: AuditReport):
 # ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("method", "given"),
     [
@@ -113,6 +115,7 @@ def test_other_settings(linear: Callable[[], pm.Model], method: type[DPADVI], gi
     assert [r.name for r in found.results] == [n for n in CHECKS if aligned or n != "gradient"]
 
 
+@pytest.mark.turns
 def test_a_method_that_was_made(logistic: Callable[[], pm.Model]):
     model = logistic()
     method = DPADVI(model=model, **TERMS)
@@ -120,6 +123,7 @@ def test_a_method_that_was_made(logistic: Callable[[], pm.Model]):
     assert audit(model, method).passed  # at what the fit released
 
 
+@pytest.mark.turns
 def test_the_noise_is_that_of_the_planned_steps(logistic: Callable[[], pm.Model]):
     terms: Any = dict(epsilon=1.0, delta=1e-5, sampling_prob=0.2, accountant="rdp", noise_multiplier=None)
     told = dict(audit(logistic(), n=1000, **terms).settings)["noise_multiplier"]
@@ -134,11 +138,13 @@ def test_the_noise_is_that_of_the_planned_steps(logistic: Callable[[], pm.Model]
     assert told == f"{terms.mechanism(1000, 61).noise_multiplier:.6g} (for 1000 steps)"
 
 
+@pytest.mark.turns
 def test_the_model_of_the_context(logistic: Callable[[], pm.Model]):
     with logistic():
         assert audit(None).passed
 
 
+@pytest.mark.turns
 def test_integers_indices_and_counts():
     rng = np.random.default_rng(0)
     with pm.Model() as model:
@@ -149,12 +155,14 @@ def test_integers_indices_and_counts():
     assert found.passed, str(found)
 
 
+@pytest.mark.turns
 def test_an_insecure_seed_is_a_broken_promise(logistic: Callable[[], pm.Model]):
     found = audit(logistic(), insecure_noise_seed=3)
     assert found.failures == ("randomness",)
     assert "insecure_noise_seed" in str(found)
 
 
+@pytest.mark.turns
 def test_a_wrong_mechanism_does_not_pass(logistic: Callable[[], pm.Model], monkeypatch: pytest.MonkeyPatch):
     real = Mechanism.draw
 
@@ -178,6 +186,7 @@ def test_the_compiled_step(logistic: Callable[[], pm.Model]):
 # ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.turns
 def test_the_data_are_never_read(logistic: Callable[[], pm.Model], monkeypatch: pytest.MonkeyPatch):
     method = DPADVI(model=logistic(), **TERMS)
 
@@ -188,6 +197,7 @@ def test_the_data_are_never_read(logistic: Callable[[], pm.Model], monkeypatch: 
     assert audit(None, method).passed
 
 
+@pytest.mark.turns
 def test_the_data_do_not_matter(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture):
     """Everything that leaves is the same for two data sets, up to the noise of the audit itself."""
 
@@ -211,6 +221,7 @@ def test_the_data_do_not_matter(caplog: pytest.LogCaptureFixture, capfd: pytest.
     assert said(0.5) == said(31415.926)
 
 
+@pytest.mark.turns
 def test_the_method_is_as_it_was(logistic: Callable[[], pm.Model]):
     method = DPADVI(model=logistic(), insecure_noise_seed=5, random_seed=5, **TERMS)
     other = DPADVI(model=logistic(), insecure_noise_seed=5, random_seed=5, **TERMS)
@@ -227,6 +238,7 @@ def test_the_method_is_as_it_was(logistic: Callable[[], pm.Model]):
     np.testing.assert_array_equal(left.params[0].get_value(), right.params[0].get_value())
 
 
+@pytest.mark.turns
 def test_random_seed_fixes_what_is_public(logistic: Callable[[], pm.Model]):
     model = logistic()
     first, again = audit(model, random_seed=4), audit(model, random_seed=4)
@@ -347,6 +359,7 @@ def test_hostile_records_keep_types_and_shapes():
     assert made[1].max() == 255 and made[1].min() == 0
 
 
+@pytest.mark.turns
 def test_single_precision_is_said():
     with pytensor.config.change_flags(floatX="float32"):
         with pm.Model() as model:

@@ -107,6 +107,7 @@ def test_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     assert named(None, None) == ["numba", "python"]
 
 
+@pytest.mark.turns
 def test_a_fit_falls_back_before_it_is_charged(
     logistic: Callable[[], pm.Model], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,6 +159,7 @@ def test_reports_of_older_versions_are_read(
     assert read.runs[0].backend == "" and read.epsilon == approx.privacy.epsilon
 
 
+@pytest.mark.turns
 def test_python_mode_computes_what_numba_does(logistic: Callable[[], pm.Model]) -> None:
     """Same noise, same batches: the same posterior, up to the order of sums."""
     means = []

@@ -51,6 +51,7 @@ def sum_behind(out: Any) -> Any:
     return found
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[1:])])
 @pytest.mark.parametrize("mode", ["NUMBA", pytest.param("CVM", marks=pytest.mark.slow), "JAX"])
 def test_equal_records_have_equal_rows(name: str, mode: str) -> None:
@@ -108,6 +109,7 @@ def jax_product(a: Any, b: Any) -> Any:
     return a @ b
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "kernels",
     ["", *(pytest.param(k, marks=pytest.mark.slow) for k in ("Prescott", "Sandybridge", "Haswell", "Zen"))],
@@ -135,6 +137,7 @@ def check_products(length: int) -> None:
                 assert alike, f"{name}: {length} rows of {columns} by {width}"
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("mode", ["CVM", "NUMBA", "JAX"])
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_row_that_cancels_does_not_move_others(mode: str, width: int) -> None:

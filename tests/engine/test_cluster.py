@@ -106,6 +106,7 @@ def same(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(some, others, strict=True))
 
 
+@pytest.mark.turns
 def test_any_number_of_workers_gives_the_same(client: Any) -> None:
     two = params(method(client).fit(10, progressbar=False))
     with workers(1) as one, workers(3) as three:
@@ -123,6 +124,7 @@ def test_over_an_encrypted_wire_it_is_the_same(client: Any) -> None:
     assert same(over_tls, params(method(client).fit(5, progressbar=False)))
 
 
+@pytest.mark.turns
 def test_a_fit_on_workers_is_that_of_the_records_in_memory(client: Any) -> None:
     on_workers = params(method(client).fit(10, progressbar=False))
     with pm.Model():
@@ -146,6 +148,7 @@ def test_the_report_says_who_is_trusted(client: Any) -> None:
     assert not here.on_workers and "cluster" not in str(here)
 
 
+@pytest.mark.turns
 def test_refine_goes_on_where_a_fit_ended(client: Any) -> None:
     one, other = method(client), method(client)
     one.fit(6, progressbar=False, obj_optimizer=pm.sgd(learning_rate=1e-4))
@@ -156,6 +159,7 @@ def test_refine_goes_on_where_a_fit_ended(client: Any) -> None:
     assert len(one.approx.privacy.runs) == 2
 
 
+@pytest.mark.turns
 def test_a_worker_that_is_killed_changes_nothing() -> None:
     with workers(2, processes=True) as client:
         whole = params(method(client).fit(12, progressbar=False))

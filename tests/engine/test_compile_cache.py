@@ -48,6 +48,7 @@ def run(step: Chunk, x: Any) -> np.ndarray:
     return np.asarray(x.get_value())
 
 
+@pytest.mark.turns
 def test_equal_graphs_share_what_was_compiled_and_other_graphs_do_not() -> None:
     rng = np.random.default_rng(0)
     data = [rng.normal(size=(n, 3)) for n in (4, 9)]
@@ -139,6 +140,7 @@ def _arrays() -> list[np.ndarray]:
     return [v for o in gc.get_objects() for v in gc.get_referents(o) if issubclass(type(v), np.ndarray)]
 
 
+@pytest.mark.turns
 @pytest.mark.compiled
 def test_fits_of_an_equal_model_share_one_step_that_holds_no_data() -> None:
     loops: list[Any] = []
@@ -170,6 +172,7 @@ def test_what_would_be_kept_is_seen() -> None:
     assert [v for v in _arrays() if 40_037 in v.shape]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("planted", [False, True])
 def test_nothing_that_a_fit_compiled_outlives_it(
     planted: bool, without_compiling: None, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ def compiled(number: int) -> Any:
     return numba_funcify_and_cache_key(function.maker.fgraph)[0]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("number", [2, MOST_ARGUMENTS, MOST_ARGUMENTS + 1, 2 * MOST_ARGUMENTS + 3])
 def test_any_number_of_arguments(number: int) -> None:
     names = [f"a{k}" for k in range(number)]
@@ -59,6 +60,7 @@ def test_a_function_of_unknown_source_is_called_as_it_is() -> None:
     assert "inline" not in function.targetoptions and given == ", ".join(names)
 
 
+@pytest.mark.turns
 @pytest.mark.compiled
 def test_the_smallest_model_that_numba_refused() -> None:
     """Its rows read 38 results that all records share."""

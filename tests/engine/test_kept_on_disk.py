@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SESSION = """
 import warnings
 import numpy as np
@@ -37,6 +39,7 @@ def kept(compiledir: Path) -> set[tuple[str, int]]:
     return {(path.name, path.stat().st_mtime_ns) for path in compiledir.rglob("*.nbc")}
 
 
+@pytest.mark.turns
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     first = session(tmp_path)
     assert first.startswith("numba ")

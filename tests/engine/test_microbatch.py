@@ -82,6 +82,7 @@ def check(both: tuple[Any, ...], indices: np.ndarray, count: int) -> None:
         np.testing.assert_array_equal(parts, noise * UNIT)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("mode", "layout"),
     [

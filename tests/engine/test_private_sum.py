@@ -543,6 +543,7 @@ def test_a_norm_does_not_underflow_in_one_factor(left: float, right: float):
     assert exact_norm(got) <= 0.1
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("mode", ["PYTHON", "CVM", "NUMBA"])
 def test_layouts_compiled_in_a_graph(mode: str):
     rng = np.random.default_rng(1)

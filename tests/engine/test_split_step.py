@@ -86,6 +86,7 @@ SLOW = {"vanilla", "network", "some rows of persons"}
 QUICK = {"outer", "persons"}
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[pytest.mark.zoo] if name in SLOW else []) for name in CASES]
 )
@@ -113,6 +114,7 @@ def test_any_number_of_threads_gives_the_same(case: str, monkeypatch: pytest.Mon
     assert len(used) > 1
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.zoo]) for name in CASES]
 )
@@ -198,6 +200,7 @@ def test_threads_by_default_where_a_step_is_long_by_what_is_public(monkeypatch: 
     assert len(made) == 1
 
 
+@pytest.mark.turns
 def test_fits_in_several_threads_share_what_is_compiled() -> None:
     def begun() -> DPADVI:
         with pm.Model():
@@ -226,6 +229,7 @@ def test_fits_in_several_threads_share_what_is_compiled() -> None:
             assert np.array_equal(a.get_value(), b.get_value())
 
 
+@pytest.mark.turns
 def test_an_audit_looks_at_the_sums_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     with pm.Model():
         outer()

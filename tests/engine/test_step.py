@@ -289,6 +289,7 @@ def test_hostile_records(aligned: Harness):
     check_hostile(aligned)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("backend", ["numba", "c", "jax"])
 def test_on_the_backends(backend: str):
     harness = Harness(regression(), backend=backend)

@@ -203,6 +203,7 @@ def test_what_each_record_has_of_its_own_is_not_shared():
         assert found(np.ones(3), np.ones((ROWS, 3))).shape == (ROWS, 3)
 
 
+@pytest.mark.turns
 def test_a_model_with_such_zeros_can_be_fitted():
     with pm.Model() as model:
         mu, v = pm.Normal("mu"), pm.Normal("v", shape=3)

@@ -102,7 +102,7 @@ def arguments() -> Iterator[tuple[str, str, Callable[[np.ndarray], Any]]]:
                 yield outer.__name__, bound, partial(_bounded, outer, base, bound)
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns
 @pytest.mark.parametrize("rows", [(), (3,)])
 def test_no_more_is_made_by_numbers_than_is_known(rows: tuple[int, ...]) -> None:
     found = {(name, argument) for name, argument, make in arguments() if any(by_values(make, rows))}

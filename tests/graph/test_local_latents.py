@@ -468,6 +468,7 @@ def test_the_gradient_of_a_normal_model_is_that_of_its_marginal_density(mode: st
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.turns
 def test_hidden_classes_are_a_mixture_over_persons():
     """Where everybody has one row, it is pm.NormalMixture, to the last digits."""
     one = np.arange(N)

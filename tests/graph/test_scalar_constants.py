@@ -207,6 +207,7 @@ def test_some_single_numbers_are_none(how: Callable[[np.ndarray], None]) -> None
     build_record_model(model)
 
 
+@pytest.mark.turns
 def test_ordinary_code_has_few_numbers() -> None:
     """Loops over columns, unrolled recursions, many like priors and pieces of a curve are no table."""
     with pm.Model() as model:

@@ -48,6 +48,7 @@ def test_draws_are_the_transform_of_base_draws(cls: type[DPApproximation]):
     np.testing.assert_allclose(family.draw(50, np.random.default_rng(7)), z.eval(), rtol=1e-12)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("cls", FAMILIES)
 def test_the_chain_rule_is_the_derivative_of_the_transform(cls: type[DPApproximation]):
     family, size = started(cls)

@@ -61,6 +61,7 @@ def method(**kwargs: Any) -> DPADVI:
     return DPADVI(**{**settings, **kwargs})
 
 
+@pytest.mark.turns
 def test_what_is_released() -> None:
     found = quiet(method(), 3)
     draws = found.sample(4)
@@ -144,6 +145,7 @@ def test_a_records_noise_is_standard_normal_and_its_own() -> None:
     assert np.abs(np.corrcoef(flat[:, 0], flat[:, 1])[0, 1]) < 0.2  # of two columns
 
 
+@pytest.mark.turns
 def test_noise_follows_neither_the_public_seed_nor_the_place() -> None:
     def uniform(**kwargs: Any) -> np.ndarray:
         (own,) = (a for a in method(**kwargs)._record.arrays if a.name == "noise of z")
@@ -155,6 +157,7 @@ def test_noise_follows_neither_the_public_seed_nor_the_place() -> None:
     assert kstest(uniform(**secret).ravel(), "uniform").pvalue > 1e-4
 
 
+@pytest.mark.turns
 def test_the_encoder_is_that_of_the_exact_posterior() -> None:
     model, encoder = factor_analysis()
     own = DPADVI(
@@ -176,6 +179,7 @@ def test_the_encoder_is_that_of_the_exact_posterior() -> None:
     np.testing.assert_allclose(np.exp(s), np.sqrt(1 / np.diag(np.linalg.inv(cov))), rtol=0.1)
 
 
+@pytest.mark.turns
 def test_data_that_change_are_noticed() -> None:
     model, encoder = factor_analysis()
     own = DPADVI(**CHEAP, guide={"z": encoder, REST: Point()}, start=START, model=model)
@@ -269,6 +273,7 @@ def test_an_encoder_is_not_computed_before_it_is_checked(case: str, nothing_spen
     assert not any(number in told[0] for number in ("4711", "4712", "66", "67"))
 
 
+@pytest.mark.turns
 def test_the_users_own_code_is_not_released() -> None:
     model, encoder = factor_analysis(scale=True)
     guide = {"z": encoder, REST: Point()}
@@ -280,6 +285,7 @@ def test_the_users_own_code_is_not_released() -> None:
     assert found.sample_node(model["tau"], size=3).eval().shape == (3,)
 
 
+@pytest.mark.turns
 def test_an_audit_passes() -> None:
     model, encoder = factor_analysis()
     own = DPADVI(
@@ -292,6 +298,7 @@ def test_an_audit_passes() -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.turns
 def test_a_deterministic_that_is_nan_ends_nothing() -> None:
     model, encoder = factor_analysis(scale=True)
     with model:
@@ -301,6 +308,7 @@ def test_a_deterministic_that_is_nan_ends_nothing() -> None:
     assert np.isnan(found.sample(3).posterior["nan"].values).all()
 
 
+@pytest.mark.turns
 def test_a_deterministic_that_comes_later_ends_nothing() -> None:
     model, encoder = factor_analysis()
     found = quiet(DPADVI(**CHEAP, guide={"z": encoder, REST: Point()}, start=START, model=model), 1)
@@ -327,6 +335,7 @@ def test_what_an_encoder_brings_is_not_the_users() -> None:
             DPADVI(**CHEAP, guide={"z": encoder, REST: Point()}, start=START, model=model)
 
 
+@pytest.mark.turns
 def test_a_model_with_a_name() -> None:
     with pm.Model(name="sub") as model:
         x = pm.Data("x", X)
@@ -430,6 +439,7 @@ def test_a_record_model_has_one_more_array() -> None:
     assert encoded.names == ("z",)
 
 
+@pytest.mark.turns
 def test_an_encoder_beside_persons() -> None:
     """Persons of one row each are fitted as rows; with several rows, nothing of a code leaves either."""
     found = []

@@ -68,6 +68,7 @@ def test_the_example(table: tuple[np.ndarray, ...], tmp_path: Any) -> None:
         assert PrivacyReport.from_json(attrs["privacy_report"]) == report
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("method", "family"), [(DPADVI, DPMeanField), (DPFullRankADVI, DPFullRank)])
 def test_private_fit_finds_the_posterior_at_huge_epsilon(method: Any, family: type) -> None:
     """Linear regression with known noise: the exact posterior is a formula."""
@@ -128,6 +129,7 @@ def test_model_argument(logistic: Build) -> None:
     assert quiet(DPADVI(model=logistic(), **CHEAP), 2).privacy.n_steps == 2
 
 
+@pytest.mark.turns
 def test_fit_dpadvi(logistic: Build) -> None:
     with logistic():
         idata = fit_dpadvi(6, draws=11, progressbar=False, **SEEDED)

@@ -40,6 +40,7 @@ def fitted(model: pm.Model, n: int = 60, backend: str = "python", **more: Any) -
     return np.concatenate([p.get_value() for p in approx.params])
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("clip", [1.0, "adaptive"])
 def test_where_everybody_has_one_row_it_is_the_fit_by_rows(clip: Any):
     by_rows = fitted(visits(), l2_clip_norm=clip)
@@ -47,6 +48,7 @@ def test_where_everybody_has_one_row_it_is_the_fit_by_rows(clip: Any):
     np.testing.assert_allclose(by_rows, by_persons, rtol=1e-9)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("sampler", ["poisson", "full_batch"])
 def test_it_is_the_fit_of_a_model_with_one_wide_row_for_each_person(sampler: str):
     """Persons of three rows, which can be written as one row: the same batches, the same sums."""
@@ -69,7 +71,7 @@ def test_it_is_the_fit_of_a_model_with_one_wide_row_for_each_person(sampler: str
     np.testing.assert_allclose(found, fitted(shuffled, unit=ids[order], **options), rtol=1e-8)
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns
 @pytest.mark.parametrize("backend", ["numba", pytest.param("c", marks=pytest.mark.slow), "jax"])
 def test_backends_agree(backend: str):
     expected = fitted(visits(), n=20, unit="person", max_rows_per_unit=4)
@@ -77,6 +79,7 @@ def test_backends_agree(backend: str):
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.turns
 def test_the_report_speaks_of_persons():
     method = DPADVI(epsilon=1.0, delta=1e-6, unit="person", max_rows_per_unit=5, model=visits())
     report = method.fit(20, progressbar=False).privacy
@@ -89,6 +92,7 @@ def test_the_report_speaks_of_persons():
         assert secret not in report.to_json()
 
 
+@pytest.mark.turns
 def test_a_report_of_an_older_version_is_by_rows():
     report = DPADVI(epsilon=1.0, delta=1e-6, model=visits()).fit(20, progressbar=False).privacy
     older = report.to_json().replace('"format_version": 7', '"format_version": 5')
@@ -121,6 +125,7 @@ def test_neither_ids_nor_numbers_of_rows_are_in_a_sample():
     assert set(posterior.dims) == {"chain", "draw", "b_dim_0"}
 
 
+@pytest.mark.turns
 def test_an_audit_is_of_persons():
     report = audit(
         method=DPADVI(epsilon=1.0, delta=1e-6, unit="person", max_rows_per_unit=5, model=visits()),
@@ -164,6 +169,7 @@ def test_a_person_with_500_hostile_rows_moves_the_fit_by_one_persons_share():
     assert 1.9 < np.linalg.norm(apart) <= 2.001
 
 
+@pytest.mark.turns
 def test_a_budget_adds_up_fits_with_one_kind_of_record_alone():
     budget = PrivacyBudget(epsilon=10.0, delta=1e-4)
     common: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "budget": budget}

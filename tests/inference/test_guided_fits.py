@@ -68,6 +68,7 @@ def test_mean_field_for_all_is_the_default(key: tuple[str, ...]) -> None:
     )
 
 
+@pytest.mark.turns
 def test_full_rank_for_all_is_the_full_rank_method() -> None:
     whole = quiet(DPFullRankADVI(**CHEAP, model=regression()), 8)
     guided = fitted({("a", "b", "s"): FullRank()}, 8)
@@ -105,6 +106,7 @@ EXACT: dict[str, Any] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("family", [FullRank(), LowRank(1)], ids=repr)
 def test_correlations_are_found(family: Any, exact: tuple[np.ndarray, np.ndarray]) -> None:
     found = DPADVI(**EXACT, guide={("b", "c"): family}, model=pair()).fit(1500, progressbar=False)
@@ -117,6 +119,7 @@ def test_correlations_are_found(family: Any, exact: tuple[np.ndarray, np.ndarray
     assert np.corrcoef(draws)[0, 1] < -0.7
 
 
+@pytest.mark.turns
 def test_a_point_is_the_mode(exact: tuple[np.ndarray, np.ndarray]) -> None:
     found = DPADVI(**EXACT, guide={"b": Point(), "c": Point()}, model=pair()).fit(1500, progressbar=False)
     np.testing.assert_allclose(found.mean.eval(), exact[0], atol=0.02)
@@ -125,6 +128,7 @@ def test_a_point_is_the_mode(exact: tuple[np.ndarray, np.ndarray]) -> None:
     assert found.std.eval().tolist() == [0, 0]
 
 
+@pytest.mark.turns
 def test_dropout_keeps_a_weight_that_counts_and_drops_one_that_does_not() -> None:
     with pm.Model() as model:
         w = pm.Flat("w", shape=2)
@@ -155,6 +159,7 @@ def test_the_shape_of_dropout_rates_is_that_of_the_variables() -> None:
     np.testing.assert_allclose(found.log_alpha["w"], np.log(ratio**2))
 
 
+@pytest.mark.turns
 def test_everything_that_an_approximation_says() -> None:
     found = fitted({"a": Point(), ("b", "s"): LowRank(1)}, 12)
     assert repr(found) == str(found) == "DPGuided(5 latent values: Point() of 1, LowRank(1) of 4)"
@@ -170,6 +175,7 @@ def test_everything_that_an_approximation_says() -> None:
             asked()
 
 
+@pytest.mark.turns
 def test_the_noise_aware_posterior_stands_in_for_normal_families() -> None:
     found = fitted({("a", "b"): FullRank()}, 40)
     assert found.sample(50).posterior.attrs["noise_aware"] == 1
@@ -289,6 +295,7 @@ def test_names_with_commas() -> None:
     assert (np.abs(found.std.eval() - 0.1) > 1e-6).all()
 
 
+@pytest.mark.turns
 def test_empty_variables() -> None:
     with pm.Model() as model:
         pm.Normal("none", 0, 1, shape=0)
@@ -345,6 +352,7 @@ def test_a_discrete_variable_has_no_family(nothing_spent: None) -> None:
         method({"k": Point()}, model)
 
 
+@pytest.mark.turns
 def test_a_local_variable_has_a_rule_and_no_family(nothing_spent: None) -> None:
     with pm.Model() as model:
         s = pm.HalfNormal("s", 1)

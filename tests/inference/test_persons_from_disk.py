@@ -68,7 +68,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_same_bit_by_bit(model: str, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +81,7 @@ def test_same_bit_by_bit(model: str, settings: str, monkeypatch: pytest.MonkeyPa
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.turns
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     "model", ["fixed effects", pytest.param("random intercepts", marks=pytest.mark.slow)]
@@ -112,6 +113,7 @@ def test_persons_are_what_is_sampled_and_reported() -> None:
     assert str(PERSONS) not in str(approx.privacy)
 
 
+@pytest.mark.turns
 def test_new_persons_have_local_values() -> None:
     approx = quiet(DPADVI(**CHEAP, unit="person", model=template(intercepts), records=RECORDS), 3)
     new = {"person": [7, 7, 9], "x": X[:3], "y": Y[:3]}
@@ -155,6 +157,7 @@ def test_bad_ids_are_refused_and_tell_nothing(name: str, nothing_spent: None) ->
     assert str(N) not in str(caught.value) and str(PERSONS) not in str(caught.value)
 
 
+@pytest.mark.turns
 def test_ids_of_another_length_later_are_refused(nothing_spent: None) -> None:
     class Growing(Broken):
         def __getitem__(self, indices: np.ndarray) -> np.ndarray:
@@ -167,6 +170,7 @@ def test_ids_of_another_length_later_are_refused(nothing_spent: None) -> None:
         quiet(method, 3)
 
 
+@pytest.mark.turns
 def test_an_audit_passes() -> None:
     method = DPADVI(
         **{**CHEAP, "insecure_noise_seed": None}, unit="person", model=template(fixed), records=RECORDS

@@ -106,6 +106,7 @@ def fit(
     return method, (*seen.values, params(approx), approx.sample(3)["posterior"]["beta"].values)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("buffer", [1 << 25, 1])  # many steps at once, and a step at a time
 def test_same_bit_by_bit(settings: str, buffer: int, files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +118,7 @@ def test_same_bit_by_bit(settings: str, buffer: int, files: Any, monkeypatch: py
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns
 @pytest.mark.compiled
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -132,6 +133,7 @@ def test_same_bit_by_bit_compiled(
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.turns
 def test_several_outcomes_and_an_index(files: Any) -> None:
     rng = np.random.default_rng(1)
     arrays = {
@@ -166,6 +168,7 @@ def test_a_row_of_nan_counts_zero(files: Any) -> None:
 # ---------------------------------------------------------------- what is read, and by whom
 
 
+@pytest.mark.turns
 def test_rows_are_asked_for_ascending_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "_BUFFER_BYTES", 20_000)
     x, y = data()
@@ -180,6 +183,7 @@ def test_rows_are_asked_for_ascending_and_once(monkeypatch: pytest.MonkeyPatch) 
     assert step is not None and all(len(v.get_value()) == 8 for v, _ in step._data)  # the template is back
 
 
+@pytest.mark.turns
 def test_buffers_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "_BUFFER_BYTES", 1)
     buffers: list[weakref.ref] = []
@@ -240,6 +244,7 @@ def test_keyboard_interrupt_while_rows_are_read(wait: float, monkeypatch: pytest
 # ---------------------------------------------------------------- sources that fail
 
 
+@pytest.mark.turns
 def test_a_source_that_fails_tells_nothing() -> None:
     x, y = data()
     source = Own(x, fails=2)
@@ -260,6 +265,7 @@ def test_a_source_that_fails_tells_nothing() -> None:
             assert not any(isinstance(v, np.ndarray | Own) for v in frame.f_locals.values())
 
 
+@pytest.mark.turns
 def test_when_it_fails_nothing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "_BUFFER_BYTES", 1)
     x, y = data()
@@ -305,6 +311,7 @@ def factors(x: np.ndarray) -> tuple[pm.Model, dict[Any, Any]]:
     return model, {"z": Amortized(seen @ v, pm.math.exp(seen[:, :2] * 0.1)), ("V", "W"): Point()}
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("buffer", [1 << 25, 1])
 def test_encoders_are_the_same_bit_by_bit(buffer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each record has noise of its own, which is made when it is read."""

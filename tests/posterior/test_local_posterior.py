@@ -42,6 +42,7 @@ NEW = {
 }
 
 
+@pytest.mark.turns
 def test_draws_are_those_of_the_exact_posterior():
     draws = fitted().local_posterior(NEW, 4000, noise_aware=False, random_seed=1)["posterior"]["u"]
     assert draws.dims == ("chain", "draw", "person")

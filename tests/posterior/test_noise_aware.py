@@ -56,6 +56,7 @@ def noise_stddev(found: NoiseAwarePosterior) -> np.ndarray:
 
 
 # From noise that is nothing beside the width of the posterior to noise that is several times as wide.
+@pytest.mark.turns
 @pytest.mark.parametrize("noise", [1.0, 150.0, 600.0])
 def test_intervals_cover(noise: float) -> None:
     check_coverage(covered(noise, runs=60, seed=3), 60 * D)

@@ -244,6 +244,7 @@ def test_step_that_raises_is_charged() -> None:
     assert issubclass(ModelEvaluationError, PrivacyError)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("again", ["refine", "fit"])
 @pytest.mark.parametrize("at", [1, 3])
 def test_a_step_that_raises_does_not_tell_when(at: int, again: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +301,7 @@ with planted_model(code=True):
 """
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "how",
     [
