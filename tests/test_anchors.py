@@ -86,6 +86,7 @@ def test_the_sensitivity_is_reached(binary: bool) -> None:
     np.testing.assert_allclose(np.linalg.norm(added), anchor.sensitivity(binary), rtol=1e-12)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("family", ["linear", "logistic"])
 def test_a_release_is_the_sums_with_noise_as_told(family: str) -> None:
     problem, rng = problem_of(family, 50), np.random.default_rng(3)
@@ -135,6 +136,7 @@ def test_with_hardly_any_noise_it_is_the_posterior_without_privacy(
     np.testing.assert_allclose(stddev, width, rtol=0.12)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("family", ["linear", "logistic"])
 def test_with_nothing_but_noise_it_is_the_prior(family: str) -> None:
     mean, stddev = summary(fitted(problem_of(family, 300), 1e6))

@@ -161,6 +161,7 @@ def test_a_posterior_foretells_its_loss(problems: Any, seed: int) -> None:
     assert ignorant > 0.25 * all_of_it > 0.0
 
 
+@pytest.mark.turns
 def test_references_cover_and_ranges_do_not_meet(problems: Any) -> None:
     assert problems.JUDGEMENT - problems.DEVELOPMENT >= 1_000_000
     ranks = []

@@ -184,6 +184,7 @@ def blocks(path: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("page", ["getting_started", pytest.param("user_guide", marks=pytest.mark.slow)])
 def test_the_code_on_the_pages_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_compiling: None

@@ -303,6 +303,7 @@ def analysed(method: DPADVI, monkeypatch: pytest.MonkeyPatch) -> Iterator[pm.Mod
 # -------------------------------------------------------------------------------- arguments
 
 
+@pytest.mark.turns
 @rounds("arguments")
 def test_arguments(plan: tuple[int, int], analysed: pm.Model, nothing_spent: None) -> None:
     seen: Counter[str] = Counter()

@@ -69,6 +69,7 @@ def test_values_are_found():
     assert not any(d in "found 27 records of 2 columns" for d in digits)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str):
     entry = GALLERY[name]

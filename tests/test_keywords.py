@@ -50,6 +50,7 @@ def test_pm_fit_with_another_model_is_refused(model: pm.Model):
         pm.fit(2, method=method(model), progressbar=False)
 
 
+@pytest.mark.turns
 def test_pm_fit_with_nothing_dropped_runs(model: pm.Model):
     approx = pm.fit(2, method=method(model, random_seed=3), model=model, progressbar=False, backend="python")
     assert approx.privacy.n_steps == 2

@@ -666,6 +666,7 @@ def test_a_start_from_another_copy_of_the_records_is_refused(where: str) -> None
         DPADVI(**METHOD, start={"a": start} if where == "start" else None)
 
 
+@pytest.mark.turns
 def test_two_threads_cannot_share_a_report(model: pm.Model) -> None:
     """Each would add its run to what it read before the other's was there."""
     private = DPADVI(model=model, **METHOD)
@@ -957,6 +958,7 @@ def compare(backend: str | None, names: list[str], *, full: bool) -> None:
             assert one.splitlines() == two.splitlines()
 
 
+@pytest.mark.turns
 def test_two_datasets_say_the_same() -> None:
     """Output, logs, warnings, errors and tracebacks are the same, whatever one record holds."""
     compare(None, ["wrong throughout", "removed"], full=False)

@@ -85,6 +85,7 @@ def test_report_has_the_names(fitted):
     assert "held 1|g" in str(report)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", ["1|g", "a$b^$c", "_x"])
 def test_plots_have_the_names(name: str):
     with pm.Model() as model:

@@ -153,6 +153,7 @@ def test_a_large_model_gets_that_rate(size: int, large: bool, monkeypatch: pytes
     assert step.running_clip.rule.quantile is None and step.running_clip.is_large == large
 
 
+@pytest.mark.turns
 @pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
 @pytest.mark.parametrize(("size", "large"), [(4096, False), (4097, True)])
 def test_adam_of_a_large_model_gets_gradients_in_clip_norms(

@@ -266,6 +266,7 @@ def test_differences_are_those_of_the_docstring():
 # ------------------------------------------------------------------------- networks
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("method", dpvd.METHODS)
 def test_a_network_on_digits(method: str, in_python: None):
     clip, rate = (1.0, 0.2) if method == "dp-sgd" else (None, None)
@@ -316,6 +317,7 @@ def test_what_the_printed_noise_costs():
     assert dpvd.printed_cost(sigma, 0.01, 1000) > 100  # said to cost 10
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("method", vae.METHODS)
 def test_an_auto_encoder_of_digits(method: str, in_python: None):
     found = vae.fit_once(vae.Task("digits", method, 2, 0))

@@ -1,7 +1,7 @@
 """Every model of the zoo, through the analysis, the gradients, the release and (some) a whole fit.
 
 On every push the models run without compilation, the gradients of the ``quick`` ones on numba, and a
-thirtieth of the models through a whole fit on the default backend (``zoo``, see `conftest`); the rest of the
+sixtieth of the models through a whole fit on the default backend (``zoo``, see `conftest`); the rest of the
 backends is slow.
 """
 

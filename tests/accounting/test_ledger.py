@@ -438,6 +438,7 @@ print("passed")
 """
 
 
+@pytest.mark.turns
 @needs_fork
 def test_a_file_whose_making_is_killed_is_whole_or_refused(path: Path) -> None:
     assert finish(script(KILLED_AT_THE_START, path)) == "passed\n"
@@ -478,6 +479,7 @@ print("passed")
 """
 
 
+@pytest.mark.turns
 @needs_fork
 def test_after_a_fork_memory_is_refused_and_files_are_shared(path: Path) -> None:
     assert finish(script(FORKED, path)) == "passed\n"

@@ -41,6 +41,7 @@ def figure(document: dict[str, Any], paper: str, method: str) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("paper", "method", "published", "tolerance"),
     [

@@ -114,6 +114,7 @@ def breaks(self: object, *args: object) -> bool:
     raise AttributeError("no such name")
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("owner", "name"), [(RecordModel, "may_be_released"), (DPADVI, "_warn")])
 def test_a_mistake_is_no_refusal(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, breaks)

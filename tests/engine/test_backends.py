@@ -148,6 +148,7 @@ def test_a_fit_falls_back_before_it_is_charged(
     assert len(budget.ledger) == 2
 
 
+@pytest.mark.turns
 def test_reports_of_older_versions_are_read(
     logistic: Callable[[], pm.Model], without_compiling: None
 ) -> None:
@@ -172,6 +173,7 @@ def test_python_mode_computes_what_numba_does(logistic: Callable[[], pm.Model]) 
     np.testing.assert_allclose(means[0], means[1], rtol=1e-9)
 
 
+@pytest.mark.turns
 @pytest.mark.few_steps
 def test_a_fit_of_few_steps_starts_in_python_mode(logistic: Callable[[], pm.Model]) -> None:
     """It goes on there, and says so; the name of a backend counts for more."""
@@ -205,6 +207,7 @@ def test_what_loops_in_python_is_compiled_for_few_steps_too(looping: Callable[[A
     assert [c.name for c in found] == ["numba", "c", "python"]
 
 
+@pytest.mark.turns
 def test_python_computes_nothing_that_loops_as_long_as_a_record_makes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_fit_on_workers_is_that_of_the_records_in_memory(client: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.turns
 def test_the_report_says_who_is_trusted(client: Any) -> None:
     report = method(client).fit(2, progressbar=False).privacy
     assert report.on_workers and "Workers of a cluster held the records" in str(report)
@@ -175,6 +176,7 @@ def test_a_worker_that_is_killed_changes_nothing() -> None:
         assert fitted.approx.privacy.runs[0].steps_run == 12
 
 
+@pytest.mark.turns
 def test_a_scheduler_that_dies_ends_the_fit_at_the_planned_cost() -> None:
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(workers(1))
@@ -190,6 +192,7 @@ def test_a_scheduler_that_dies_ends_the_fit_at_the_planned_cost() -> None:
     assert run.n_steps == 9
 
 
+@pytest.mark.turns
 def test_no_worker_is_left(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_LOOK", 0.2)
     monkeypatch.setattr(cluster, "_LOOKS", 2)
@@ -204,6 +207,7 @@ def test_no_worker_is_left(client: Any, monkeypatch: pytest.MonkeyPatch) -> None
             fitted.refine(3, progressbar=False)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "answer",
     [
@@ -252,6 +256,7 @@ def test_errors_inside_of_a_sum_are_names() -> None:
     assert shards.sum_of_group(b"", "KeyError", [], b"", 1.0, 4) == (4, "KeyError", "")
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("copied", [True, False])
 def test_a_block_with_fewer_rows_than_its_array_says(client: Any, copied: bool) -> None:
     records = sources()
@@ -271,6 +276,7 @@ def test_a_shard_keeps_nothing_of_what_it_was_a_part_of() -> None:
     assert held.base is None
 
 
+@pytest.mark.turns
 def test_workers_with_other_processors_are_refused(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = iter(["one", "one", "one", "other", *["one"] * 50])
     monkeypatch.setattr(shards, "_processor", kinds.__next__)
@@ -278,6 +284,7 @@ def test_workers_with_other_processors_are_refused(client: Any, monkeypatch: pyt
         method(client).fit(3, progressbar=False)
 
 
+@pytest.mark.turns
 def test_warnings_of_dask_say_nothing(client: Any, recwarn: pytest.WarningsRecorder) -> None:
     fitted = method(client)
     submit = client.submit
@@ -292,6 +299,7 @@ def test_warnings_of_dask_say_nothing(client: Any, recwarn: pytest.WarningsRecor
     assert not [w for w in recwarn if "Sending" in str(w.message)]
 
 
+@pytest.mark.turns
 def test_a_recipe_holds_no_record(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = []
     of = shards.Recipe.of
@@ -311,6 +319,7 @@ def test_a_recipe_holds_no_record(client: Any, monkeypatch: pytest.MonkeyPatch) 
     assert not [v for v in constants if np.size(v.data) > 3]  # shapes have two or three
 
 
+@pytest.mark.turns
 def test_another_version_is_refused_by_the_worker(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "_versions", iter([("one",), *[("other",)] * 50]).__next__)
     monkeypatch.setattr(shards, "_sums", {})
@@ -357,6 +366,7 @@ def test_arrays_that_do_not_fit(client: Any, records: Any, text: str) -> None:
         method(client, records())
 
 
+@pytest.mark.turns
 def test_arguments(client: Any) -> None:
     with pytest.raises(ArgumentError, match=r"client must be a distributed\.Client"):
         method("tcp://127.0.0.1:8786")

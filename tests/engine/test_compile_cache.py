@@ -161,6 +161,7 @@ def test_fits_of_an_equal_model_share_one_step_that_holds_no_data() -> None:
     assert loops[0] in compile_cache._kept.values()
 
 
+@pytest.mark.turns
 def test_what_would_be_kept_is_seen() -> None:
     """The planted bug: a compiled step with the data in it."""
     model, data = logistic(40_037, 0)

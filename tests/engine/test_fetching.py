@@ -18,6 +18,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("width", [0, 1, 7, 8, 9, 100, 5000])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
 def test_rows_are_taken_as_numpy_takes_them(width: int, dtype: str):

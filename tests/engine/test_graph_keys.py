@@ -75,6 +75,7 @@ def test_equal_graphs_have_equal_keys() -> None:
     assert make(names="ab") == make()
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_whatever_differs_is_in_the_key(what: str) -> None:
     assert make(**{what: DIFFERENT[what]}) not in (None, make())

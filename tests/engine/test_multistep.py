@@ -49,6 +49,7 @@ def expected(indices: Any, offsets: Any, noise: Any, epsilon: Any, weights: Any)
     return [x, np.asarray(t), mean[:, None]]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("mode", MODES)
 def test_chunks_are_single_steps(mode: str):
     rng = np.random.default_rng(1)

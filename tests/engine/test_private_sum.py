@@ -344,6 +344,7 @@ ROWS = np.array(
 )
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_compiled_in_a_graph(compiled: Callable[..., np.ndarray], layout: str):
     eta = integers(5)
@@ -352,6 +353,7 @@ def test_compiled_in_a_graph(compiled: Callable[..., np.ndarray], layout: str):
     np.testing.assert_allclose(got - eta * UNIT, slow_sum(ROWS, 1.5), rtol=0, atol=UNIT)
 
 
+@pytest.mark.turns
 def test_compiled_float32(compiled32: Callable[..., np.ndarray]):
     with np.errstate(over="ignore"):
         rows = ROWS.astype("float32")
@@ -477,6 +479,7 @@ def columns(matrices: list[np.ndarray], outer: tuple[bool, ...]) -> np.ndarray:
     return np.concatenate(out, axis=1)
 
 
+@pytest.mark.turns
 @deep
 @given(layouts(moderate), clip_norms)
 def test_outer_blocks_are_the_obvious_sum(blocks: tuple[list[np.ndarray], tuple[bool, ...]], c: float):

@@ -137,6 +137,7 @@ def test_pieces_of_persons_end_with_a_person() -> None:
         assert (np.diff(cuts)[:-1] >= 10).all() and (np.diff(cuts) < 18).all()
 
 
+@pytest.mark.turns
 def test_an_error_in_a_thread_ends_all_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pm.Model():
         outer()
@@ -160,6 +161,7 @@ def test_an_error_in_a_thread_ends_all_and_says_nothing(monkeypatch: pytest.Monk
     assert method.approx.privacy.runs[-1].n_steps == 5  # what was planned is charged
 
 
+@pytest.mark.turns
 def test_what_comes_after_the_sum_cannot_read_the_records() -> None:
     with pm.Model() as model:
         outer()
@@ -182,6 +184,7 @@ def test_what_comes_after_the_sum_cannot_read_the_records() -> None:
     assert caught
 
 
+@pytest.mark.turns
 def test_threads_by_default_where_a_step_is_long_by_what_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     init = executor.Threads.__init__
@@ -244,6 +247,7 @@ def test_an_audit_looks_at_the_sums_of_threads(monkeypatch: pytest.MonkeyPatch) 
     assert not audit(method=method, runs=400, cores=2, random_seed=1).passed
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("cores", [0, -1, 2.5, "all", True])
 def test_cores_is_a_positive_whole_number(cores: Any) -> None:
     with pm.Model():
@@ -263,6 +267,7 @@ def test_cores_needs_numba() -> None:
             DPADVI(epsilon=1.0, delta=1e-6, cores=2)
 
 
+@pytest.mark.turns
 def test_cores_needs_noise_that_pieces_fit_in() -> None:
     with pm.Model():
         outer()
@@ -288,6 +293,7 @@ def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.Monkey
         begun[0].result(5.0)
 
 
+@pytest.mark.turns
 def test_no_thread_is_left_behind() -> None:
     before = set(threading.enumerate())
     with pm.Model():

@@ -264,6 +264,7 @@ def test_noise_of_a_whole_fit(method: type[DPADVI], gradient: str):
     check_noise(transcript(method, 400, silent(), 11, gradient=gradient), MULTIPLIER * CLIP / PROB)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("sampler", "relation"), [("full_batch", "add_or_remove_one"), ("fixed_size", "replace_one")]
 )
@@ -298,6 +299,7 @@ def test_on_the_backends(backend: str):
     check_hostile(harness)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("family", [DPMeanField, DPFullRank])
 def test_prior_is_no_part_of_the_sum(family: type[DPApproximation]):
     check_prior_outside(Harness(regression(0.1), family=family), 0.1)
@@ -486,6 +488,7 @@ class Kept:
         self.rows.extend(rows)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("family", "gradient", "n_mc"),
     [(DPMeanField, "aligned", 1), (DPFullRank, "aligned", 3), (DPMeanField, "vanilla", 2)],

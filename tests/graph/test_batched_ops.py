@@ -260,6 +260,7 @@ def test_cholesky_factors(size: int, lower: bool) -> None:
     np.testing.assert_allclose(back @ np.swapaxes(back, -1, -2), values)
 
 
+@pytest.mark.turns
 def test_one_matrix_without_a_factor_takes_none_from_the_others() -> None:
     values = covariances(3)
     values[1, 2] -= 100.0 * np.eye(3)

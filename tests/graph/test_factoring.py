@@ -181,6 +181,7 @@ def both(n: Net, logp: Any) -> tuple[list[Any], np.ndarray, np.ndarray]:
     return blocks, factored(at), np.array(one_by_one)
 
 
+@pytest.mark.turns
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=10)
 @given(
     st.lists(st.sampled_from(PARTS), min_size=1, max_size=4),
@@ -246,6 +247,7 @@ def test_a_density_that_is_the_variable_uses_it():
     assert use.form.kind == "dense"
 
 
+@pytest.mark.turns
 def test_positions_are_distinct_only_where_that_is_certain():
     for part, distinct in ((intercept, True), (slopes, True), (two_indices, True), (difference, False)):
         n = Net(np.random.default_rng(0), 3, 40)

@@ -383,6 +383,7 @@ def test_a_bad_number_of_nodes_is_refused(nodes: Any):
         Quadrature(nodes)
 
 
+@pytest.mark.turns
 def test_several_latent_draws_are_refused_before_anything_is_spent():
     made = method(intercepts)
     with pytest.raises(ArgumentError, match=r"obj_n_mc=2.*\(u\)"):

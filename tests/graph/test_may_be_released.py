@@ -257,6 +257,7 @@ def test_what_follows_from_an_lkj_variable_is_not_unpacked() -> None:
         assert [v.name for v in build_record_model(model).released] == ["own"]
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("what", ["count", "length", "sign", "tuple"])
 def test_numbers_of_draws_are_no_expressions_of_records(what: str) -> None:
     """Known: `size=(x > 0).sum()` gave as many draws as there were such records."""

@@ -114,6 +114,7 @@ def plain() -> tuple[RecordModel, DPMeanField]:
     return record, DPMeanField(record, random_seed=1)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("where", ["likelihood", "prior"])
 @pytest.mark.parametrize("name", [name for name in HIDDEN if name not in RANDOM])
 def test_what_is_hidden_does_not_enter_a_step(name: str, where: str) -> None:

@@ -105,6 +105,7 @@ def test_a_basis_that_the_records_place_is_refused(case: str) -> None:
     assert ("gp.L = " in str(error.value)) is not bool(kwargs.get("periodic"))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("kwargs", [{}, {"prior": True}, {"columns": 2}, {"periodic": True}, {"numpy": True}])
 def test_a_basis_in_a_public_place_is_accepted(kwargs: dict[str, Any]) -> None:
     """And is the same whatever the records are, which the one that PyMC places is not."""

@@ -158,6 +158,7 @@ def test_walk_puts_inputs_first_and_each_once():
     assert b not in walk([d], stop=[c])
 
 
+@pytest.mark.turns
 def test_walk_is_not_recursive():
     deep: Variable = pt.vector("a")
     for _ in range(5000):

@@ -38,6 +38,7 @@ def test_draws_start_narrow_and_uncorrelated(cls: type[DPApproximation]):
     np.testing.assert_allclose(np.corrcoef(draws.T), np.eye(size), atol=5 / np.sqrt(20_000))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("cls", FAMILIES)
 def test_draws_are_the_transform_of_base_draws(cls: type[DPApproximation]):
     """What `sample` draws from is what the fit moved: the same base draws give the same latent values."""

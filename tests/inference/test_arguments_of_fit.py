@@ -207,6 +207,7 @@ def test_impossible_target_says_what_is_possible(logistic: Build, nothing_spent:
             method.approx.sample(5)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("delta", "sampling", "warns"),
     [

@@ -17,6 +17,7 @@ from pymc_dpvi.progress import StepProgress
 pytestmark = MARKS
 
 
+@pytest.mark.turns
 def test_tracker(logistic: Build) -> None:
     with logistic():
         method = DPADVI(**CHEAP)
@@ -31,6 +32,7 @@ def test_tracker(logistic: Build) -> None:
     np.testing.assert_allclose(approx.mean.eval(), np.mean(tracker["mean"][3:], axis=0), rtol=1e-12)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("n", [1, 2, 7, 8])
 def test_iterates_of_the_last_half_are_averaged(logistic: Build, n: int) -> None:
     seen = Iterates()
@@ -41,6 +43,7 @@ def test_iterates_of_the_last_half_are_averaged(logistic: Build, n: int) -> None
     assert approx.hist.shape == (n,) and (approx.hist > 0).all()
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("periods", "called"),
     [([5], [1, 5, 10, 12]), ([4, 6], [1, 2, 4, 6, 8, 10, 12]), ([5, None], range(1, 13))],
@@ -61,6 +64,7 @@ def test_callbacks_with_a_period(logistic: Build, periods: list[int | None], cal
             np.testing.assert_array_equal(value, always.values[i - 1])
 
 
+@pytest.mark.turns
 def test_a_period_counts_the_steps_of_all_runs(logistic: Build) -> None:
     seen = Iterates()
     seen.every = 5  # type: ignore[attr-defined]

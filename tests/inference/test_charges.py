@@ -27,6 +27,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("case", "given"),
     [
@@ -71,6 +72,7 @@ def test_mechanisms(logistic: Build, case: str, given: str, steps_seen: list[tup
     assert 0.2 < noise.std() * 2.0**-40 < 2.5  # in units of the lattice, whatever the clip norm
 
 
+@pytest.mark.turns
 def test_more_cost_under_replacement(logistic: Build) -> None:
     cost = {}
     for relation in ("add_or_remove_one", "replace_one"):
@@ -87,6 +89,7 @@ def test_empty_batches_are_normal_steps(logistic: Build, steps_seen: list[tuple[
     assert np.isfinite(params(approx)).all()
 
 
+@pytest.mark.turns
 def test_obj_n_mc_costs_nothing(logistic: Build, steps_seen: list[tuple[np.ndarray, ...]]) -> None:
     reports = []
     for n_mc in (1, 4):
@@ -116,6 +119,7 @@ def test_an_unproven_accountant_is_named_first(logistic: Build) -> None:
     assert "heuristic" in first and not approx.privacy.releasable
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", ["moments", "advanced_composition"])
 def test_proven_accountants_calibrate(logistic: Build, name: str) -> None:
     with logistic():

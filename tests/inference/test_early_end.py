@@ -87,6 +87,7 @@ def test_keyboard_interrupt_in_a_callback(logistic: Build) -> None:
     assert approx.sample(2)["posterior"]["beta"].shape == (1, 2, 2)
 
 
+@pytest.mark.turns
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.usefixtures("interruptible")
 def test_keyboard_interrupt_by_signal(
@@ -145,6 +146,7 @@ def test_no_room_for_a_batch_does_not_tell_how_large_it_is(
     assert [(run.n_steps, run.steps_run) for run in method.approx.privacy.runs] == [(4, 4), (7, 0)]
 
 
+@pytest.mark.turns
 def test_an_interrupted_fit_keeps_the_trace_of_the_steps_run(logistic: Build) -> None:
     def interrupt(approx: Any, losses: Any, i: int) -> None:
         if i == 33:

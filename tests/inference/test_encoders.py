@@ -86,6 +86,7 @@ def test_the_users_model_is_as_it_was() -> None:
     )
 
 
+@pytest.mark.turns
 def test_the_gradient_is_that_of_the_bound() -> None:
     """By finite differences, record by record, of the bound written out in NumPy."""
     model, encoder = factor_analysis(scale=True)
@@ -225,6 +226,7 @@ def test_an_encoder_is_made_of_expressions() -> None:
         Amortized(pt.zeros(3), 1.0)
 
 
+@pytest.mark.turns
 def test_an_encoder_that_reads_all_records_is_refused(nothing_spent: None) -> None:
     model, encoder = factor_analysis()
     for mean in (encoder.mean - encoder.mean.mean(axis=0), encoder.mean[::-1]):
@@ -256,6 +258,7 @@ def with_codes(case: str, codes: np.ndarray) -> tuple[pm.Model, Amortized]:
     return model, Amortized(x @ v, sigma)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("case", ["value", "count", "index", "mask", "another length"])
 def test_an_encoder_is_not_computed_before_it_is_checked(case: str, nothing_spent: None) -> None:
     """What is said does not turn on a value."""
@@ -317,6 +320,7 @@ def test_a_deterministic_that_comes_later_ends_nothing() -> None:
     assert set(found.sample(2).posterior.data_vars) == {*REST, "norm"}
 
 
+@pytest.mark.turns
 def test_what_an_encoder_brings_is_not_the_users() -> None:
     model, encoder = factor_analysis()
     for argument in (
@@ -347,6 +351,7 @@ def test_a_model_with_a_name() -> None:
     assert set(found.sample(2).posterior.data_vars) == {"sub::V"}
 
 
+@pytest.mark.turns
 def test_the_norms_of_gradients_are_of_the_weights_alone() -> None:
     """The numbers of a step get no noise, although they have places in the flat vector."""
     own = method()
@@ -372,6 +377,7 @@ def test_priors_without_encoders(kind: str, nothing_spent: None) -> None:
         DPADVI(**CHEAP, guide={"z": encoder, "V": Point()}, start={"V": START["V"]}, model=model)
 
 
+@pytest.mark.turns
 def test_codes_that_meet_are_refused(nothing_spent: None) -> None:
     with pm.Model() as model:
         x = pm.Data("x", X)

@@ -99,6 +99,7 @@ def test_private_fit_finds_the_posterior_at_huge_epsilon(method: Any, family: ty
     assert abs(np.corrcoef(plain.T)[0, 1] - (exact if family is DPFullRank else 0.0)) < 0.12
 
 
+@pytest.mark.turns
 def test_every_shape_of_variable() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(31, 3))
@@ -149,6 +150,7 @@ def test_fit_dpadvi(logistic: Build) -> None:
     assert 0.9 < idata.attrs["privacy_epsilon"] <= 1.0
 
 
+@pytest.mark.turns
 def test_score_false_is_fine(logistic: Build) -> None:
     with logistic():
         assert quiet(DPADVI(**CHEAP), 2, score=False).privacy.n_steps == 2
@@ -157,6 +159,7 @@ def test_score_false_is_fine(logistic: Build) -> None:
 # -------------------------------------------------------------------------------- start
 
 
+@pytest.mark.turns
 def test_start(linear: Build) -> None:
     start = {"beta": np.array([1.5, -2.5]), "sigma": 0.7}
     with linear():
@@ -212,6 +215,7 @@ def test_optimizers(logistic: Build, name: str) -> None:
     assert np.isfinite(moves).all() and (moves != 0).all()
 
 
+@pytest.mark.turns
 def test_sgd_moves_by_rate_times_gradient(logistic: Build) -> None:
     ends = []
     for rate in (1e-4, 2e-4):

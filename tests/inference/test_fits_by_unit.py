@@ -99,11 +99,13 @@ def test_a_report_of_an_older_version_is_by_rows():
     assert PrivacyReport.from_json(older.replace('"by_unit": false, "on_workers": false, ', "")) == report
 
 
+@pytest.mark.turns
 def test_the_number_of_persons_sets_a_batch_size():
     method = DPADVI(**{**OPTIONS, "sampling_prob": None}, batch_size=60, unit="person", model=visits())
     assert method.fit(5, progressbar=False).privacy.sampling_prob == 60 / len(np.unique(IDS))
 
 
+@pytest.mark.turns
 def test_refine_goes_on_by_person_and_asks_for_the_same_ids():
     model = visits()
     method = DPADVI(**OPTIONS, unit="person", model=model)
@@ -118,6 +120,7 @@ def test_refine_goes_on_by_person_and_asks_for_the_same_ids():
     assert len(method.approx.privacy.runs) == 2
 
 
+@pytest.mark.turns
 def test_neither_ids_nor_numbers_of_rows_are_in_a_sample():
     method = DPADVI(**OPTIONS, unit="person", model=visits())
     posterior = method.fit(30, progressbar=False, backend="python").sample(4, noise_aware=False)["posterior"]

@@ -56,6 +56,7 @@ def fitted(guide: Any, n: int = 5, **kwargs: Any) -> Any:
     return quiet(method(guide, **kwargs), n)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("key", [("a", "b", "s"), ("s", "b", "a")])
 def test_mean_field_for_all_is_the_default(key: tuple[str, ...]) -> None:
     whole, guided = quiet(DPADVI(**CHEAP, model=regression())), fitted({key: MeanField()})
@@ -143,6 +144,7 @@ def test_dropout_keeps_a_weight_that_counts_and_drops_one_that_does_not() -> Non
     np.testing.assert_allclose(found.log_alpha["w"], np.log(sigma**2 / found.mean.eval() ** 2))
 
 
+@pytest.mark.turns
 def test_the_shape_of_dropout_rates_is_that_of_the_variables() -> None:
     with pm.Model() as model:
         w = pm.Flat("w", shape=(3, 2))
@@ -181,6 +183,7 @@ def test_the_noise_aware_posterior_stands_in_for_normal_families() -> None:
     assert found.sample(50).posterior.attrs["noise_aware"] == 1
 
 
+@pytest.mark.turns
 def test_refine_goes_on() -> None:
     own = method({"a": Point(), "b": FullRank()})
     found = quiet(own, 4)
@@ -188,6 +191,7 @@ def test_refine_goes_on() -> None:
     assert [run.n_steps for run in found.privacy.runs] == [4, 3]
 
 
+@pytest.mark.turns
 def test_a_family_of_ones_own() -> None:
     found = DPADVI(**EXACT, guide={"b": HeavyTails()}, model=pair()).fit(300, progressbar=False)
     assert repr(found) == "DPGuided(2 latent values: MeanField() of 1, HeavyTails() of 1)"
@@ -262,6 +266,7 @@ def test_a_family_of_ours_that_was_changed_is_looked_at(nothing_spent: None) -> 
         method({"b": family})
 
 
+@pytest.mark.turns
 def test_a_family_is_asked_once() -> None:
     """What was looked at is what is fitted."""
     asked: list[int] = []
@@ -286,6 +291,7 @@ def test_a_families_own_numbers_are_not_shown() -> None:
     assert "4711" not in repr(method({"b": Keeps()}).approx)
 
 
+@pytest.mark.turns
 def test_names_with_commas() -> None:
     with pm.Model() as model:
         both, a, b = (pm.Normal(name, 0, 1) for name in ("a,b", "a", "b"))
@@ -365,6 +371,7 @@ def test_a_local_variable_has_a_rule_and_no_family(nothing_spent: None) -> None:
         DPADVI(**CHEAP, unit="person", guide={"u": Point()}, model=model)
 
 
+@pytest.mark.turns
 def test_start_sigma_reaches_the_families() -> None:
     own = method({"b": FullRank(), "s": LowRank(1)}, start_sigma={"b": 0.5, "a": 0.2})
     sigma = own.approx.std.eval()

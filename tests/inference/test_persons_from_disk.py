@@ -93,6 +93,7 @@ def test_same_bit_by_bit_compiled(model: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "ids", [PERSON.astype("int64") + 2**40, np.array([f"id {p:04}" for p in PERSON], dtype=object)]
 )
@@ -179,6 +180,7 @@ def test_an_audit_passes() -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.turns
 def test_a_budget_says_whose_the_rows_are() -> None:
     budget = PrivacyBudget(epsilon=10.0, delta=1e-3)
     settings = {**CHEAP, "insecure_noise_seed": None, "budget": budget}

@@ -157,6 +157,7 @@ def test_several_outcomes_and_an_index(files: Any) -> None:
     assert [r.name for r in results if r.passed is False] == ["randomness"]  # the seed
 
 
+@pytest.mark.turns
 def test_a_row_of_nan_counts_zero(files: Any) -> None:
     x, y = data()
     x[7] = np.nan
@@ -205,6 +206,7 @@ def test_buffers_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert method.approx is not None
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("ends", [StopIteration, KeyboardInterrupt])
 def test_ends_early(ends: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "_BUFFER_BYTES", 1)
@@ -221,6 +223,7 @@ def test_ends_early(ends: type[BaseException], monkeypatch: pytest.MonkeyPatch) 
     assert np.isfinite(params(approx)).all()
 
 
+@pytest.mark.turns
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("wait", [0.0, 0.3])
@@ -278,6 +281,7 @@ def test_when_it_fails_nothing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.turns
 def test_a_source_that_returns_something_else() -> None:
     class Other(Own):
         def __getitem__(self, indices: np.ndarray) -> np.ndarray:
@@ -290,6 +294,7 @@ def test_a_source_that_returns_something_else() -> None:
         quiet(method, 5)
 
 
+@pytest.mark.turns
 def test_no_room_for_a_batch_tells_no_size(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(indices: np.ndarray) -> Any:
         raise MemoryError(f"Unable to allocate {SENTINEL}")
@@ -433,6 +438,7 @@ def test_a_template_that_has_changed_is_refused() -> None:
         quiet(method, 5)
 
 
+@pytest.mark.turns
 def test_report_and_cost_are_those_of_the_records() -> None:
     settings = {**CHEAP, "sampling_prob": None, "batch_size": 100}
     approx = quiet(DPADVI(**settings, model=template(), records={"x": X, "y": Y}), 5)

@@ -22,6 +22,7 @@ def switched() -> tuple[Any, Any]:
     return (lambda grads, params: pm.sgd(grads, params, learning_rate=rate)), rate
 
 
+@pytest.mark.turns
 def test_refine_composes_and_goes_on_from_the_last_iterate(logistic: Build) -> None:
     optimizer, rate = switched()
     seen = Iterates()
@@ -48,6 +49,7 @@ def test_refine_composes_and_goes_on_from_the_last_iterate(logistic: Build) -> N
     assert approx.sample(2).attrs["privacy_epsilon"] == report.epsilon
 
 
+@pytest.mark.turns
 def test_refine_adds_to_the_trace_and_a_new_fit_begins_another(logistic: Build) -> None:
     with logistic():
         method = DPADVI(**CHEAP)
@@ -66,6 +68,7 @@ def test_refine_before_fit(unspent: DPADVI) -> None:
         unspent.refine(3)
 
 
+@pytest.mark.turns
 def test_bad_refine_spends_nothing(logistic: Build) -> None:
     with logistic():
         method = DPADVI(**CHEAP)
@@ -81,6 +84,7 @@ def test_bad_refine_spends_nothing(logistic: Build) -> None:
 # -------------------------------------------------------------------------------- another fit
 
 
+@pytest.mark.turns
 def test_fit_twice(logistic: Build) -> None:
     seen = Iterates()
     with logistic():
@@ -95,6 +99,7 @@ def test_fit_twice(logistic: Build) -> None:
     np.testing.assert_allclose(params(approx), seen.values[-1], rtol=1e-12)
 
 
+@pytest.mark.turns
 def test_bad_second_fit_leaves_the_result(logistic: Build) -> None:
     with logistic():
         method = DPADVI(**CHEAP)
@@ -106,6 +111,7 @@ def test_bad_second_fit_leaves_the_result(logistic: Build) -> None:
     np.testing.assert_array_equal(params(approx), values)
 
 
+@pytest.mark.turns
 def test_noise_differs_between_runs(logistic: Build, steps_seen: list[tuple[np.ndarray, ...]]) -> None:
     """A second run must not use the first one's noise again: the difference would be exact."""
     with logistic():
@@ -117,6 +123,7 @@ def test_noise_differs_between_runs(logistic: Build, steps_seen: list[tuple[np.n
     assert len(np.unique(noise)) == noise.size == 9 * 4
 
 
+@pytest.mark.turns
 def test_a_second_fit_says_what_both_cost(logistic: Build, caplog: pytest.LogCaptureFixture) -> None:
     with logistic():
         method = DPADVI(**CHEAP)

@@ -20,6 +20,7 @@ from pymc_dpvi.posterior import approximation
 pytestmark = MARKS
 
 
+@pytest.mark.turns
 def test_deterministics(linear: Build) -> None:
     with linear() as model, model:
         rows = pt.as_tensor(np.ones(61))
@@ -39,6 +40,7 @@ def test_deterministics(linear: Build) -> None:
     assert approx.sample_node(model["twice"], size=3).eval().shape == (3, 2)
 
 
+@pytest.mark.turns
 def test_include_transformed(linear: Build) -> None:
     with linear():
         approx = pm.fit(3, method=DPADVI(**CHEAP), include_transformed=True, progressbar=False)
@@ -87,6 +89,7 @@ def test_refused_by_sample(fitted: Any, kwargs: dict[str, Any]) -> None:
 # -------------------------------------------------------------------------------- noise-aware draws
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("method", [DPADVI, DPFullRankADVI])
 def test_noise_aware_draws(logistic: Build, method: type[DPADVI]) -> None:
     with logistic():
@@ -107,6 +110,7 @@ def test_noise_aware_draws(logistic: Build, method: type[DPADVI]) -> None:
     assert found.share_to_clip is not None and 0.01 <= found.share_to_clip <= 0.1
 
 
+@pytest.mark.turns
 def test_the_posterior_is_inferred_once_for_each_state_of_the_trace(logistic: Build) -> None:
     with logistic():
         method = DPADVI(**CHEAP)
@@ -121,6 +125,7 @@ def test_the_posterior_is_inferred_once_for_each_state_of_the_trace(logistic: Bu
         assert approx._noise_aware() not in (first, second)
 
 
+@pytest.mark.turns
 def test_where_not_all_correlations_can_be_inferred_the_plain_posterior_is_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

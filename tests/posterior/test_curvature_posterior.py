@@ -111,6 +111,7 @@ def check_ranks(found: np.ndarray) -> None:
         assert 0.21 < np.std(values) < 0.35
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("stddev", [0.3, 3.0, 30.0])
 def test_ranks_of_the_true_curvature_are_uniform(stddev: float) -> None:
     check_ranks(ranks(stddev, replicates=60))

@@ -47,6 +47,7 @@ def fitted(dims: bool = False, reads: str = "x") -> Any:
     return quiet(method(dims, reads), 2)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("reads", ["x", "both", "reshaped"])
 def test_codes_have_the_encoders_mean_and_spread(reads: str) -> None:
     new = np.random.default_rng(1).normal(size=(3, D))
@@ -72,6 +73,7 @@ def test_a_seed_gives_the_same_codes_and_one_record_is_enough() -> None:
     np.testing.assert_array_equal(first["z"], again["z"])
 
 
+@pytest.mark.turns
 def test_dims_are_the_variables_own_without_the_labels_of_the_records() -> None:
     found = fitted(dims=True).local_posterior({"x": X[:4]}, 5)
     codes = found["posterior"]["z"]
@@ -90,6 +92,7 @@ BAD: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", BAD)
 def test_bad_data_are_refused_by_name(name: str) -> None:
     data, text = BAD[name]
@@ -98,6 +101,7 @@ def test_bad_data_are_refused_by_name(name: str) -> None:
     assert text in str(caught.value), str(caught.value)
 
 
+@pytest.mark.turns
 def test_lengths_that_differ_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"\['x', 'shift'\]; found lengths \[3, 2\]"):
         fitted(reads="both").local_posterior({"x": X[:3], "shift": np.zeros(2)}, 3)

@@ -88,6 +88,7 @@ BAD: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", BAD)
 def test_bad_data_are_refused_by_name(name: str):
     data, text = BAD[name]

@@ -396,6 +396,7 @@ def test_a_latent_value_that_no_record_tells_of_keeps_its_conditional_prior() ->
     np.testing.assert_array_equal(found.noise_share[2], 1.0)
 
 
+@pytest.mark.turns
 def test_a_step_leaves_no_noise_in_what_no_record_tells_of() -> None:
     with pm.Model() as model:
         tau = pm.HalfNormal("tau", 1)

@@ -102,6 +102,7 @@ def in_python(function: Any) -> list[Apply]:
 
 
 # PyMC 6's spline has its gradient in the form of PyTensor 2.
+@pytest.mark.turns
 @pytest.mark.filterwarnings("ignore:SplineWrapper should:FutureWarning")
 @pytest.mark.parametrize("name", VECTORISED)
 def test_all_points_at_once_are_one_after_the_other(name: str) -> None:

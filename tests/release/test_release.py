@@ -182,6 +182,7 @@ def test_iterates_and_moments(released: Any) -> None:
     assert in_text(repr(method) + repr(method.__class__), "method") == []
 
 
+@pytest.mark.turns
 def test_output_logs_and_warnings(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
