@@ -18,6 +18,7 @@ import pymc as pm
 import pytensor
 import pytest
 import python_mode  # noqa: F401
+from hypothesis import settings
 
 from pymc_dpvi import inference
 from pymc_dpvi.compat import compile_mode
@@ -29,6 +30,10 @@ with warnings.catch_warnings():
     # keeps the warning out of the tests, where it would be an error.
     warnings.simplefilter("ignore", UserWarning)
     _ = pytensor.config.blas__ldflags
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("pymc_dpvi", deadline=None)
+settings.load_profile("pymc_dpvi")
 
 NUM_RECORDS = 61
 _TURNS = 6

@@ -68,7 +68,7 @@ ANY = st.floats(width=64) | st.sampled_from([1e308, -1e308, 1e-308, 5e-324, 0.0]
     b=st.floats(1e-3, 1e3),
     binary=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_record_adds_more_than_the_sensitivity(
     x: np.ndarray, y: np.ndarray, r: float, b: float, binary: bool
 ) -> None:

@@ -85,7 +85,6 @@ def drive(check: Check, strategy: st.SearchStrategy[Any], plan: tuple[int, int])
     size, number = plan
     decorated = settings(
         max_examples=size,
-        deadline=None,
         database=None,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from pymc_dpvi.pages import Page, Section, Table, percent, shown
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.floats(1e-12, 1e6))
 def test_bounds_are_rounded_up(value: float) -> None:
     found = float(shown(value, up=True))
     assert value <= found <= value * 1.0011
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.floats(1e-9, 1.0))
 def test_per_cent_are_rounded_up(value: float) -> None:
     found = float(percent(value).removesuffix(" %")) / 100

@@ -231,7 +231,7 @@ def test_less_noise_and_more_records_cost_more(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in ACCOUNTANT_NAMES if n != "pld"])
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     prob=st.floats(1e-4, 0.5),
     noise=st.floats(0.7, 30.0),

@@ -110,7 +110,7 @@ def test_float_at_most(value: float, divisor: int) -> None:
 AMOUNTS = st.tuples(st.floats(0.0, 0.6), st.floats(0.0, 6e-7))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     total=st.tuples(st.floats(0.01, 2.0), st.floats(1e-9, 1e-6)),
     asked=st.lists(st.one_of(AMOUNTS, st.none()), max_size=12),

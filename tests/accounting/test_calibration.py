@@ -32,7 +32,7 @@ from pymc_dpvi.errors import ArgumentError, CalibrationError
 from pymc_dpvi.randomness.subsets import LARGEST_PROB
 from pymc_dpvi.sampling import FixedSizeSampler, PoissonSampler
 
-PROPERTY = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+PROPERTY = settings(max_examples=8, suppress_health_check=list(HealthCheck), derandomize=True)
 DEEP = settings(PROPERTY, max_examples=150)
 
 
@@ -405,7 +405,7 @@ def test_the_search_returns_only_what_it_has_seen() -> None:
     power=st.floats(0.3, 3.0),
     wobble=st.floats(0.0, 2e-4),
 )
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 def test_the_search_for_steps(largest: int, start: float, power: float, wobble: float) -> None:
     calls = 0
 

@@ -26,7 +26,7 @@ from pymc_dpvi.errors import ArgumentError
 
 AR = NeighboringRelation.ADD_OR_REMOVE_ONE
 RO = NeighboringRelation.REPLACE_ONE
-PROPERTY = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+PROPERTY = settings(max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def log_uniform(low: float, high: float) -> st.SearchStrategy[float]:

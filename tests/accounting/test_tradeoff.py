@@ -394,7 +394,7 @@ def test_what_follows_covers_a_second_gaussian() -> None:
 # ------------------------------------------------------------------------ the curve as a function
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.floats(0.05, 3.0), st.floats(-4.0, 8.0), st.floats(1e-9, 0.9), st.integers(5, 300), st.floats(0.0, 1.0)
 )
@@ -412,7 +412,7 @@ def test_a_coarse_grid_only_makes_bounds_larger(
     assert profile.odds_probability(2.0) >= norm.sf(math.log(2.0), mu**2 / 2, mu) - slack
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.floats(0.05, 3.0), st.lists(st.floats(0.0, 1.0), min_size=2, max_size=20))
 def test_the_trade_off_is_one(mu: float, rates: list[float]) -> None:
     profile = gaussian(mu)

@@ -24,7 +24,7 @@ FINE = 2.0**-36
 HOSTILE = [0.0, 5e-324, 1e-310, 1e-160, -1e-90, 1e77, 1e150, -1e154, 1e200, 1.7e308, np.nan, np.inf, -np.inf]
 entries = st.one_of(st.sampled_from(HOSTILE), st.floats(-10, 10))
 moderate = st.one_of(st.just(0.0), st.floats(-10, 10), st.sampled_from([1e-90, -1e70, 1e-140, 3e60]))
-deep = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+deep = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 Arrays = list[np.ndarray]
 Layout = list[Form]

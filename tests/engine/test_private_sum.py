@@ -126,7 +126,7 @@ def borderline(gradients: np.ndarray) -> bool:
     return bool(np.any(np.abs(squares - np.finfo(float).max / 1e308) < 1e-6))
 
 
-deep = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+deep = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 
 
 @deep

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pymc_dpvi.engine import clipping
@@ -79,7 +79,6 @@ def clipped(gradient: np.ndarray) -> np.ndarray:
     return gradient * min(1.0, bound / size) if np.isfinite(size) else np.zeros_like(gradient)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 9))
 def test_sums_are_those_of_rows_written_out(seed: int, n_persons: int, length: int):
     rng = np.random.default_rng(seed)

@@ -182,7 +182,7 @@ def both(n: Net, logp: Any) -> tuple[list[Any], np.ndarray, np.ndarray]:
 
 
 @pytest.mark.turns
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=10)
+@settings(suppress_health_check=list(HealthCheck), max_examples=10)
 @given(
     st.lists(st.sampled_from(PARTS), min_size=1, max_size=4),
     st.integers(1, 4),

@@ -79,7 +79,7 @@ STEPS = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5), st.integers(1, 5))
 def test_any_chain_of_row_wise_operations(names: list[str], rows: int):
     def build(x: Any) -> Any:

@@ -11,7 +11,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from clipped_sums import noisy_sum
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
@@ -54,7 +54,6 @@ def within(norm: float) -> float:
     return 0.0 if norm >= 1.25 * c else (1.25 * c - norm) / (0.5 * c)
 
 
-@settings(deadline=None)
 @given(arrays(np.float64, st.tuples(st.integers(0, 5), st.just(3)), elements=entries))
 def test_the_tally_is_the_obvious_one(rows: np.ndarray):
     expected = np.zeros(2)
@@ -66,7 +65,6 @@ def test_the_tally_is_the_obvious_one(rows: np.ndarray):
     np.testing.assert_allclose(release(rows)[3:] / UNITS, expected, atol=1e-5 * (1 + len(rows)))
 
 
-@settings(deadline=None)
 @given(
     arrays(np.float64, st.tuples(st.integers(0, 4), st.just(3)), elements=entries),
     arrays(np.float64, (1, 3), elements=entries),

@@ -44,7 +44,7 @@ def curve(t: Fraction) -> Fraction:
 # ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 2**90), st.integers(0, 100), st.sampled_from([8, 64, 128, 300]))
 def test_exponential_is_enclosed(numerator: int, shift: int, bits: int) -> None:
     power = Fraction(numerator, 1 << shift)
