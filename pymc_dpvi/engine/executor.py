@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
+from scipy import special
 
 from pymc_dpvi.engine.lattice_sums import no_sum
 from pymc_dpvi.engine.pieces import Batch, PieceSum
@@ -53,7 +54,9 @@ class Threads:
 
         def work() -> np.ndarray:
             total = no_sum(batch.size)
-            self.piece_sum(batch, cuts, turns, total)
+            # A thread does not have the settings of the one that began it.
+            with np.errstate(all="ignore"), special.errstate(all="ignore"):
+                self.piece_sum(batch, cuts, turns, total)
             return total
 
         helpers = min(self.cores, cuts.size - 1) - 1

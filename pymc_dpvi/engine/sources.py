@@ -86,7 +86,9 @@ class _Arrow:
         self.row_shape: tuple[int, ...] = () if size is None else (int(size),)
         kind = given.type if size is None else given.type.value_type
         self.dtype = np.dtype(kind.to_pandas_dtype())
-        if given.null_count and (self.dtype.kind != "f" or self.row_shape):
+        missing = given.null_count and (self.dtype.kind != "f" or self.row_shape)
+        # `null_count` counts lists, and not what is missing in one.
+        if missing or (self.row_shape and self.dtype.kind != "f" and any(map(_any_missing, self._chunks))):
             raise ArgumentError(_MISSING)
         ends = np.cumsum([0, *map(len, self._chunks)])
         self.num_rows = int(ends[-1])
@@ -104,6 +106,11 @@ class _Arrow:
         if self.row_shape:
             taken = taken.flatten()
         return np.asarray(taken.to_numpy(zero_copy_only=False)).reshape(-1, *self.row_shape)
+
+
+def _any_missing(lists: Any) -> bool:
+    """Whether a number is missing in one of the lists of a chunk."""
+    return bool(lists.flatten().null_count)
 
 
 class _Columns:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytensor
-from pytensor.compile.mode import get_mode
 from pytensor.compile.sharedvalue import SharedVariable
 from scipy import special
 
@@ -37,7 +36,6 @@ from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.guide.whole import Family
-from pymc_dpvi.lowering import is_python
 from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.optimizers import Optimizer
 
@@ -117,7 +115,6 @@ class PrivateStep:
         self.running_clip, self.clip_updates = graph.running_clip, graph.clip_updates
         self._data = [(variable, variable.get_value(borrow=True)) for variable in graph.data]
         self.trace = GradientTrace(latents.size)
-        self._in_python = is_python(get_mode(compile_kwargs["mode"]))
         rows = [graph.row()] if self.trace.width else []
         updates = graph.updates(optimizer, in_clip_norms)
         # Last, so that the optimiser is handed the release itself.
@@ -202,9 +199,9 @@ class PrivateStep:
     def _call(self, *arrays: np.ndarray) -> np.ndarray:
         # Numba compiles at the first call, with warnings of slow code.
         with ExitStack() as quiet:
+            # Functions of NumPy and SciPy raise if the user wants them to, in C too where it has no code.
             quiet.enter_context(np.errstate(all="ignore"))
-            if self._in_python:  # where SciPy's functions are called, and raise if the user wants them to
-                quiet.enter_context(special.errstate(all="ignore"))
+            quiet.enter_context(special.errstate(all="ignore"))
             if not self.calls:
                 quiet.enter_context(quiet_pytensor())
             return self.chunk(*arrays, self._spacing)

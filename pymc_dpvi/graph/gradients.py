@@ -152,7 +152,7 @@ def aligned_gradients(
     uses = find_uses(logp, draw, record.rows)
     grads = iter(_gradient(logp, [v for use in uses for v in use.by], record.factors))
     one = [
-        [a if a.type.dtype == "int64" and k else _as_float(a) for k, a in enumerate(use.arrays(by))]
+        [a if use.form.kind == "sparse" and k else _as_float(a) for k, a in enumerate(use.arrays(by))]
         for use in uses
         for by in [[next(grads) for _ in use.by]]
     ]

@@ -187,8 +187,11 @@ def check_against_records(
                     f"The free variable '{rv.name}' has an axis over records (axis {axis}, as long as the "
                     "observations): one latent value per record cannot be released. "
                     f"{how_to_marginalise(model, rv)} Or give it an encoder: guide={{'{rv.name}': "
-                    "Amortized(mean, sigma)}, expressions of the record. If the length is the same by "
-                    f"chance, give the variable dims=... of its own.{hint_of_orientation(model)}"
+                    "Amortized(mean, sigma)}, expressions of the record. Or let one or two values of each "
+                    f"record be integrated out: look them up, {rv.name}[id] with id = pm.Data('id', "
+                    "np.arange(n)), and give DPADVI unit='id'. If the length is the same by chance, and "
+                    "no entry belongs to a record, give the variable dims=... of its own."
+                    f"{hint_of_orientation(model)}"
                 )
         initval = model.rvs_to_initial_values.get(rv)
         if isinstance(initval, Variable) and depends_on([initval], held, into_size=True):

@@ -240,8 +240,9 @@ def refuse_axes_over_units(
         return
     shapes = model.eval_rv_shapes()
     advice = (
-        "A value for each person cannot be released, and their number is private. Where it is looked up by "
-        "the pm.Data that unit= names, u[person], it is integrated out; or leave it out."
+        "A value for each person cannot be released, and their number is private. Put the ids into a "
+        "pm.Data, look it up by them, u[person], and give unit='person': then it is integrated out. Or "
+        "leave it out."
     )
     for rv in model.free_RVs:
         for axis, entries in enumerate(shapes[rv.name]):

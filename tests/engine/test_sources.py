@@ -132,6 +132,11 @@ def test_missing_values_in_arrow() -> None:
     np.testing.assert_array_equal(source_of(numbers).rows(np.arange(3)), [1.0, np.nan, 3.0])
     with pytest.raises(ArgumentError, match="missing values"):
         source_of(pa.chunked_array([[1, None], [3]]))
+    for kind, lists in ((pa.int32(), [[1, 2], [1, None]]), (pa.bool_(), [[True, None]])):
+        with pytest.raises(ArgumentError, match="missing values"):
+            source_of(pa.chunked_array([pa.array(lists, type=pa.list_(kind, 2))]))
+    lists = pa.array([[1.0, 2.0], [1.0, None]], type=pa.list_(pa.float64(), 2))
+    np.testing.assert_array_equal(source_of(lists).rows(np.arange(2)), [[1.0, 2.0], [1.0, np.nan]])
 
 
 def test_parquet(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytensor
 import pytest
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import graph_inputs
+from scipy import special
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_dpvi import DPADVI, DPFullRankADVI
@@ -41,6 +42,24 @@ D = 5
 
 # Rows 0..9 are ordinary; each of these follows as a row of its own, in one column and in all.
 HOSTILE = [np.nan, np.inf, -np.inf, 1e300, -1e300, 1e150, 5e-324, 0.0]
+
+
+@pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
+@pytest.mark.parametrize("backend", ["python", "numba"])
+def test_what_numpy_and_scipy_say_of_a_record_is_not_for_the_user_to_set(
+    logistic: Callable[[], pm.Model], backend: str
+) -> None:
+    """Known: `scipy.special.seterr` reached steps that were not in Python mode; C calls SciPy as well."""
+    options = {"noise_multiplier": 1.0, "delta": 1e-6, "sampling_prob": 0.5}
+    method = DPADVI(**options, insecure_noise_seed=1, random_seed=2, model=logistic())
+    method.fit(1, progressbar=False, backend=backend)
+    step, seen = method._step, []
+    assert step is not None
+    step.chunk = lambda *arrays: seen.append((np.geterr(), special.geterr()))
+    with special.errstate(all="raise"), np.errstate(all="raise"):
+        step._call()
+    ((numpy, scipy),) = seen
+    assert {*numpy.values(), *scipy.values()} == {"ignore"}
 
 
 class Recorder:

@@ -8,6 +8,7 @@ import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 import pytest
 from short_fits import CHEAP, DATA_TREE, MARKS, SEEDED, Build, Iterates, params, quiet, still
 
@@ -269,3 +270,16 @@ def test_compile_kwargs_reach_pytensor(logistic: Build) -> None:
         method = DPADVI(**CHEAP)
         quiet(method, 1, compile_kwargs={"name": "my_step"})
     assert method._step is not None and method._step.chunk.step.name == "my_step"
+
+
+def test_whole_numbers_in_a_matrix_are_as_good_as_fractions():
+    """Known: int64 predictors times the transpose of the weights, as in ``X @ W.T``, did not fit."""
+    rng = np.random.default_rng(0)
+    whole, kinds = rng.integers(0, 3, (60, 5)), rng.integers(0, 3, 60)
+    found = []
+    for dtype in ("int64", "float64"):
+        with pm.Model():
+            w = pm.Normal("w", 0, 1, shape=(3, 5))
+            pm.Categorical("y", logit_p=pt.as_tensor(whole.astype(dtype)) @ w.T, observed=kinds)
+            found.append(params(quiet(DPADVI(**CHEAP), 6, obj_n_mc=2)))
+    np.testing.assert_allclose(*found, rtol=1e-9)
