@@ -210,7 +210,6 @@ def test_without_a_bug_the_same_checks_pass(setting: dict[str, Any], monkeypatch
             assert found.passed, str(found)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("sampler", ["poisson", "poisson, replace", "full batch", "full batch, replace"])
 @pytest.mark.parametrize(
     "model", [regression, layers, pytest.param(look_ups, marks=pytest.mark.slow)], ids=lambda m: m.__name__
@@ -310,7 +309,6 @@ def test_planted_bug_with_local_values_is_caught(bug: str, monkeypatch: pytest.M
     assert "raises" not in found.words
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
 def test_persons_with_local_values_are_as_private(backend: str):
     suite = build(intercepts, unit="person", adaptive=True, backend=backend)

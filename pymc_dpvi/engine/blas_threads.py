@@ -7,20 +7,20 @@ one for the whole process. So it stays at one while a step runs in any of Python
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+from pymc_dpvi.engine.process_wide import ProcessWide
+
 __all__ = ["ONE_THREAD", "OneThread"]
 
 
-class OneThread:
+class OneThread(ProcessWide):
     """The first to enter sets BLAS to one thread, the last to leave restores the number."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
+        super().__init__()
         self._limit: Any = None
         self._libraries = ThreadpoolController()
 
@@ -29,19 +29,11 @@ class OneThread:
         with self._lock:
             self._libraries = ThreadpoolController()
 
-    def __enter__(self) -> None:
-        """Set BLAS to one thread."""
-        with self._lock:
-            if not self._inside:
-                self._limit = self._libraries.limit(limits=1, user_api="blas")
-            self._inside += 1
+    def _make(self) -> None:
+        self._limit = self._libraries.limit(limits=1, user_api="blas")
 
-    def __exit__(self, *error: object) -> None:
-        """Set it back, if nobody else is inside."""
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._limit.restore_original_limits()
+    def _put_back(self) -> None:
+        self._limit.restore_original_limits()
 
 
 ONE_THREAD = OneThread()

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
-from scipy import special
 
 from pymc_dpvi.engine.lattice_sums import no_sum
 from pymc_dpvi.engine.pieces import Batch, PieceSum
@@ -54,8 +53,8 @@ class Threads:
 
         def work() -> np.ndarray:
             total = no_sum(batch.size)
-            # A thread does not have the settings of the one that began it.
-            with np.errstate(all="ignore"), special.errstate(all="ignore"):
+            # A thread does not have NumPy's settings of the one that began it. SciPy's are the process's.
+            with np.errstate(all="ignore"):
                 self.piece_sum(batch, cuts, turns, total)
             return total
 

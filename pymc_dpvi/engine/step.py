@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
-from scipy import special
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.backends import StepFailedError, reason_of
@@ -29,6 +28,7 @@ from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
+from pymc_dpvi.engine.process_wide import SCIPY_IS_QUIET
 from pymc_dpvi.engine.split_step import SplitChunk, is_long
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, WorkersError
@@ -201,7 +201,7 @@ class PrivateStep:
         with ExitStack() as quiet:
             # Functions of NumPy and SciPy raise if the user wants them to, in C too where it has no code.
             quiet.enter_context(np.errstate(all="ignore"))
-            quiet.enter_context(special.errstate(all="ignore"))
+            quiet.enter_context(SCIPY_IS_QUIET)
             if not self.calls:
                 quiet.enter_context(quiet_pytensor())
             return self.chunk(*arrays, self._spacing)

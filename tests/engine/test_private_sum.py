@@ -479,7 +479,6 @@ def columns(matrices: list[np.ndarray], outer: tuple[bool, ...]) -> np.ndarray:
     return np.concatenate(out, axis=1)
 
 
-@pytest.mark.turns
 @deep
 @given(layouts(moderate), clip_norms)
 def test_outer_blocks_are_the_obvious_sum(blocks: tuple[list[np.ndarray], tuple[bool, ...]], c: float):

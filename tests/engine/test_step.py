@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from pymc_dpvi.auditing.transcript import noise_pvalues, summarise
 from pymc_dpvi.compat import compile_mode, rows_mode
 from pymc_dpvi.engine import step_graph
 from pymc_dpvi.engine.blas_threads import OneThread
+from pymc_dpvi.engine.process_wide import SCIPY_IS_QUIET
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import InsecureNoiseWarning, PrivacyError
@@ -60,6 +62,22 @@ def test_what_numpy_and_scipy_say_of_a_record_is_not_for_the_user_to_set(
         step._call()
     ((numpy, scipy),) = seen
     assert {*numpy.values(), *scipy.values()} == {"ignore"}
+
+
+def test_a_step_that_ends_does_not_undo_what_another_needs() -> None:
+    with special.errstate(domain="raise"):
+        with SCIPY_IS_QUIET:
+            with SCIPY_IS_QUIET:
+                pass
+            assert special.geterr()["domain"] == "ignore"
+        assert special.geterr()["domain"] == "raise"
+        with SCIPY_IS_QUIET:
+            other = threading.Thread(target=SCIPY_IS_QUIET.__enter__)
+            other.start()
+            other.join()
+        assert special.geterr()["domain"] == "ignore"  # the other one is still in its step
+        SCIPY_IS_QUIET.__exit__()
+        assert special.geterr()["domain"] == "raise"
 
 
 class Recorder:
@@ -283,7 +301,6 @@ def test_noise_of_a_whole_fit(method: type[DPADVI], gradient: str):
     check_noise(transcript(method, 400, silent(), 11, gradient=gradient), MULTIPLIER * CLIP / PROB)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize(
     ("sampler", "relation"), [("full_batch", "add_or_remove_one"), ("fixed_size", "replace_one")]
 )

@@ -70,7 +70,6 @@ def aligned(record: RecordModel, latents: Latents, rows: np.ndarray, z: np.ndarr
     return evaluate([at], as_matrix(aligned_gradients(record, batch, latents, at, n_mc)), z)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("name", [*MODELS, "unused"])
 def test_aligned_against_finite_differences(name: str):
     record = build(name)
@@ -86,7 +85,6 @@ def test_aligned_against_finite_differences(name: str):
         np.testing.assert_allclose(got[:, j], difference, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.turns
 @pytest.mark.parametrize("name", MODELS)
 def test_aligned_against_one_record_at_a_time(name: str):
     record = build(name)
