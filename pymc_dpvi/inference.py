@@ -108,7 +108,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         Expected batch size, instead of `sampling_prob`. The number of records is then public.
     l2_clip_norm : float, "adaptive" or AdaptiveClip
         C: bound on one record's gradient with respect to the unconstrained latent values. ``"adaptive"``
-        follows a quantile of the gradients' norms by noisy counts, which are part of the cost.
+        follows the gradients' norms by noisy counts, which are part of the cost.
     sampler : {"poisson", "fixed_size", "full_batch"}
         How batches are drawn. ``"fixed_size"`` needs ``neighboring_relation="replace_one"``.
     neighboring_relation : {"add_or_remove_one", "replace_one"}

@@ -193,7 +193,7 @@ def counts_without_noise(
 
 
 def tally(share: Callable[[np.ndarray], np.ndarray]) -> Plant:
-    """Count with another function of norm over bound, shape (records,) to (records, 2)."""
+    """Count with another function of norm over bound, shape (records,) to (records, 3)."""
 
     def add_tally(squared_norms: np.ndarray, bound: float, units: int, out: np.ndarray) -> None:
         with np.errstate(all="ignore"):
@@ -205,16 +205,23 @@ def tally(share: Callable[[np.ndarray], np.ndarray]) -> Plant:
 
 def ramp(norms: np.ndarray) -> np.ndarray:
     within = np.clip(2.5 - 2 * norms, 0, 1)
-    return np.column_stack([within, 1 - within])
+    length = within * np.minimum(norms, 1)
+    return np.column_stack([within - length, 1 - within, length])
 
 
 def both_counts(norms: np.ndarray) -> np.ndarray:
     """Everybody counts as one record, and those within the bound once more."""
-    return np.column_stack([norms < 1, np.ones(len(norms))])
+    return np.column_stack([norms < 0, np.ones(len(norms)), norms < 1])
 
 
 def sum_of_norms(norms: np.ndarray) -> np.ndarray:
-    return np.column_stack([norms, 0 * norms])
+    return np.column_stack([norms, 0 * norms, 0 * norms])
+
+
+def norms_beside_the_counts(norms: np.ndarray) -> np.ndarray:
+    """What lacks to the bound is not taken off: a record at the bound adds two to the counts."""
+    rest, beyond, length = ramp(norms).T
+    return np.column_stack([rest + length, beyond, length])
 
 
 def clip_norm_from_the_batch(self: Any, released: Any, unit: Any, scale: Any) -> dict[Any, Any]:
@@ -477,6 +484,7 @@ BUGS: dict[str, tuple[Plant, Check, dict[str, Any]]] = {
     "counts weigh twice": (Plant(clipping, "tally_units", twice_the_units), SENSITIVITY, ADAPTIVE),
     "a record counts twice": (tally(both_counts), SENSITIVITY, ADAPTIVE),
     "norms are summed, not counted": (tally(sum_of_norms), SENSITIVITY, ADAPTIVE),
+    "norms are summed beside the counts": (tally(norms_beside_the_counts), GRADIENT, ADAPTIVE),
     "counts of something else": (tally(lambda norms: ramp(norms)[:, ::-1]), GRADIENT, ADAPTIVE),
     "counts without noise": (Plant(clipping, "round_and_add", counts_without_noise), NOISE, ADAPTIVE),
     "counts are not paid for": (

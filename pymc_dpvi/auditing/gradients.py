@@ -86,7 +86,9 @@ def check_gradients(
         expected = gradient * min(1.0, bound / size) if size else gradient
         if probe.tally_weight:
             within = min(max(2.5 - 2.0 * size / bound, 0.0), 1.0)
-            expected = np.append(expected, probe.tally_weight * bound * np.array([within, 1.0 - within]))
+            length = within * min(size / bound, 1.0)
+            counts = np.array([within - length, 1.0 - within, length])
+            expected = np.append(expected, probe.tally_weight * bound * counts)
         length = max(min(size, bound) / clip, shortest) if scale > 1.0 else 1.0
         worst = max(worst, float(np.linalg.norm(added - expected)) / clip / length)
         seen += scale == 1.0

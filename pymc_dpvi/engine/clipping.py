@@ -16,17 +16,18 @@ in groups of up to 1024; the sums of groups are added with compensation (Knuth's
 columns, with those of the tally. K is held between :math:`\pm 2^{62}`, which moves neighbours no further
 apart and keeps :math:`K + X` inside 64 bits. ``docs/noise.md`` has the proof.
 
-**Counts.** A sum may have two more columns, the *tally*: how many records lie within the clip norm, and how
-many beyond it. A record adds :math:`(k_i, k - k_i)` to them, in whole spacings u, where :math:`k =
-\lfloor\kappa C (1 - 2^{-12})/u\rfloor` and
+**Counts.** A sum may have three more columns, the *tally*: how many records lie beyond the clip norm, and the
+norms of those within it. A record adds :math:`(k_i - l_i, k - k_i, l_i)`, in whole spacings u, where :math:`k
+= \lfloor\kappa C (1 - 2^{-12})/u\rfloor`, :math:`r_i = \lVert g_i\rVert / C'`, and
 
-.. math:: k_i = \operatorname{round}\big(k\, b(\lVert g_i\rVert / C')\big), \qquad
-          b(r) = \min\big(1, \max(0, \tfrac12 + 2(1 - r))\big) ,
+.. math:: k_i = \operatorname{round}\big(k\, b(r_i)\big), \quad
+          l_i = \operatorname{round}\big(k_i \min(1, r_i)\big), \quad
+          b(r) = \min\big(1, \max(0, \tfrac12 + 2(1 - r))\big) .
 
-which falls from 1 to 0 with a slope, between 3/4 and 5/4, so that rounding errors of a norm move it as little
-as they move the sum. Since :math:`k_i^2 + (k - k_i)^2 \le k^2`, a record's whole row has a norm of at most
-:math:`C\sqrt{1+\kappa^2}`. The tally is added up in integers, exactly, and held at :math:`2^{62}`. A record
-with a non-finite norm adds (0, 0).
+:math:`b` falls from 1 to 0 with a slope, between 3/4 and 5/4, so that rounding errors of a norm move it as
+little as they move the sum. Three numbers that are not negative and add up to k have a norm of at most k, so
+a record's whole row has a norm of at most :math:`C\sqrt{1+\kappa^2}`. The tally is added up in integers,
+exactly, and held at :math:`2^{62}`. A record with a non-finite norm adds (0, 0, 0).
 
 This module has the formulas of one sum; `kernels` has the norms and sums of dense and factored gradients. All
 are compiled without fastmath, under which a compiler may assume that NaN does not occur. The one exception is
@@ -90,16 +91,21 @@ def tally_units(l2_clip_norm: float, spacing: float, tally_weight: float) -> int
 def add_tally(
     squared_norms: np.ndarray, bound: float, units: int, tally: np.ndarray
 ) -> None:  # pragma: no cover
-    """Divide the `units` of each record between the columns "within the bound" and "beyond it"."""
+    """Divide the `units` of each record between three columns.
+
+    They are what a norm within the bound lacks to the bound, what is beyond the bound, and a norm within it.
+    """
     for i in range(squared_norms.size):
         norm = np.sqrt(squared_norms[i])
         if norm < np.inf:  # False for NaN and infinity
             # If the bound is not positive, every norm is beyond it (and numba would raise).
             within = min(max(2.5 - 2.0 * (norm / bound), 0.0), 1.0) if bound > 0.0 else 0.0
             inside = np.int64(np.rint(within * units))
+            length = np.int64(np.rint(min(norm / bound, 1.0) * inside)) if inside > 0 else 0
             # Held at the end of the range, like the sum; no record subtracts.
-            tally[0] = min(tally[0] + inside, _LARGEST_TALLY)
+            tally[0] = min(tally[0] + inside - length, _LARGEST_TALLY)
             tally[1] = min(tally[1] + units - inside, _LARGEST_TALLY)
+            tally[2] = min(tally[2] + length, _LARGEST_TALLY)
 
 
 @_kernel

@@ -1,19 +1,44 @@
-r"""The adaptive clip norm, moved by the noisy counts of each step: a Kalman filter for a quantile.
+r"""The adaptive clip norm, moved by the noisy counts of each step: a Kalman filter.
 
 **Clipping at the running bound.** :math:`C_t` is a function of earlier releases, so step t may use it freely.
 Gradients are divided by :math:`C_t / C_0` before they reach the kernel, which always clips at the start value
 :math:`C_0`; the noisy sum is multiplied by it afterwards. The kernel, its lattice and its proof
 (``docs/noise.md``) are those of a fixed bound.
 
-**The gain** (post-processing). With noisy counts :math:`a_t, b_t`, the mean batch :math:`\hat m_t =
-\frac1t\sum_{s \le t} (a_s + b_s)` and :math:`y_t = ((1-\gamma) a_t - \gamma b_t)/\hat m_t` of variance about
+**What is steered** (post-processing). The noisy counts of a step are :math:`b_t`, of the records beyond the
+bound; :math:`a_t`, of those within it, each weighted with its norm in bounds; and :math:`r_t`, what these
+weights lack to one. So :math:`a_t + b_t` adds up the clipped norms. The bound is moved until the records
+beyond it carry the share :math:`\beta` of that sum, :math:`b_t = \beta(a_t + b_t)`.
 
-.. math:: R_t = \frac{\sigma_c^2(\gamma^2 + (1-\gamma)^2)}{\hat m_t^2} + \frac{\gamma(1-\gamma)}{\hat m_t},
+Why not a share of the records: a fit learns the common kind of record first. Its gradients become small, and
+those of a rare kind stay large. A bound that clips a share of the records falls with the common kind, clips
+the rare kind to it, and the fit predicts the common kind for everybody. But where a fit ends, its gradients
+add up to zero. If a rare kind pulls one way and the rest the other, each carries half of the sum, however
+rare the one is; with :math:`\beta < \frac12`, the bound cannot stay below the rare kind's norms.
 
-the bound moves by :math:`\log C_{t+1} = \log C_t - \eta_t y_t`. Near the quantile :math:`\operatorname{E} y_t
-\approx h\,(\log C_t - \log C^*)` with the slope :math:`h = (1-\gamma)\log\frac{1}{1-\gamma}` of norms whose
-tail is exponential. The gain is that of a Kalman filter for a constant with the prior variance :math:`P_0`,
-held above a floor so that the bound can follow norms that change as the fit goes on:
+On its way there a fit can lose the rare kind: the norms of the common kind fall, the bound follows them and
+clips the rare kind, so the fit goes on, and the norms fall further. (Of two percent of ones, a hundredth was
+left in half of the fits of ``benchmarks/rare_answers.py``.) So the bound does not fall below the start value.
+
+Of norms with an exponential tail of which the share :math:`p` is beyond the bound, :math:`c =
+\log\frac1p` means of the norm, these carry
+
+.. math:: \beta(p) = \frac{c\,p}{1-p} .
+
+So :math:`\beta` is given by the share :math:`p` that such norms would have beyond the bound. 1, 5, 10 and
+20 % of the records are 5, 16, 26 and 40 % of the sum.
+
+**The gain** (post-processing). With a mean :math:`\hat s_t` of the later :math:`a_s + b_s` and :math:`y_t =
+(\beta a_t - (1-\beta) b_t)/\hat s_t` of variance about
+
+.. math:: R_t = \frac{\sigma_c^2(\beta^2 + (1-\beta)^2)}{\hat s_t^2} + \frac{\beta(1-\beta)}{\hat s_t},
+
+the bound moves by :math:`\log C_{t+1} = \log C_t - \eta_t y_t`. Near its aim,
+:math:`\operatorname{E} y_t \approx h\,(\log C_t - \log C^*)`, where exponential tails have the slope
+:math:`h = \beta\,(c - 1 + \beta)`, 0.17 to 0.4 for one to ten percent. (The slope of two kinds of equal
+weight, one of them beyond the bound, is 1/4.) The gain is that of a Kalman filter for a constant with the
+prior variance :math:`P_0`, held above a floor so that the bound can follow norms that change as the fit goes
+on:
 
 .. math:: \eta_t = \min\big(\tfrac12,\ \max\big(\frac{1}{h t + R_t/(h P_0)},\
           \min(\tfrac15, \tfrac{3h}{100 R_t})\big)\big) ,
@@ -21,21 +46,20 @@ held above a floor so that the bound can follow norms that change as the fit goe
 where 1/5 is the rate of the paper (`adaptive_clipping`), and the floor :math:`3h/(100 R_t)` keeps the noise
 of :math:`\log C` at a standard deviation of about 0.12, however small the batches are.
 
-**Which quantile** (post-processing). A smaller bound means less noise, and an optimum that clipping moves
+A quantile :math:`\gamma` that the user gives is one of the records: :math:`\beta = p = 1 - \gamma`, with
+:math:`a_t + r_t` in place of :math:`a_t`, the mean batch :math:`\hat m_t = \frac1t\sum_{s \le t} (r_s + a_s +
+b_s)` in place of :math:`\hat s_t`, and :math:`h = pc`.
+
+**Which share** (post-processing). A smaller bound means less noise, and an optimum that clipping moves
 further. The mean of t noisy gradients has, in clip norms, the noise :math:`\sigma_s/(q\sqrt t)`; N gradients
 of that norm in random directions add up to :math:`\sqrt N`, the data's own uncertainty. As long as the noise
 is large beside that, many records may be clipped, and fewer as the steps add up:
 
-.. math:: 1 - \gamma_t = \min\big(\tfrac1{10},\ \max\big(\tfrac1{100},\
+.. math:: p_t = \min\big(\tfrac1{10},\ \max\big(\tfrac1{100},\
           \rho\,\frac{\sigma_s}{q\sqrt{t \hat N_t}}\big)\big), \qquad \hat N_t = \hat m_t / q .
 
 :math:`\rho` was chosen once, on the suite of ``benchmarks/utility.py``. In large models, networks mostly, it
 is one in place of 0.3: the noise of many latent values adds up in what a layer computes.
-
-At most a tenth is clipped, because of records of a rare kind. A fit learns the common kind first: its
-gradients become small, and those of the rare kind stay large. A norm that follows most of the gradients then
-falls, clips the rare kind to it, and the fit predicts the common kind for everybody (where 10 % are of the
-rare kind and 30 % are clipped, ``benchmarks/network_intervals.py``).
 """
 
 from __future__ import annotations
@@ -55,7 +79,7 @@ from pymc_dpvi.randomness.rounded_normal import LATTICE_BITS
 
 __all__ = ["RunningClip"]
 
-_CLIPPED_RANGE = (0.01, 0.1)  # least and greatest share of the records to clip, if it follows the noise
+_CLIPPED_RANGE = (0.01, 0.1)  # least and greatest share p of records to clip, if it follows the noise
 _CLIPPED_FOR_NOISE = 0.3
 _CLIPPED_FOR_NOISE_OF_LARGE = 1.0
 _PRIOR_VARIANCE = 1.0  # of the log of the quantile about that of the start value
@@ -74,17 +98,18 @@ class RunningClip:
         self._seen: SharedVariable = pytensor.shared(np.zeros(()), name="noisy_records_seen")
         self._steps: SharedVariable = pytensor.shared(np.zeros(()), name="tally_steps")
         self._beyond: SharedVariable = pytensor.shared(np.zeros(()), name="noisy_records_beyond")
+        self._clipped_sum: SharedVariable = pytensor.shared(np.zeros(()), name="noisy_sum_of_clipped_norms")
         self._share: SharedVariable = pytensor.shared(np.asarray(self._first_share), name="share_to_clip")
 
     @property
     def state(self) -> tuple[SharedVariable, ...]:
         """All of its shared variables: functions of earlier noisy sums."""
-        return self.log_scale, self._seen, self._steps, self._beyond, self._share
+        return self.log_scale, self._seen, self._steps, self._beyond, self._clipped_sum, self._share
 
     def reset(self, scale: float = 1.0) -> None:
         """Put everything back to the start, with the bound at a multiple of the start value."""
         self.log_scale.set_value(np.asarray(math.log(scale)))
-        for variable in (self._seen, self._steps, self._beyond):
+        for variable in (self._seen, self._steps, self._beyond, self._clipped_sum):
             variable.set_value(np.zeros(()))
         self._share.set_value(np.asarray(self._first_share))
 
@@ -110,7 +135,7 @@ class RunningClip:
 
     @property
     def share_to_clip(self) -> float:
-        """Share of the records to clip that the last step aimed at."""
+        """Share of the records to clip that the last step aimed at, of norms with an exponential tail."""
         return float(self._share.get_value())
 
     def clipped_share(self, noise_multiplier: float) -> tuple[float, float] | None:
@@ -148,32 +173,44 @@ class RunningClip:
         per_record = (
             pt.floor(rule.tally_weight * rule.start * (1.0 - SLACK) / spacing) * spacing
         )  # `tally_units`
-        within, beyond = (tally[k] / per_record for k in range(TALLY_COLUMNS))
+        rest, beyond, mass = (tally[k] / per_record for k in range(TALLY_COLUMNS))
         noise = spacing * 2.0**LATTICE_BITS / per_record  # standard deviation of a count
         steps = self._steps + 1.0
-        seen = self._seen + within + beyond
+        seen = self._seen + rest + mass + beyond
         # Where the noise hides the size, its standard deviation stands for it: the bound then hardly moves.
         size = pt.maximum(seen / steps, noise * pt.sqrt(TALLY_COLUMNS / steps))
+
+        def recent(mean: TensorVariable, new: TensorVariable) -> TensorVariable:
+            """Mean over the steps with weights t^(_RECENT - 1): mostly of steps near the present bound."""
+            return mean + pt.minimum(1.0, _RECENT / steps) * (new - mean)
+
+        clipped_sum = recent(self._clipped_sum, mass + beyond)
         if rule.quantile is None:
             rho = _CLIPPED_FOR_NOISE_OF_LARGE if self.is_large else _CLIPPED_FOR_NOISE
             share = rho * rule.tally_weight * noise * pt.sqrt(scale / (steps * size))
-            up = pt.clip(share, *_CLIPPED_RANGE)
+            share = pt.clip(share, *_CLIPPED_RANGE)
+            means = -pt.log(share)  # c
+            up = means * share / (1.0 - share)  # beta
+            within, slope = mass, up * (means - 1.0 + up)
+            of_noise = noise * pt.sqrt(2.0 * _RECENT / (steps + _RECENT))
+            whole = pt.maximum(clipped_sum, of_noise)
         else:
-            up = pt.constant(1.0 - rule.quantile, dtype="float64")
+            share = up = pt.constant(1.0 - rule.quantile, dtype="float64")
+            within, whole, slope = rest + mass, size, -up * pt.log(up)
         down = 1.0 - up
-        moved = (up * within - down * beyond) / size
-        variance = (up**2 + down**2) * (noise / size) ** 2 + up * down / size
-        slope = -up * pt.log(up)
+        moved = (up * within - down * beyond) / whole
+        variance = (up**2 + down**2) * (noise / whole) ** 2 + up * down / whole
         filtered = 1.0 / (slope * steps + variance / (slope * _PRIOR_VARIANCE))
         gain = pt.maximum(filtered, pt.minimum(_PAPER_GAIN, _FLOOR * slope / variance))
         low, high = (math.log(c / rule.start) for c in CLIP_NORM_RANGE)
+        if rule.quantile is None:
+            low = 0.0  # not below the start value
         new = pt.clip(self.log_scale - pt.minimum(_LARGEST_GAIN, gain) * moved, low, high)
-        # A mean over the steps with weights t^(_RECENT - 1): mostly of steps near the present bound.
-        recent = self._beyond + pt.minimum(1.0, _RECENT / steps) * (beyond - self._beyond)
         return {
             self.log_scale: new,
             self._seen: seen,
             self._steps: steps,
-            self._beyond: recent,
-            self._share: up,
+            self._beyond: recent(self._beyond, beyond),
+            self._clipped_sum: clipped_sum,
+            self._share: share,
         }

@@ -29,7 +29,8 @@ MAX_EXPECTED_BATCH = 2**23
 MAX_RECORDS = 2**40
 #: The rounded sum is held within this, in units of the lattice: with the noise, it stays inside int64.
 LARGEST_SUM = 2.0**62
-#: Columns of the clip counts: records within the clip norm, and beyond it.
-TALLY_COLUMNS = 2
+#: Columns of the clip counts: records within the clip norm, by what their norm lacks to it and by their norm
+#: (first and third), and records beyond it (second).
+TALLY_COLUMNS = 3
 #: Most records in a piece of a batch whose sum becomes integers (`engine.lattice_sums`).
 PIECE_RECORDS = 2048

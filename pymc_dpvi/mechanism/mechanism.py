@@ -5,7 +5,7 @@ One step releases
 .. math:: \tilde s = \sum_{i\in B} \operatorname{clip}_C(g_i) + \mathcal N(0, \sigma^2 C^2 I)
 
 for a random batch B, rounded to a lattice (`randomness.lattice_noise`). With an adaptive clip norm it also
-releases two noisy counts, as two columns of the same sum (`adaptive_clipping`). One record then adds a vector
+releases three noisy counts, as columns of the same sum (`adaptive_clipping`). One record then adds a vector
 of norm at most :math:`C\sqrt{1+\kappa^2}`, and the noise is larger by the same factor.
 :meth:`Mechanism.draw`, which makes the batches and the noise, and :meth:`Mechanism.epsilon`, which computes
 their cost, use the same fields, so that they cannot differ.

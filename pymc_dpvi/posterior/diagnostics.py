@@ -73,7 +73,8 @@ class FitDiagnostics:
         Share of the records whose gradients were clipped in the later steps, by the noisy counts of an
         adaptive clip norm, and its standard deviation; None if the clip norm is fixed, or all is noise.
     share_to_clip : float or None
-        Share that the adaptive clip norm was steered to; None if it is fixed.
+        Share that the adaptive clip norm was steered to, for norms with an exponential tail; None if it is
+        fixed.
     epsilon : float
         What was spent.
     path : tuple of PathPoint
@@ -172,7 +173,7 @@ class FitDiagnostics:
     def _clipping(self) -> str:
         if self.share_to_clip is None:
             return "Clipping: not known. Only l2_clip_norm='adaptive' releases a count."
-        steered = f"the norm is steered to clip {shown(100 * self.share_to_clip, digits=2)} %"
+        steered = f"the norm is steered to clip about {shown(100 * self.share_to_clip, digits=2)} %"
         if self.clipped_share is None or self.clipped_share_stddev is None:
             counted = "the private counts see no record (tiny batches, or NaN in every gradient?)"
         else:

@@ -9,7 +9,7 @@ import pytest
 
 from pymc_dpvi.engine.clipping import round_and_add
 from pymc_dpvi.engine.lattice_sums import add_on_lattice, no_sum, release_of
-from pymc_dpvi.mechanism.limits import LARGEST_SUM, PIECE_RECORDS
+from pymc_dpvi.mechanism.limits import LARGEST_SUM, PIECE_RECORDS, TALLY_COLUMNS
 from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.sampling import PoissonSampler
 
@@ -31,12 +31,12 @@ def pieces(rng: np.random.Generator, number: int, size: int) -> list[Piece]:
     for _ in range(number):
         high = rng.normal(size=size) * 10.0 ** rng.integers(-12, 4)
         low = high * rng.uniform(-1, 1, size=size) * 2.0**-52
-        out.append((high, low, rng.integers(0, 2**45, size=2)))
+        out.append((high, low, rng.integers(0, 2**45, size=TALLY_COLUMNS)))
     return out
 
 
 def added(some: list[Piece], size: int) -> np.ndarray:
-    total = no_sum(size + 2)
+    total = no_sum(size + TALLY_COLUMNS)
     for high, low, tally in some:
         add_on_lattice(high, low, tally, UNIT, total)
     return total

@@ -14,7 +14,7 @@ from pymc_dpvi.engine.generated_code import write_add_units
 from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.graph.blocks import Form
 from pymc_dpvi.graph.units import Units
-from pymc_dpvi.mechanism.limits import SLACK
+from pymc_dpvi.mechanism.limits import SLACK, TALLY_COLUMNS
 from pymc_dpvi.mechanism.mechanism import Draws
 from pymc_dpvi.randomness.keystream import KeyStream
 
@@ -59,7 +59,7 @@ def summed(
     arrays: list[np.ndarray], units: Units, persons: Any, length: int = 1000, tally_weight: float = 0.0
 ) -> np.ndarray:
     """What is released of a batch of persons, in pieces of some number of rows."""
-    tallies = 2 if tally_weight else 0
+    tallies = TALLY_COLUMNS if tally_weight else 0
     noise = np.zeros(WIDTH + tallies, dtype=np.int64)
     persons = np.asarray(persons, dtype=np.int64)
     draws = in_rows(Draws(persons, np.array([0, persons.size]), noise[None]), units, KeyStream.from_os())
@@ -130,7 +130,7 @@ def test_persons_are_counted_once_whatever_their_rows():
     units, arrays = Units.by_codes(codes, "the same id"), arrays_of(rng, codes.size)
     released = summed(arrays, units, np.arange(5), tally_weight=0.5)
     one = 0.5 * CLIP * (1 - SLACK)
-    assert released[-2:].sum() == pytest.approx(5 * one, rel=1e-9)
+    assert released[-TALLY_COLUMNS:].sum() == pytest.approx(5 * one, rel=1e-9)
 
 
 def test_batches_of_rows_are_whole_persons():

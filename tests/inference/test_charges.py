@@ -10,6 +10,7 @@ from short_fits import CHEAP, MARKS, SEEDED, TARGET, Build, params, quiet
 
 from pymc_dpvi import DPADVI, accounting
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
+from pymc_dpvi.mechanism.limits import TALLY_COLUMNS
 
 pytestmark = MARKS
 
@@ -68,7 +69,7 @@ def test_mechanisms(logistic: Build, case: str, given: str, steps_seen: list[tup
     if sampler == "full_batch":
         assert sizes == [61] * 4
     noise = np.array([noise for _, noise, _ in steps_seen])
-    assert noise.shape == (4, (4 if "gradient" in options else 2) + 2 * adaptive)
+    assert noise.shape == (4, (4 if "gradient" in options else 2) + TALLY_COLUMNS * adaptive)
     assert 0.2 < noise.std() * 2.0**-40 < 2.5  # in units of the lattice, whatever the clip norm
 
 
