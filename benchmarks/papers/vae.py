@@ -106,7 +106,11 @@ def load(name: str) -> tuple[Array, Array]:
 
 def shapes(name: str) -> dict[str, tuple[int, ...]]:
     """Return the shape of each array of encoder and decoder."""
-    pixels, (hidden, code) = load(name)[0].shape[1], SIZES[name]
+    return shapes_of(load(name)[0].shape[1], *SIZES[name])
+
+
+def shapes_of(pixels: int, hidden: int, code: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array, for images and networks of these sizes."""
     encoder = {"V1": (pixels, hidden), "c1": (hidden,), "V2": (hidden, code), "c2": (code,)}
     encoder |= {"V3": (hidden, code), "c3": (code,)}
     return encoder | {"W1": (code, hidden), "b1": (hidden,), "W2": (hidden, pixels), "b2": (pixels,)}
@@ -114,9 +118,14 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
 
 def start(name: str, seed: int) -> Weights:
     """Draw weights of a variance of one over the number of inputs; biases are zero."""
+    return start_of(shapes(name), seed)
+
+
+def start_of(arrays: dict[str, tuple[int, ...]], seed: int) -> Weights:
+    """Draw such weights for arrays of these shapes."""
     rng = np.random.default_rng([2103, seed])
     found = {}
-    for array, shape in shapes(name).items():
+    for array, shape in arrays.items():
         scale = 1.0 / math.sqrt(shape[0]) if len(shape) == 2 else 0.0
         found[array] = scale * rng.normal(size=shape)
     return found

@@ -59,6 +59,7 @@ def test_published_numbers_come_out(
     assert found["reproduced"] == pytest.approx(published, abs=tolerance)
 
 
+@pytest.mark.turns
 def test_what_is_called_proven_is_above_the_truth_and_the_heuristic_is_not(document: dict[str, Any]) -> None:
     proven = [f for f in document["figures"] if f["status"] == "proven"]
     assert len(proven) >= 4

@@ -68,6 +68,7 @@ def exact_delta(pair: GaussianPair, epsilon: float, reverse: bool) -> mpmath.mpf
     return mass("P", 1) - mpmath.exp(mpmath.mpf(epsilon)) * mass("Q", 1)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     ("q", "noise", "replace_one"),
@@ -258,6 +259,7 @@ def against_inversion(case: Case) -> None:
             assert Composition([(law, steps)]).tilt_for_delta(each[reverse])[1] >= epsilon
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("name", CASES)
 def test_composition_against_the_inverted_moment_generating_function(name: str) -> None:
     """No grid and no FFT of losses: epsilon is never below it, and within 1e-3 of it."""

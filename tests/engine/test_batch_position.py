@@ -55,7 +55,8 @@ def sum_behind(out: Any) -> Any:
 @pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES[1:])])
 @pytest.mark.parametrize("mode", ["NUMBA", pytest.param("CVM", marks=pytest.mark.slow), "JAX"])
 def test_equal_records_have_equal_rows(name: str, mode: str) -> None:
-    record = build_record_model(ZOO[name].build(), record_dim=ZOO[name].record_dim)
+    entry = ZOO[name]
+    record = build_record_model(entry.build(), record_dim=entry.record_dim, public_data=entry.public_data)
     latents = DPMeanField(record, random_seed=1).latents
     indices, noise, z = pt.lvector(), pt.lvector(), pt.matrix("z", dtype="float64", shape=(1, latents.size))
     data = record.data()
