@@ -17,8 +17,8 @@ add up to zero. If a rare kind pulls one way and the rest the other, each carrie
 rare the one is; with :math:`\beta < \frac12`, the bound cannot stay below the rare kind's norms.
 
 On its way there a fit can lose the rare kind: the norms of the common kind fall, the bound follows them and
-clips the rare kind, so the fit goes on, and the norms fall further. (Of two percent of ones, a hundredth was
-left in half of the fits of ``benchmarks/rare_answers.py``.) So the bound does not fall below the start value.
+clips the rare kind, so the fit goes on, and the norms fall further (``benchmarks/rare_answers.py``). So the
+bound does not fall below the start value.
 
 Of norms with an exponential tail of which the share :math:`p` is beyond the bound, :math:`c =
 \log\frac1p` means of the norm, these carry
