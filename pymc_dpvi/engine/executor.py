@@ -16,6 +16,7 @@ import numpy as np
 
 from pymc_dpvi.engine.lattice_sums import no_sum
 from pymc_dpvi.engine.pieces import Batch, PieceSum
+from pymc_dpvi.engine.silence import silence
 
 __all__ = ["Executor", "Threads", "available_cores"]
 
@@ -53,8 +54,7 @@ class Threads:
 
         def work() -> np.ndarray:
             total = no_sum(batch.size)
-            # A thread does not have NumPy's settings of the one that began it. SciPy's are the process's.
-            with np.errstate(all="ignore"):
+            with silence():  # a thread does not have the settings of the one that began it
                 self.piece_sum(batch, cuts, turns, total)
             return total
 

@@ -36,7 +36,7 @@ from pymc_dpvi.engine.lattice_sums import no_sum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, rows_function
 from pymc_dpvi.engine.pieces import Batch, PieceSum
 from pymc_dpvi.engine.private_sum import PrivateSum
-from pymc_dpvi.engine.process_wide import SCIPY_IS_QUIET
+from pymc_dpvi.engine.silence import silence
 
 __all__ = ["Group", "Recipe", "hold", "packed", "sum_of_group", "unpacked"]
 
@@ -147,7 +147,7 @@ def sum_of_group(
         values, size = pickle.loads(shared)
         piece_sum = _compiled(recipe)
         total, number = no_sum(size), np.asarray(spacing)
-        with ONE_THREAD, SCIPY_IS_QUIET, np.errstate(all="ignore"):
+        with ONE_THREAD, silence():
             places = [unpacked(sent) for sent in batches]
             nothing = not any(batch.size for batch in places)
             for arrays, batch in zip(group, places, strict=True):

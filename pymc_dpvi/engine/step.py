@@ -28,7 +28,7 @@ from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
-from pymc_dpvi.engine.process_wide import SCIPY_IS_QUIET
+from pymc_dpvi.engine.silence import silence
 from pymc_dpvi.engine.split_step import SplitChunk, is_long
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, WorkersError
@@ -199,9 +199,7 @@ class PrivateStep:
     def _call(self, *arrays: np.ndarray) -> np.ndarray:
         # Numba compiles at the first call, with warnings of slow code.
         with ExitStack() as quiet:
-            # Functions of NumPy and SciPy raise if the user wants them to, in C too where it has no code.
-            quiet.enter_context(np.errstate(all="ignore"))
-            quiet.enter_context(SCIPY_IS_QUIET)
+            quiet.enter_context(silence())
             if not self.calls:
                 quiet.enter_context(quiet_pytensor())
             return self.chunk(*arrays, self._spacing)

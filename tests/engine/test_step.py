@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pymc as pm
 import pytensor
@@ -57,11 +58,35 @@ def test_what_numpy_and_scipy_say_of_a_record_is_not_for_the_user_to_set(
     method.fit(1, progressbar=False, backend=backend)
     step, seen = method._step, []
     assert step is not None
-    step.chunk = lambda *arrays: seen.append((np.geterr(), special.geterr()))
-    with special.errstate(all="raise"), np.errstate(all="raise"):
+
+    def chunk(*arrays: Any) -> None:
+        seen.append((np.geterr(), special.geterr(), jax.config.jax_debug_nans, jax.config.jax_debug_infs))
+
+    step.chunk = chunk
+    with special.errstate(all="raise"), np.errstate(all="raise"), jax.debug_nans(True), jax.debug_infs(True):
         step._call()
-    ((numpy, scipy),) = seen
+    ((numpy, scipy, *of_jax),) = seen
     assert {*numpy.values(), *scipy.values()} == {"ignore"}
+    assert of_jax == [False, False]
+
+
+def test_jax_is_not_told_to_stop_at_a_record() -> None:
+    """Known: with ``jax_debug_nans`` a record whose gradient overflows ended a fit that had been charged."""
+    x = np.linspace(-1.0, 1.0, 5000)
+    y = x.copy()
+    x[7], y[7] = 1e308, -1e308
+    with pm.Model() as model:
+        pm.Normal("y", pm.Data("x", x) * pm.Normal("b"), 1.0, observed=y)
+    before = jax.config.jax_debug_nans, jax.config.jax_debug_infs
+    try:
+        jax.config.update("jax_debug_nans", True)
+        jax.config.update("jax_debug_infs", True)
+        options = {"noise_multiplier": 1.0, "delta": 1e-6, "sampling_prob": 0.999}
+        approx = DPADVI(**options, model=model).fit(3, progressbar=False, backend="jax")
+    finally:
+        jax.config.update("jax_debug_nans", before[0])
+        jax.config.update("jax_debug_infs", before[1])
+    assert np.isfinite(approx.mean.eval()).all()
 
 
 def test_a_step_that_ends_does_not_undo_what_another_needs() -> None:
