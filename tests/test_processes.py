@@ -20,10 +20,11 @@ import pytest
 import python_mode  # noqa: F401  # the scripts below have no conftest
 
 from pymc_dpvi import DPADVI
+from pymc_dpvi.mechanism.limits import TALLY_COLUMNS
 from pymc_dpvi.mechanism.mechanism import Mechanism
 
-# What a step of `make` draws: a number for each of two weights, and for the two counts of the clip norm.
-COLUMNS = 4
+# What a step of `make` draws: a number for each of two weights, and for the counts of the clip norm.
+COLUMNS = 2 + TALLY_COLUMNS
 MODE: dict[str, Any] = {"progressbar": False, "compile_kwargs": {"mode": "PYTHON"}}
 
 

@@ -68,7 +68,7 @@ def test_the_release_is_the_rounded_sum_and_the_noise() -> None:
     rng = np.random.default_rng(3)
     for _ in range(50):
         total = added(pieces(rng, 7, 3), 3)
-        noise = rng.integers(-(2**43), 2**43, size=5)
+        noise = rng.integers(-(2**43), 2**43, size=3 + TALLY_COLUMNS)
         released = [Fraction(float(r)) / Fraction(UNIT) for r in release_of(total, noise, UNIT)]
         for found, exact, x in zip(released, value(total), noise, strict=True):
             # An odd half is rounded up; then the sum becomes a float64.
@@ -79,7 +79,7 @@ def test_the_release_is_the_rounded_sum_and_the_noise() -> None:
 def test_one_piece_is_released_as_by_a_step_in_one_call() -> None:
     rng = np.random.default_rng(4)
     for high, low, tally in pieces(rng, 100, 3):
-        noise = rng.integers(-(2**43), 2**43, size=5)
+        noise = rng.integers(-(2**43), 2**43, size=3 + TALLY_COLUMNS)
         one = round_and_add(high, low, tally, noise, UNIT)
         other = release_of(added([(high, low, tally)], 3), noise, UNIT)
         assert np.allclose(one, other, rtol=2**-50, atol=1.01 * UNIT)

@@ -232,7 +232,7 @@ def test_a_rare_answer_is_not_clipped_away(rare: float, quantile: float):
 
 def test_the_bound_does_not_fall_below_the_start():
     follower = Follower(AdaptiveClip(start=2.0))
-    assert follower.follow(0.01 * NORMS, batch=400, n_steps=300) == pytest.approx(2.0)
+    assert 2.0 <= follower.follow(0.01 * NORMS, batch=400, n_steps=300) < 4.0
     free = Follower(AdaptiveClip(start=2.0, quantile=0.9))
     assert free.follow(0.01 * NORMS, batch=400, n_steps=900) < 0.1
 

@@ -453,7 +453,7 @@ def test_diagnostics_say_what_was_measured() -> None:
     assert away.distance.max() > 2 * good.distance.max()
     np.testing.assert_allclose(good.noise_share, 1.0, atol=0.15)
     counted = dataclasses.replace(good, share_to_clip=0.1, clipped_share=0.9, clipped_share_stddev=0.1)
-    assert "steered to clip 10 %" in repr(counted) and "90.0 ± 10.0 %" in repr(counted)
+    assert "steered to clip about 10 %" in repr(counted) and "90.0 ± 10.0 %" in repr(counted)
     few = dataclasses.replace(counted, clipped_share=-0.02)
     assert "0.0 ± 10.0 %" in repr(few)
     assert "see no record" in repr(dataclasses.replace(counted, clipped_share=None))
