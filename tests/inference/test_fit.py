@@ -14,6 +14,7 @@ from short_fits import CHEAP, DATA_TREE, MARKS, SEEDED, Build, Iterates, params,
 
 from pymc_dpvi import (
     DPADVI,
+    AdaptiveClip,
     ArgumentError,
     DPFullRank,
     DPFullRankADVI,
@@ -249,6 +250,23 @@ def test_divergence_is_said(logistic: Build) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.compiled
+def test_a_rare_outcome_is_learnt() -> None:
+    """Known: with a share of the records clipped, a rate of two percent became a hundredth of a percent."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20_000, 3))
+    y = rng.random(20_000) < 1 / (1 + np.exp(4.0 - x @ [0.5, -0.5, 0.2]))
+    rates = []
+    for clip in (AdaptiveClip(), AdaptiveClip(quantile=0.9)):
+        with pm.Model():
+            logits = pm.Normal("a", 0, 3) + pm.Data("x", x) @ pm.Normal("b", 0, 1, shape=3)
+            pm.Bernoulli("y", logit_p=logits, observed=y)
+            approx = quiet(DPADVI(epsilon=1.0, delta=1e-6, l2_clip_norm=clip, random_seed=1), 3000)
+        a, *b = approx.mean.eval()
+        rates.append(np.mean(1 / (1 + np.exp(-a - x @ b))) / y.mean())
+    assert 0.6 < rates[0] < 1.6 and rates[1] < 0.1
+
+
 @pytest.mark.compiled
 def test_backends_agree(logistic: Build) -> None:
     results = []
