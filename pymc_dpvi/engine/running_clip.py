@@ -192,8 +192,8 @@ class RunningClip:
             means = -pt.log(share)  # c
             up = means * share / (1.0 - share)  # beta
             within, slope = mass, up * (means - 1.0 + up)
-            of_noise = noise * pt.sqrt(2.0 * _RECENT / (steps + _RECENT))
-            whole = pt.maximum(clipped_sum, of_noise)
+            # As for the size: of two counts, in a mean that the later steps rule.
+            whole = pt.maximum(clipped_sum, noise * pt.sqrt(2.0 * _RECENT / (steps + _RECENT)))
         else:
             share = up = pt.constant(1.0 - rule.quantile, dtype="float64")
             within, whole, slope = rest + mass, size, -up * pt.log(up)
