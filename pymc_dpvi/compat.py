@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import platform
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import metadata, util
 from typing import Any
@@ -21,15 +20,18 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.lowering import without_raising
+from pymc_dpvi.lowering import is_python, without_raising
+from pymc_dpvi.process_wide import ProcessWide
 
 with warnings.catch_warnings():  # ArviZ 0.23 announces its next version on import
     warnings.simplefilter("ignore", FutureWarning)
     import arviz as az
 
 __all__ = [
+    "WITHOUT_C",
     "PosteriorData",
     "compile_mode",
+    "compiler_of",
     "default_numba_mode",
     "posterior_data",
     "quiet_pytensor",
@@ -43,6 +45,7 @@ PosteriorData = Any
 _TAKEN = {"allow_input_downcast", "givens", "inputs", "on_unused_input", "outputs", "updates"}
 #: No compiler: NumPy and SciPy compute each operation. Fused operations would be Python calls on scalars.
 _PYTHON = Mode("py", RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion"]))
+_PYTENSOR_3 = int(pytensor.__version__.split(".")[0]) >= 3
 #: The mode of a step, and that of the rows of its batch if that differs.
 _BACKENDS: dict[str, tuple[Any, str | None]] = {
     "numba": ("NUMBA", None),
@@ -134,6 +137,11 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
     return kwargs
 
 
+def compiler_of(mode: Mode | str) -> AbstractContextManager[None]:
+    """Return the setting to compile in: no C within functions in Python."""
+    return WITHOUT_C if is_python(get_mode(mode)) else nullcontext()
+
+
 @cache
 def default_numba_mode() -> Mode:
     """Return the mode of ``backend="numba"``, always the same object, by which `compile_cache` knows it."""
@@ -150,36 +158,43 @@ def rows_mode(backend: str | None) -> dict[str, Any]:
     return {} if mode is None else {"mode": without_raising(get_mode(mode))}
 
 
-class _Quiet:
-    """PyTensor's loggers and Python's warnings, silent while some thread is within.
-
-    Both are of the process: the first thread to enter silences them, and the last to leave restores them.
-    """
+class _Quiet(ProcessWide):
+    """PyTensor's loggers and Python's warnings are silent."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._within = 0
+        super().__init__()
         self._undo = ExitStack()
 
-    def enter(self) -> None:
-        with self._lock:
-            if not self._within:
-                self._undo.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("ignore")
-                for name, logger in list(logging.Logger.manager.loggerDict.items()):
-                    if name.split(".")[0] == "pytensor" and isinstance(logger, logging.Logger):
-                        self._undo.callback(setattr, logger, "disabled", logger.disabled)
-                        logger.disabled = True
-            self._within += 1
+    def _make(self) -> None:
+        self._undo.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        for name, logger in list(logging.Logger.manager.loggerDict.items()):
+            if name.split(".")[0] == "pytensor" and isinstance(logger, logging.Logger):
+                self._undo.callback(setattr, logger, "disabled", logger.disabled)
+                logger.disabled = True
 
-    def leave(self) -> None:
-        with self._lock:
-            self._within -= 1
-            if not self._within:
-                self._undo.close()
+    def _put_back(self) -> None:
+        self._undo.close()
 
 
-_QUIET = _Quiet()
+class _WithoutC(ProcessWide):
+    """PyTensor compiles no C, for functions in Python that are called a few times.
+
+    PyTensor 3 compiles what is within an operation (a loop, a matrix of a Cholesky factor) by C even if the
+    function around it is in Python: up to a hundred calls of the compiler, half a minute or more of the first
+    fit. PyTensor 2 keeps what it has compiled there for later functions, and calls C for fewer of them.
+    """
+
+    def _make(self) -> None:
+        self._before = pytensor.config.cxx
+        if _PYTENSOR_3:
+            pytensor.config.cxx = ""
+
+    def _put_back(self) -> None:
+        pytensor.config.cxx = self._before
+
+
+_QUIET, WITHOUT_C = _Quiet(), _WithoutC()
 
 
 @contextmanager
@@ -188,11 +203,8 @@ def quiet_pytensor() -> Iterator[None]:
 
     A rewrite that fails logs the values of arrays, and a warning may quote them.
     """
-    _QUIET.enter()
-    try:
+    with _QUIET:
         yield
-    finally:
-        _QUIET.leave()
 
 
 def versions() -> dict[str, str]:

@@ -12,10 +12,13 @@ from typing import Any
 
 import arviz as az
 import numpy as np
+import pymc as pm
+import pytensor
 import pytest
 from pytensor.compile.mode import Mode
+from pytensor.link.c.op import COp
 
-from pymc_dpvi import compat
+from pymc_dpvi import DPADVI, compat
 from pymc_dpvi.compat import compile_mode, posterior_data, quiet_pytensor, rows_mode, versions
 from pymc_dpvi.errors import ArgumentError
 
@@ -160,3 +163,27 @@ def test_quiet_in_two_threads_ends_with_the_last(recwarn: pytest.WarningsRecorde
     assert not recwarn.list
     warnings.warn("of somebody", UserWarning, stacklevel=1)
     assert [str(w.message) for w in recwarn.list] == ["of somebody"]
+
+
+@pytest.mark.skipif(pytensor.__version__ < "3", reason="PyTensor 2 calls C for fewer functions")
+def test_nothing_is_compiled_in_c_before_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known: a correlation matrix and a mixture took up to a hundred calls of the compiler, a minute."""
+    before = pytensor.config.cxx
+    monkeypatch.setattr(pytensor.config, "cxx", before or "g++")
+    compiled: list[Any] = []
+
+    def make_c_thunk(op: Any, node: Any, *args: Any) -> Any:
+        compiled.append(node)
+        raise NotImplementedError
+
+    monkeypatch.setattr(COp, "make_c_thunk", make_c_thunk)
+    with pm.Model() as model:
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=2))
+        mean = pm.MvNormal("mean", np.zeros(2), chol=chol)
+        rate = pm.math.exp(mean[0] + mean[1] * pm.Data("x", np.linspace(-1.0, 1.0, 30)))
+        pm.ZeroInflatedNegativeBinomial("y", psi=0.5, mu=rate, alpha=1.0, observed=np.arange(30) % 4)
+    made = DPADVI(epsilon=1.0, delta=1e-5, model=model)
+    made.fit(2, progressbar=False)
+    made.approx.sample(3)
+    assert not compiled
+    assert pytensor.config.cxx == (before or "g++")

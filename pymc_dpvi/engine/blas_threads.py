@@ -11,7 +11,7 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from pymc_dpvi.engine.process_wide import ProcessWide
+from pymc_dpvi.process_wide import ProcessWide
 
 __all__ = ["ONE_THREAD", "OneThread"]
 

@@ -10,12 +10,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
+from scipy import special
 
-from pymc_dpvi.engine.process_wide import SCIPY_IS_QUIET
+from pymc_dpvi.process_wide import ProcessWide
 
-__all__ = ["silence"]
+__all__ = ["SCIPY_IS_QUIET", "silence"]
+
+
+class _QuietSciPy(ProcessWide):
+    """SciPy's special functions neither raise nor warn, which `scipy.special.seterr` can make them do."""
+
+    def _make(self) -> None:
+        self._before: dict[str, Any] = special.seterr(all="ignore")
+
+    def _put_back(self) -> None:
+        special.seterr(**self._before)
+
+
+SCIPY_IS_QUIET = _QuietSciPy()
 
 
 @contextmanager

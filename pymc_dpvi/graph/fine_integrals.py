@@ -3,7 +3,7 @@ r"""The gradient of a person's marginal log-density, the slow and obvious way.
 It is :math:`\int \nabla_z\ell(u)\,e^{\ell(u)}du \big/ \int e^{\ell(u)}du`, as sums over a grid about the
 mode, which SciPy finds. Its points are the hyperbolic sines of regular ones, in standard deviations:
 dense at the mode, and far enough for heavy tails, kinks and second modes. All of it is evaluated in
-Python, one row at a time. The values of a discrete variable are its grid.
+Python, one row at a time and all points at once. The values of a discrete variable are its grid.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytensor.tensor as pt
 from pytensor.graph.replace import vectorize_graph
 from scipy import optimize
 
+from pymc_dpvi.graph.batched_ops import stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
@@ -47,37 +48,49 @@ class MarginalGradient:
         slope = pt.concatenate([g.flatten() for g in grads])
         own = record.rows[len(record.arrays)]
         points = own.type.clone(shape=(None, *own.type.shape))()
-        graphs = vectorize_graph(put([density, slope], draw, latents.split(z)), {own: points})
-        rows = [points if r is own else r for r in record.rows]
-        self._terms = python_function([*rows, z], graphs)
+        one = written_out(put([density, slope], draw, latents.split(z)))
+        graphs = stacked(without_loops(vectorize_graph(one, {own: points})))
+        inputs = [*(points if r is own else r for r in record.rows), z]
+        self._terms = python_function(inputs, graphs)
+        self._densities = python_function(inputs, graphs[:1])
 
     def at(
         self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray, points: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-density, (K,), and its gradient by z, (K, D), at local values, (K, size)."""
-        values, slopes = np.zeros(len(points)), np.zeros((len(points), z.size))
-        for k, row in enumerate(rows):
-            first = np.asarray([float(k == 0)], dtype=z.dtype)
-            with np.errstate(all="ignore"):
-                found = self._terms(*row, points[:, None].astype(z.dtype), first, z)
-            values, slopes = values + found[0], slopes + found[1]
-        return values, slopes
+        values, slopes = self._sums(self._terms, rows, z, points)
+        return values + np.zeros(len(points)), slopes + np.zeros((len(points), z.size))
+
+    def _sums(
+        self,
+        terms: Callable[..., list[np.ndarray]],
+        rows: Sequence[Sequence[np.ndarray]],
+        z: np.ndarray,
+        points: np.ndarray,
+    ) -> list[np.ndarray]:
+        at, first = points[:, None].astype(z.dtype), np.eye(len(rows), 1, dtype=z.dtype)
+        with np.errstate(all="ignore"):
+            found = [terms(*row, at, is_first, z) for row, is_first in zip(rows, first, strict=True)]
+        return [np.sum(of_rows, axis=0) for of_rows in zip(*found, strict=True)]
+
+    def _fine_grid(
+        self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return _grid(lambda u: self._sums(self._densities, rows, z, u)[0], self._local.size)
 
     def error_at(
         self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray, points: np.ndarray, log_weights: np.ndarray
     ) -> float:
         """Return how far the gradient by these points is from that by the grid, in its terms' own size."""
-        grid, grid_weights = _grid(lambda u: self.at(rows, z, u)[0], self._local.size)
+        grid, grid_weights = self._fine_grid(rows, z)
         exact, size = _mean(*self.at(rows, z, grid), grid_weights)
         return float(np.linalg.norm(_mean(*self.at(rows, z, points), log_weights)[0] - exact) / size)
 
     def __call__(self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray) -> np.ndarray:
         """Return the gradient by z, (D,), of a person with these rows: of each, an entry of all arrays."""
-        places, size = self._local.places, self._local.size
-        if places.adaptive:
-            points, log_weights = _grid(lambda u: self.at(rows, z, u)[0], size)
-        else:
-            points, log_weights = places.at, places.log_weights
+        places = self._local.places
+        own = self._fine_grid(rows, z) if places.adaptive else (places.at, places.log_weights)
+        points, log_weights = own
         return _mean(*self.at(rows, z, points), log_weights)[0]
 
 

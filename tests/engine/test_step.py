@@ -28,7 +28,7 @@ from pymc_dpvi.auditing.transcript import noise_pvalues, summarise
 from pymc_dpvi.compat import compile_mode, rows_mode
 from pymc_dpvi.engine import step_graph
 from pymc_dpvi.engine.blas_threads import OneThread
-from pymc_dpvi.engine.process_wide import SCIPY_IS_QUIET
+from pymc_dpvi.engine.silence import SCIPY_IS_QUIET
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import InsecureNoiseWarning, PrivacyError

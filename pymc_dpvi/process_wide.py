@@ -1,20 +1,18 @@
-"""Settings of the whole process that hold while a private step runs in any of Python's threads.
+"""Settings of the whole process that hold while any of Python's threads needs them.
 
 Fits may run in several threads. If each put back what it found, the first to end would put the user's own
-setting back while another's step still runs, and the last would put back that of a step.
+setting back while another still needs ours, and the last would put back ours.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from contextlib import ContextDecorator
 
-from scipy import special
-
-__all__ = ["SCIPY_IS_QUIET", "ProcessWide"]
+__all__ = ["ProcessWide"]
 
 
-class ProcessWide:
+class ProcessWide(ContextDecorator):
     """The first to enter makes the setting, the last to leave puts back what there was."""
 
     def __init__(self) -> None:
@@ -40,16 +38,3 @@ class ProcessWide:
 
     def _put_back(self) -> None:
         raise NotImplementedError
-
-
-class _QuietSciPy(ProcessWide):
-    """SciPy's special functions neither raise nor warn, which `scipy.special.seterr` can make them do."""
-
-    def _make(self) -> None:
-        self._before: dict[str, Any] = special.seterr(all="ignore")
-
-    def _put_back(self) -> None:
-        special.seterr(**self._before)
-
-
-SCIPY_IS_QUIET = _QuietSciPy()
