@@ -181,7 +181,7 @@ class _WithoutC(ProcessWide):
     """PyTensor compiles no C, for functions in Python that are called a few times.
 
     PyTensor 3 compiles what is within an operation (a loop, a matrix of a Cholesky factor) by C even if the
-    function around it is in Python: up to a hundred calls of the compiler, half a minute or more of the first
+    function around it is in Python: up to sixty calls of the compiler, half a minute or more of the first
     fit. PyTensor 2 keeps what it has compiled there for later functions, and calls C for fewer of them.
     """
 

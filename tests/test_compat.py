@@ -167,7 +167,7 @@ def test_quiet_in_two_threads_ends_with_the_last(recwarn: pytest.WarningsRecorde
 
 @pytest.mark.skipif(pytensor.__version__ < "3", reason="PyTensor 2 calls C for fewer functions")
 def test_nothing_is_compiled_in_c_before_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known: a correlation matrix and a mixture took up to a hundred calls of the compiler, a minute."""
+    """Known: a correlation matrix and a mixture took sixty calls of the compiler, half a minute."""
     before = pytensor.config.cxx
     monkeypatch.setattr(pytensor.config, "cxx", before or "g++")
     compiled: list[Any] = []

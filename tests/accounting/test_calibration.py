@@ -317,6 +317,7 @@ def test_full_batch_calibration_is_balle_and_wangs() -> None:
     assert max_steps(epsilon=0.7, delta=1e-6, noise_multiplier=exact, sampler="full_batch") in (499, 500)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("mechanism", [dict(sampling_prob=1e-6), dict(sampling_prob=0.5)], ids=str)
 @pytest.mark.parametrize("steps", [1, 10_000_000])
 @pytest.mark.parametrize("at", [1e-12, pytest.param(0.1, marks=pytest.mark.slow)])
@@ -328,6 +329,7 @@ def test_corners(target: float, at: float, steps: int, mechanism: dict[str, Any]
 # ------------------------------------------------------------------------ what a run costs
 
 
+@pytest.mark.turns
 @PROPERTY
 @given(at=DELTAS, mechanism=mechanisms(), steps=STEPS, noise=log_uniform(0.5, 1e4))
 def test_epsilon_and_delta_invert_each_other(
@@ -344,6 +346,7 @@ def test_epsilon_and_delta_invert_each_other(
         assert delta(epsilon=0.0, **arguments) <= at * 1.1
 
 
+@pytest.mark.turns
 @PROPERTY
 @given(
     q=st.floats(0.001, 0.2),
@@ -399,6 +402,7 @@ def test_the_search_returns_only_what_it_has_seen() -> None:
     assert least_number(lambda _: 0.0, 1.0, **bounds) == 0.05
 
 
+@pytest.mark.turns
 @given(
     largest=st.integers(1, 10_000_000),
     start=log_uniform(1e-3, 1e12),

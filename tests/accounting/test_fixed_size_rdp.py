@@ -33,6 +33,7 @@ def log_moment(sampling_prob: float, noise: float, order: int) -> mpmath.mpf:
         return mpmath.log1p(total)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("order", [2, 3, 7, 32, 65])
 def test_the_theorem_from_above_to_nine_digits(noise: float, order: int):

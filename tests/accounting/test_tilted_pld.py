@@ -112,6 +112,7 @@ def test_one_step_is_the_truth_on_its_grid_from_above(
     assert law.probs.sum() + law.infinite == pytest.approx(1.0, abs=1e-11)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     "pair",
     [
@@ -342,6 +343,7 @@ def test_a_short_window_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert right <= short <= 1.1 * right
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(
     ("relation", "event"),
     [
@@ -412,6 +414,7 @@ def test_full_batches_have_a_closed_form_whatever_they_are_called() -> None:
     assert (nothing.get_epsilon(1e-5), nothing.get_delta(0.0)) == (0.0, 0.0)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("relation", [AR, RO])
 def test_a_whole_curve(relation: Any) -> None:
     event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(2.0))

@@ -208,6 +208,7 @@ def beats(profile: PrivacyProfile, out: np.ndarray, member: np.ndarray) -> tuple
     return excess, share
 
 
+@pytest.mark.turns
 def test_the_best_attack_does_not_beat_the_curve(attack: Any) -> None:
     setting, out, member = attack
     profile = privacy_profile(
@@ -286,6 +287,7 @@ def test_one_pair_alone(epsilon: float, delta: float) -> None:
 # ------------------------------------------------------------------------ groups
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("mu", [0.1, 0.5, 1.5])
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_groups_of_the_gaussian_are_exact(mu: float, k: int) -> None:
@@ -302,6 +304,7 @@ def hockey_stick(density_p: Any, density_q: Any, eps: float) -> float:
     return float(np.maximum(density_p(x) - math.exp(eps) * density_q(x), 0.0).sum() * (x[1] - x[0]))
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("k", [2, 3])
 def test_groups_under_sampling_are_above_the_exact_curve(k: int) -> None:
     """One step, k records that all pull by 1: a mixture of Gaussians over Binomial(k, q) (Ganesh 2024)."""
@@ -412,6 +415,7 @@ def test_a_coarse_grid_only_makes_bounds_larger(
     assert profile.odds_probability(2.0) >= norm.sf(math.log(2.0), mu**2 / 2, mu) - slack
 
 
+@pytest.mark.turns
 @settings(max_examples=100)
 @given(st.floats(0.05, 3.0), st.lists(st.floats(0.0, 1.0), min_size=2, max_size=20))
 def test_the_trade_off_is_one(mu: float, rates: list[float]) -> None:

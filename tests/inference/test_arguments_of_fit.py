@@ -181,6 +181,7 @@ BAD_PLANS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("case", BAD_PLANS)
 def test_refused_plans(logistic: Build, case: str, nothing_spent: None) -> None:
     """Refused at the latest when the number of steps is known, and nothing is spent."""
