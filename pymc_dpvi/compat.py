@@ -9,7 +9,7 @@ import logging
 import platform
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import metadata, util
 from typing import Any
@@ -20,7 +20,7 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.lowering import is_python, without_raising
+from pymc_dpvi.lowering import without_raising
 from pymc_dpvi.process_wide import ProcessWide
 
 with warnings.catch_warnings():  # ArviZ 0.23 announces its next version on import
@@ -28,10 +28,8 @@ with warnings.catch_warnings():  # ArviZ 0.23 announces its next version on impo
     import arviz as az
 
 __all__ = [
-    "WITHOUT_C",
     "PosteriorData",
     "compile_mode",
-    "compiler_of",
     "default_numba_mode",
     "posterior_data",
     "quiet_pytensor",
@@ -45,7 +43,6 @@ PosteriorData = Any
 _TAKEN = {"allow_input_downcast", "givens", "inputs", "on_unused_input", "outputs", "updates"}
 #: No compiler: NumPy and SciPy compute each operation. Fused operations would be Python calls on scalars.
 _PYTHON = Mode("py", RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion"]))
-_PYTENSOR_3 = int(pytensor.__version__.split(".")[0]) >= 3
 #: The mode of a step, and that of the rows of its batch if that differs.
 _BACKENDS: dict[str, tuple[Any, str | None]] = {
     "numba": ("NUMBA", None),
@@ -137,11 +134,6 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
     return kwargs
 
 
-def compiler_of(mode: Mode | str) -> AbstractContextManager[None]:
-    """Return the setting to compile in: no C within functions in Python."""
-    return WITHOUT_C if is_python(get_mode(mode)) else nullcontext()
-
-
 @cache
 def default_numba_mode() -> Mode:
     """Return the mode of ``backend="numba"``, always the same object, by which `compile_cache` knows it."""
@@ -177,24 +169,7 @@ class _Quiet(ProcessWide):
         self._undo.close()
 
 
-class _WithoutC(ProcessWide):
-    """PyTensor compiles no C, for functions in Python that are called a few times.
-
-    PyTensor 3 compiles what is within an operation (a loop, a matrix of a Cholesky factor) by C even if the
-    function around it is in Python: up to sixty calls of the compiler, half a minute or more of the first
-    fit. PyTensor 2 keeps what it has compiled there for later functions, and calls C for fewer of them.
-    """
-
-    def _make(self) -> None:
-        self._before = pytensor.config.cxx
-        if _PYTENSOR_3:
-            pytensor.config.cxx = ""
-
-    def _put_back(self) -> None:
-        pytensor.config.cxx = self._before
-
-
-_QUIET, WITHOUT_C = _Quiet(), _WithoutC()
+_QUIET = _Quiet()
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from pymc_dpvi.cautions import (
     warn_of_rough_integrals,
     warn_of_single_precision,
 )
-from pymc_dpvi.compat import WITHOUT_C, PosteriorData, quiet_pytensor, versions
+from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works, only_numba
 from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.gradient_moments import GradientTrace
@@ -199,7 +199,6 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     @sealed
     @named("DPADVI", NEEDED, MEANT)
-    @WITHOUT_C
     def __init__(
         self,
         *,

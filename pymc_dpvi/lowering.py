@@ -16,10 +16,17 @@ computed on Python's numbers, entry by entry: an integer beyond 64 bits, or beyo
 OverflowError. So nothing is fused there; what comes fused (PyTensor makes one operation of ``x**3``) is taken
 apart; sums and products of more than two arrays are taken two by two; casts and fills are NumPy's. That is
 faster, too.
+
+**Functions within operations.** PyTensor 3 computes what is within an operation (a loop, a factor of a
+correlation matrix) by C even if the function around it is in Python. For functions that are called a few
+times, that means up to sixty calls of the compiler, half a minute or more of a first fit. So there these
+operations are replaced by copies that compute in Python. The copies are the function's own: another function
+with the same operation, in C and in another thread, does not see them.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache, reduce
 from typing import Any
 
@@ -30,20 +37,36 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
-from pytensor.graph.rewriting.basic import in2out, node_rewriter
+from pytensor.graph.rewriting.basic import (
+    GraphRewriter,
+    SequentialGraphRewriter,
+    in2out,
+    node_rewriter,
+)
 from pytensor.link.basic import JITLinker, PerformLinker
 from pytensor.link.c.basic import CLinker, OpWiseCLinker
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 from pytensor.link.vm import VMLinker
 from pytensor.scalar.basic import Add, Cast, Composite, Mul, Pow, Second, second, upcast_out
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 
-__all__ = ["fast_compile", "is_python", "python_as_it_stands", "without_raising"]
+try:
+    from pytensor.compile.inner_function import HasInnerFunction
+except ImportError:  # PyTensor 2
+
+    class HasInnerFunction:  # type: ignore[no-redef]
+        """No operation is one."""
+
+
+__all__ = ["NotCompiledInCError", "fast_compile", "is_python", "python_as_it_stands", "without_raising"]
 
 #: After "specialize" and what undoes canonical forms (48), before fusion (49).
 _POSITION = 48.5
+#: After everything else.
+_LAST = 1000.0
 
 
 def without_raising(mode: Mode) -> Mode:
@@ -52,7 +75,40 @@ def without_raising(mode: Mode) -> Mode:
     if is_python(mode):
         mode = mode.excluding("fusion")
         rewrites += _by_numpy(apart, two_by_two, cast_by_numpy, fill_by_numpy)
+    elif type(mode.linker) is VMLinker:
+        linker = VMLinkerInC(mode.linker.allow_gc, mode.linker.use_cloop)
+        mode = Mode(linker, mode.provided_optimizer)
     return mode.register(*rewrites)
+
+
+class NotCompiledInCError(Exception):
+    """C was switched off while a step was compiled."""
+
+
+class VMLinkerInC(VMLinker):
+    """C's linker, which makes sure that elementwise operations are compiled in C.
+
+    PyTensor and PyMC switch C off for the whole process while they look at a graph's constants, and another
+    thread may do that meanwhile. Operations would then be Python's, and not be lowered as Python's are.
+    """
+
+    def make_all(self, *args: Any, **kwargs: Any) -> Any:
+        """Link, and raise a NotCompiledInCError if an operation is not in C that could be."""
+        made = super().make_all(*args, **kwargs)
+        *_, thunks, order = made
+        for node, thunk in zip(order, thunks, strict=True):
+            if isinstance(node.op, Elemwise) and not hasattr(thunk, "cthunk") and _has_c(node):
+                raise NotCompiledInCError
+        return made
+
+
+def _has_c(node: Apply) -> bool:
+    """Whether an elementwise operation can be compiled in C."""
+    inputs, outputs = [f"i{k}" for k in range(len(node.inputs))], [f"o{k}" for k in range(len(node.outputs))]
+    try:
+        return bool(node.op.c_code(node, "node", inputs, outputs, {"fail": ""}))  # type: ignore[attr-defined]
+    except Exception:  # it raises of many types if it has none
+        return False
 
 
 @cache
@@ -62,13 +118,36 @@ def fast_compile() -> Mode:
     PyTensor's own mode raises for an operation of more than 32 operands. PyMC adds up the log-densities of
     all free variables in one operation, and a sum that a model writes out becomes one.
     """
-    return get_mode("FAST_COMPILE").register(*_by_numpy(two_by_two, cast_by_numpy, fill_by_numpy))
+    mode = get_mode("FAST_COMPILE").register(*_by_numpy(two_by_two, cast_by_numpy, fill_by_numpy))
+    return mode.register((_InnerFunctionsInPython(), _LAST))
 
 
 @cache
 def python_as_it_stands() -> Mode:
     """Return a mode in which Python computes a graph without rewrites, but for `two_by_two`."""
-    return Mode(linker="py", optimizer=None).register(*_by_numpy(two_by_two))
+    return Mode(linker="py", optimizer=None).register(
+        *_by_numpy(two_by_two), (_InnerFunctionsInPython(), _LAST)
+    )
+
+
+class _InnerFunctionsInPython(GraphRewriter):
+    """Replace operations with a function within them by copies that compute it in Python."""
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        """Look at each node; what is within these operations is linked by the same rule."""
+        for node in fgraph.toposort():
+            inner = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+            if not isinstance(inner, HasInnerFunction):
+                continue
+            own: Any = copy(inner)
+            linker = VMLinker(use_cloop=False, c_thunks=False)
+            own._fn = own.compile_fn(Mode(linker, SequentialGraphRewriter(self)))
+            op = own
+            if inner is not node.op:
+                op = copy(node.op)
+                op.core_op = own
+            new = op.make_node(*node.inputs)
+            fgraph.replace_all(list(zip(node.outputs, new.outputs, strict=True)), reason="in Python")
 
 
 def _by_numpy(*rewrites: Any) -> list[tuple[Any, float]]:

@@ -7,12 +7,11 @@ setting back while another still needs ours, and the last would put back ours.
 from __future__ import annotations
 
 import threading
-from contextlib import ContextDecorator
 
 __all__ = ["ProcessWide"]
 
 
-class ProcessWide(ContextDecorator):
+class ProcessWide:
     """The first to enter makes the setting, the last to leave puts back what there was."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pymc_dpvi import DPADVI
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.lowering import fast_compile
+from pymc_dpvi.lowering import NotCompiledInCError, fast_compile
 from pymc_dpvi.posterior.released_draws import evaluator
 
 BACKENDS = ("numba", "c", "python", "jax")
@@ -254,3 +254,12 @@ def test_powers_of_short_integers_do_not_end_the_process() -> None:
         [sys.executable, "-W", "ignore", "-c", POWERS_OF_SHORT_INTEGERS], capture_output=True, text=True
     )
     assert found.returncode == 0 and found.stdout == "end\n", found.stderr[-2000:]
+
+
+@pytest.mark.skipif(not pytensor.config.cxx, reason="needs a compiler")
+def test_what_should_be_in_c_is_in_c_or_refused() -> None:
+    """Known: PyTensor switches C off for moments, in all threads, and a step was Python's, not lowered."""
+    mode, k = compile_mode("c", None)["mode"], pt.lvector("k")
+    assert pytensor.function([k], k**3 * 2, mode=mode)([2]) == [16]
+    with pytensor.config.change_flags(cxx=""), pytest.raises(NotCompiledInCError):
+        pytensor.function([k], k**5 * 3, mode=mode)

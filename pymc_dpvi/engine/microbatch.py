@@ -55,7 +55,6 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import DenseTensorType
 
-from pymc_dpvi.compat import compiler_of
 from pymc_dpvi.engine import clipping
 from pymc_dpvi.engine.clipping import PLAIN_RECORDS
 from pymc_dpvi.engine.compile_cache import Postponed
@@ -318,13 +317,12 @@ def rows_function(
     """Compile what computes the rows of a microbatch; with numba, only when a step is compiled with it."""
 
     def compiled() -> Any:
-        with compiler_of(compile_kwargs["mode"]):
-            function = pm_compile(
-                [In(v, borrow=True) for v in inputs],
-                [Out(a, borrow=True) for a in outputs],
-                on_unused_input="ignore",
-                **compile_kwargs,
-            )
+        function = pm_compile(
+            [In(v, borrow=True) for v in inputs],
+            [Out(a, borrow=True) for a in outputs],
+            on_unused_input="ignore",
+            **compile_kwargs,
+        )
         function.trust_input = True
         return function
 

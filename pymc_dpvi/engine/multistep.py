@@ -32,7 +32,6 @@ from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key, numb
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.type import DenseTensorType
 
-from pymc_dpvi.compat import compiler_of
 from pymc_dpvi.engine.compile_cache import name_of, shared
 from pymc_dpvi.engine.generated_code import SHAPE, write_loop
 from pymc_dpvi.engine.graph_keys import graph_key, source_hash
@@ -135,8 +134,7 @@ class Chunk:
         """
 
         def compiled() -> Any:
-            with compiler_of(compile_kwargs["mode"]):
-                self.step = pm_compile(inputs, outputs, on_unused_input="ignore", **compile_kwargs)
+            self.step = pm_compile(inputs, outputs, on_unused_input="ignore", **compile_kwargs)
             self.step.trust_input = True
             if not isinstance(self.step.maker.linker, NumbaLinker):
                 return None

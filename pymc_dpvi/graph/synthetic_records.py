@@ -15,7 +15,6 @@ from pymc.pytensorf import compile as pm_compile
 from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_dpvi.compat import WITHOUT_C
 from pymc_dpvi.graph.densities import Likelihood, in_values
 from pymc_dpvi.graph.gradients import Latents, put
 from pymc_dpvi.graph.records import RecordModel
@@ -42,8 +41,7 @@ def python_function(
 ) -> Callable[..., list[np.ndarray]]:
     """Make a function that evaluates a graph in Python, as it stands: for few calls."""
     mode = python_as_it_stands()
-    with WITHOUT_C:
-        return pm_compile(list(inputs), list(outputs), mode=mode, on_unused_input="ignore", random_seed=0)
+    return pm_compile(list(inputs), list(outputs), mode=mode, on_unused_input="ignore", random_seed=0)
 
 
 def synthetic_records(
