@@ -48,7 +48,6 @@ from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works, only_numba
 from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.gradient_moments import GradientTrace
-from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.loop import averages_from, iterate
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.engine.source_records import SourceRecords, source_records
@@ -63,6 +62,7 @@ from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values
 from pymc_dpvi.guide import Amortized, GuideFamily
+from pymc_dpvi.kernel import source_hash
 from pymc_dpvi.keywords import MEANT, NEEDED, FitArguments, check_fit_arguments, named
 from pymc_dpvi.lowering import is_python
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip

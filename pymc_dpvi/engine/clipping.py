@@ -36,9 +36,9 @@ in `kernels`: the terms of a squared norm and of a dot product may be reordered.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from pymc_dpvi.kernel import kernel
 from pymc_dpvi.mechanism.limits import LARGEST_SUM, SLACK, TALLY_COLUMNS
 
 __all__ = [
@@ -55,7 +55,7 @@ __all__ = [
 PLAIN_RECORDS = 1024
 _LARGEST_TALLY = 2**62
 
-_kernel = numba.njit(cache=True, fastmath=False)
+_kernel = kernel(fastmath=False)
 
 
 @_kernel

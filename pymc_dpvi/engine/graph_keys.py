@@ -13,9 +13,7 @@ declare its properties), there is no key.
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -29,7 +27,9 @@ from pytensor.graph.type import Type
 from pytensor.scalar.basic import Cast, Composite, ScalarOp
 from pytensor.scalar.loop import ScalarLoop
 
-__all__ = ["graph_key", "source_hash"]
+from pymc_dpvi.kernel import source_hash
+
+__all__ = ["graph_key"]
 
 #: Attributes of every operation on scalars: its type and the types of its results tell the same.
 _OF_SCALARS = {"name", "output_types_preference", "bool"}
@@ -47,24 +47,6 @@ def graph_key(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> str | 
         return _digest("graph", versions, _graph(inputs, outputs))
     except _Unknown:
         return None
-
-
-def source_hash() -> str:
-    """Return the SHA-256 of this package's sources, so that changed sources find nothing older on disk."""
-    return _SOURCES
-
-
-def _hash_of_sources() -> str:
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root).as_posix()} ".encode() + path.read_bytes())
-    # Without sources all versions would have one hash: there it is random, and nothing is found again.
-    return digest.hexdigest() if Path(__file__).is_file() else secrets.token_hex()
-
-
-#: Computed at the import: a process that runs must not store its code under the hash of changed sources.
-_SOURCES = _hash_of_sources()
 
 
 def _digest(*parts: Any) -> str:

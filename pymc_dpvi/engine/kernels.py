@@ -14,8 +14,9 @@ proof.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from pymc_dpvi.kernel import kernel
 
 __all__ = [
     "CANCELLATION",
@@ -38,7 +39,7 @@ _ROUNDOFF = 2.0**-52
 _SMALL = 1e-280
 
 # Loops, not operations on rows: numba takes seconds to compile the messages of their errors.
-_kernel = numba.njit(cache=True, fastmath=False)
+_kernel = kernel(fastmath=False)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ _kernel = numba.njit(cache=True, fastmath=False)
 # ------------------------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True, fastmath={"reassoc"})
+@kernel(fastmath={"reassoc"})
 def _squared_norm(row: np.ndarray) -> float:  # pragma: no cover
     # The squares may be added in any order, so that the loop is vectorised. NaN and infinity are kept: only
     # LLVM's flags `nnan` and `ninf` would say that they do not occur.
@@ -64,7 +65,7 @@ def _largest(row: np.ndarray) -> float:  # pragma: no cover
     return top
 
 
-@numba.njit(cache=True, fastmath={"reassoc"})
+@kernel(fastmath={"reassoc"})
 def _squared_norms(rows: np.ndarray, count: int) -> np.ndarray:  # pragma: no cover
     # `_squared_norm` of the first rows; a call or a view for each row would count references.
     totals = np.empty(count)
@@ -116,7 +117,7 @@ def add_squared_norms_outer(
         total[i] += norms[i]
 
 
-@numba.njit(cache=True, fastmath={"reassoc"})
+@kernel(fastmath={"reassoc"})
 def _dot(a: np.ndarray, b: np.ndarray) -> float:  # pragma: no cover
     total = 0.0
     for j in range(a.size):

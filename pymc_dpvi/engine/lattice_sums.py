@@ -17,9 +17,9 @@ not add up to a sum that is held: a piece has at most `PIECE_RECORDS` records, s
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from pymc_dpvi.kernel import kernel
 from pymc_dpvi.mechanism.limits import LARGEST_SUM
 
 __all__ = ["add_on_lattice", "no_sum", "release_of"]
@@ -30,7 +30,7 @@ _LARGEST = np.int64(LARGEST_SUM)
 #: |a| beyond which a sum is outside of the range, whatever b is.
 _FAR = np.int64(2**43 + 2**25)
 
-_kernel = numba.njit(cache=True, fastmath=False)
+_kernel = kernel(fastmath=False)
 
 
 def no_sum(size: int) -> np.ndarray:

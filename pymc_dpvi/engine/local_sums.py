@@ -22,10 +22,10 @@ share is, it is clipped.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from pymc_dpvi.engine.unit_sums import add_unit
+from pymc_dpvi.kernel import kernel
 
 __all__ = [
     "LONGEST_SEARCH",
@@ -46,7 +46,7 @@ LONGEST_SEARCH = 40
 #: A search ends if its next step is shorter than this, in standard deviations.
 _SHORT = 0.02
 
-_kernel = numba.njit(cache=True, fastmath=False)
+_kernel = kernel(fastmath=False)
 
 
 @_kernel

@@ -67,13 +67,14 @@ from pymc_dpvi.engine.generated_code import (
     write_add_units,
     write_microbatched_sum,
 )
-from pymc_dpvi.engine.graph_keys import graph_key, source_hash
+from pymc_dpvi.engine.graph_keys import graph_key
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.private_sum import PrivateSum, sum_type
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.batched_ops import without_loops
 from pymc_dpvi.graph.blocks import Form
 from pymc_dpvi.graph.traversal import substituted
+from pymc_dpvi.kernel import source_hash
 
 __all__ = ["MicrobatchedSum", "in_microbatches", "rows_function"]
 

@@ -27,6 +27,7 @@ from pytensor.link.numba.dispatch.basic import numba_njit
 from pymc_dpvi.engine.generated_code import PIECE
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
+from pymc_dpvi.kernel import kernel
 from pymc_dpvi.mechanism.limits import PIECE_RECORDS
 
 __all__ = ["Batch", "PieceSum", "cuts_of_persons"]
@@ -99,7 +100,7 @@ def take_turn(typing_context: Any, turns: Any) -> Any:  # pragma: no cover
     return numba.types.int64(turns), codegen
 
 
-@numba.njit(cache=True, fastmath=False)
+@kernel(fastmath=False)
 def cuts_of_persons(marked: np.ndarray, length: int) -> np.ndarray:  # pragma: no cover
     """Return where pieces of at least `length` rows begin, that end with the last row of a person."""
     out = np.empty(marked.size // max(1, length) + 2, np.int64)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numba
 import numpy as np
 
 from pymc_dpvi.engine.unit_sums import marked_rows
 from pymc_dpvi.graph.units import Units
+from pymc_dpvi.kernel import kernel
 from pymc_dpvi.mechanism.mechanism import Draws
 from pymc_dpvi.randomness.keystream import KeyStream
 
@@ -38,7 +38,7 @@ def in_rows(draws: Draws, units: Units, stream: KeyStream) -> Draws:
     return replace(draws, indices=out, offsets=ends[draws.offsets])
 
 
-@numba.njit(cache=True, fastmath=False)
+@kernel(fastmath=False)
 def _some_rows(
     persons: np.ndarray,
     rows: np.ndarray,

@@ -20,14 +20,14 @@ A sum that is not finite counts as zero.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from pymc_dpvi.engine.clipping import add_tally, clip_factors
+from pymc_dpvi.kernel import kernel
 
 __all__ = ["add_row", "add_row_outer", "add_row_products", "add_row_sparse", "add_unit", "marked_rows"]
 
-_kernel = numba.njit(cache=True, fastmath=False)
+_kernel = kernel(fastmath=False)
 
 
 @_kernel

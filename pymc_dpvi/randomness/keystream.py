@@ -31,13 +31,13 @@ import threading
 import weakref
 from typing import NoReturn, SupportsIndex
 
-import numba
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
 from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.kernel import kernel
 
 __all__ = ["KEY_BYTES", "KeyStream", "Uncopied", "insecure_key", "words_to_uniforms"]
 
@@ -216,7 +216,7 @@ def insecure_key(seed: int, label: str) -> bytes:
     return hashlib.sha256(message).digest()
 
 
-@numba.njit(cache=True, fastmath=False)
+@kernel(fastmath=False)
 def _fill_uniforms(words: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover
     for i in range(words.size):
         # The 1024 largest words, which stand for (1 - 2^-54, 1), round to 1.0: take the float below.

@@ -39,11 +39,11 @@ import functools
 import math
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dpvi.arguments import check_integer
+from pymc_dpvi.kernel import kernel
 from pymc_dpvi.randomness.keystream import KeyStream
 
 __all__ = ["LATTICE_BITS", "Tables", "rounded_normals"]
@@ -68,7 +68,7 @@ _PIECE = 1 << 14
 
 _REJECT, _ACCEPT, _UNDECIDED = 0, 1, 2
 
-_kernel = numba.njit(cache=True, fastmath=False)
+_kernel = kernel(fastmath=False)
 
 
 def exp_bounds(numerator: int, shift: int, bits: int) -> tuple[int, int]:

@@ -24,10 +24,10 @@ import math
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_dpvi.kernel import kernel
 from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
 
 __all__ = ["LARGEST_PROB", "SMALLEST_PROB", "bernoulli_successes", "cut_into_runs", "uniform_subsets"]
@@ -44,7 +44,7 @@ _LARGEST_TABLE = 1 << 22
 # Draws are made in pieces that stay in the processor's cache.
 _PIECE = 1 << 13
 
-_kernel = numba.njit(cache=True, fastmath=False)
+_kernel = kernel(fastmath=False)
 
 
 def bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArray[np.int64]:
