@@ -37,9 +37,9 @@ from rich.progress import Progress
 from pymc_dpvi import DPADVI, InsecureNoiseWarning
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.engine.gradient_moments import GradientTrace
-from pymc_dpvi.engine.graph_keys import source_hash
 from pymc_dpvi.engine.loop import iterate
 from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.kernel import source_hash
 from pymc_dpvi.mechanism.mechanism import Streams
 from pymc_dpvi.optimizers import falling_adam
 from pymc_dpvi.posterior.noise_aware import NoiseAwarePosterior

@@ -45,7 +45,7 @@ def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         if made is function:  # numba is switched off
             return made
         made.enable_caching()
-        file = getattr(made._cache, "_cache_file", None)
+        file: Any = getattr(made._cache, "_cache_file", None)
         if hasattr(file, "_source_stamp"):
             file._source_stamp = (file._source_stamp, _SOURCES)
         else:  # a version of numba that keeps it elsewhere: compiled in each process
