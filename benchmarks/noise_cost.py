@@ -34,8 +34,9 @@ import pymc as pm
 from rich.console import Console
 from rich.table import Table
 
+from pymc_dpvi import kernel
 from pymc_dpvi.compat import compile_mode
-from pymc_dpvi.engine import clipping, graph_keys
+from pymc_dpvi.engine import clipping
 from pymc_dpvi.engine.loop import iterate
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.graph.records import build_record_model
@@ -121,7 +122,7 @@ def make_runner(size: Size, lattice: bool) -> Callable[[], None]:
         if not lattice:
             stack.enter_context(mock.patch.object(clipping, "round_and_add", without_lattice))
             # Another code has another name, or the compiled lattice would be found again.
-            stack.enter_context(mock.patch.object(graph_keys, "_SOURCES", "without a lattice"))
+            stack.enter_context(mock.patch.object(kernel, "_SOURCES", "without a lattice"))
         step = PrivateStep(
             record,
             approx.latents,
