@@ -39,8 +39,8 @@ from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.loop import iterate
 from pymc_dpvi.engine.step import PrivateStep
-from pymc_dpvi.kernel import source_hash
 from pymc_dpvi.mechanism.mechanism import Streams
+from pymc_dpvi.numba_cache import source_hash
 from pymc_dpvi.optimizers import falling_adam
 from pymc_dpvi.posterior.noise_aware import NoiseAwarePosterior
 

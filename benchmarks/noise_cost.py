@@ -34,7 +34,7 @@ import pymc as pm
 from rich.console import Console
 from rich.table import Table
 
-from pymc_dpvi import kernel
+from pymc_dpvi import numba_cache
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.engine import clipping
 from pymc_dpvi.engine.loop import iterate
@@ -122,7 +122,7 @@ def make_runner(size: Size, lattice: bool) -> Callable[[], None]:
         if not lattice:
             stack.enter_context(mock.patch.object(clipping, "round_and_add", without_lattice))
             # Another code has another name, or the compiled lattice would be found again.
-            stack.enter_context(mock.patch.object(kernel, "_SOURCES", "without a lattice"))
+            stack.enter_context(mock.patch.object(numba_cache, "_SOURCES", "without a lattice"))
         step = PrivateStep(
             record,
             approx.latents,

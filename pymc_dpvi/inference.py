@@ -62,11 +62,11 @@ from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values
 from pymc_dpvi.guide import Amortized, GuideFamily
-from pymc_dpvi.kernel import source_hash
 from pymc_dpvi.keywords import MEANT, NEEDED, FitArguments, check_fit_arguments, named
 from pymc_dpvi.lowering import is_python
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.numba_cache import source_hash
 from pymc_dpvi.one_at_a_time import Turn, one_at_a_time
 from pymc_dpvi.optimizers import Optimizer, falling_adam, rate_of_large
 from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField

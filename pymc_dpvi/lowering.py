@@ -75,8 +75,9 @@ def without_raising(mode: Mode) -> Mode:
     if is_python(mode):
         mode = mode.excluding("fusion")
         rewrites += _by_numpy(apart, two_by_two, cast_by_numpy, fill_by_numpy)
-    elif type(mode.linker) is VMLinker:
-        linker = VMLinkerInC(mode.linker.allow_gc, mode.linker.use_cloop)
+    elif type(mode.linker) in _IN_C:
+        linker = mode.linker.clone()
+        linker.__class__ = _IN_C[type(linker)]
         mode = Mode(linker, mode.provided_optimizer)
     return mode.register(*rewrites)
 
@@ -85,21 +86,36 @@ class NotCompiledInCError(Exception):
     """C was switched off while a step was compiled."""
 
 
-class VMLinkerInC(VMLinker):
-    """C's linker, which makes sure that elementwise operations are compiled in C.
+def _in_c(made: Any) -> Any:
+    """Return what a linker has made; raise if an elementwise operation could be in C and is not.
 
     PyTensor and PyMC switch C off for the whole process while they look at a graph's constants, and another
     thread may do that meanwhile. Operations would then be Python's, and not be lowered as Python's are.
     """
+    *_, thunks, order = made
+    for node, thunk in zip(order, thunks, strict=True):
+        if isinstance(node.op, Elemwise) and not hasattr(thunk, "cthunk") and _has_c(node):
+            raise NotCompiledInCError
+    return made
+
+
+class VMLinkerInC(VMLinker):
+    """PyTensor's usual linker for C; see `_in_c`."""
 
     def make_all(self, *args: Any, **kwargs: Any) -> Any:
-        """Link, and raise a NotCompiledInCError if an operation is not in C that could be."""
-        made = super().make_all(*args, **kwargs)
-        *_, thunks, order = made
-        for node, thunk in zip(order, thunks, strict=True):
-            if isinstance(node.op, Elemwise) and not hasattr(thunk, "cthunk") and _has_c(node):
-                raise NotCompiledInCError
-        return made
+        """Link, and check."""
+        return _in_c(super().make_all(*args, **kwargs))
+
+
+class OpWiseCLinkerInC(OpWiseCLinker):
+    """That of the mode ``c|py``."""
+
+    def make_all(self, *args: Any, **kwargs: Any) -> Any:
+        """Link, and check."""
+        return _in_c(super().make_all(*args, **kwargs))
+
+
+_IN_C: dict[type, type] = {VMLinker: VMLinkerInC, OpWiseCLinker: OpWiseCLinkerInC}
 
 
 def _has_c(node: Apply) -> bool:

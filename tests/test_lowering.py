@@ -27,7 +27,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pymc_dpvi import DPADVI
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.lowering import NotCompiledInCError, fast_compile
+from pymc_dpvi.lowering import NotCompiledInCError, fast_compile, without_raising
 from pymc_dpvi.posterior.released_draws import evaluator
 
 BACKENDS = ("numba", "c", "python", "jax")
@@ -257,9 +257,10 @@ def test_powers_of_short_integers_do_not_end_the_process() -> None:
 
 
 @pytest.mark.skipif(not pytensor.config.cxx, reason="needs a compiler")
-def test_what_should_be_in_c_is_in_c_or_refused() -> None:
+@pytest.mark.parametrize("linker", ["cvm", "c|py"])
+def test_what_should_be_in_c_is_in_c_or_refused(linker: str) -> None:
     """Known: PyTensor switches C off for moments, in all threads, and a step was Python's, not lowered."""
-    mode, k = compile_mode("c", None)["mode"], pt.lvector("k")
+    mode, k = without_raising(Mode(linker, "fast_run")), pt.lvector("k")
     assert pytensor.function([k], k**3 * 2, mode=mode)([2]) == [16]
     with pytensor.config.change_flags(cxx=""), pytest.raises(NotCompiledInCError):
         pytensor.function([k], k**5 * 3, mode=mode)

@@ -38,7 +38,7 @@ ROOMS = (
     ("guide", "sampling"),
     ("randomness",),
     ("compat", "one_at_a_time", "optimizers", "pages", "progress", "redaction"),
-    ("arguments", "kernel", "lowering", "process_wide"),
+    ("arguments", "lowering", "numba_cache", "process_wide"),
     ("errors",),
 )
 DEPTH = {name: depth for depth, layer in enumerate(ROOMS) for name in layer}

@@ -38,8 +38,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pymc_dpvi.kernel import kernel
 from pymc_dpvi.mechanism.limits import LARGEST_SUM, SLACK, TALLY_COLUMNS
+from pymc_dpvi.numba_cache import kernel
 
 __all__ = [
     "PLAIN_RECORDS",

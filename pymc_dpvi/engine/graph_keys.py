@@ -27,7 +27,7 @@ from pytensor.graph.type import Type
 from pytensor.scalar.basic import Cast, Composite, ScalarOp
 from pytensor.scalar.loop import ScalarLoop
 
-from pymc_dpvi.kernel import source_hash
+from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["graph_key"]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pymc_dpvi.kernel import kernel
+from pymc_dpvi.numba_cache import kernel
 
 __all__ = [
     "CANCELLATION",

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pymc_dpvi.kernel import kernel
 from pymc_dpvi.mechanism.limits import LARGEST_SUM
+from pymc_dpvi.numba_cache import kernel
 
 __all__ = ["add_on_lattice", "no_sum", "release_of"]
 

@@ -18,7 +18,7 @@ from pytensor.link.numba.dispatch.basic import (
 from pymc_dpvi.engine.generated_code import RELEASE, Ending
 from pymc_dpvi.engine.generated_local_sums import write_add_pairs, write_local_sum
 from pymc_dpvi.engine.private_sum import PrivateSum, sum_type
-from pymc_dpvi.kernel import source_hash
+from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["LocalSum"]
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 
 from pymc_dpvi.engine.unit_sums import add_unit
-from pymc_dpvi.kernel import kernel
+from pymc_dpvi.numba_cache import kernel
 
 __all__ = [
     "LONGEST_SEARCH",

@@ -74,7 +74,7 @@ from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.batched_ops import without_loops
 from pymc_dpvi.graph.blocks import Form
 from pymc_dpvi.graph.traversal import substituted
-from pymc_dpvi.kernel import source_hash
+from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["MicrobatchedSum", "in_microbatches", "rows_function"]
 

@@ -35,7 +35,7 @@ from pytensor.tensor.type import DenseTensorType
 from pymc_dpvi.engine.compile_cache import name_of, shared
 from pymc_dpvi.engine.generated_code import SHAPE, write_loop
 from pymc_dpvi.engine.graph_keys import graph_key
-from pymc_dpvi.kernel import source_hash
+from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["Chunk"]
 

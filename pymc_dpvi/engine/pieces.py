@@ -27,8 +27,8 @@ from pytensor.link.numba.dispatch.basic import numba_njit
 from pymc_dpvi.engine.generated_code import PIECE
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
-from pymc_dpvi.kernel import kernel
 from pymc_dpvi.mechanism.limits import PIECE_RECORDS
+from pymc_dpvi.numba_cache import kernel
 
 __all__ = ["Batch", "PieceSum", "cuts_of_persons"]
 

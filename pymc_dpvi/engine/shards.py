@@ -36,7 +36,7 @@ from pymc_dpvi.engine.microbatch import MicrobatchedSum, rows_function
 from pymc_dpvi.engine.pieces import Batch, PieceSum
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.engine.silence import silence
-from pymc_dpvi.kernel import source_hash
+from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["Group", "Recipe", "hold", "packed", "sum_of_group", "unpacked"]
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from pymc_dpvi.engine.unit_sums import marked_rows
 from pymc_dpvi.graph.units import Units
-from pymc_dpvi.kernel import kernel
 from pymc_dpvi.mechanism.mechanism import Draws
+from pymc_dpvi.numba_cache import kernel
 from pymc_dpvi.randomness.keystream import KeyStream
 
 __all__ = ["in_rows"]

@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from pymc_dpvi.engine.clipping import add_tally, clip_factors
-from pymc_dpvi.kernel import kernel
+from pymc_dpvi.numba_cache import kernel
 
 __all__ = ["add_row", "add_row_outer", "add_row_products", "add_row_sparse", "add_unit", "marked_rows"]
 

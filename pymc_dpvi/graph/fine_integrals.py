@@ -89,8 +89,8 @@ class MarginalGradient:
     def __call__(self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray) -> np.ndarray:
         """Return the gradient by z, (D,), of a person with these rows: of each, an entry of all arrays."""
         places = self._local.places
-        own = self._fine_grid(rows, z) if places.adaptive else (places.at, places.log_weights)
-        points, log_weights = own
+        given = places.at, places.log_weights
+        points, log_weights = self._fine_grid(rows, z) if places.adaptive else given
         return _mean(*self.at(rows, z, points), log_weights)[0]
 
 

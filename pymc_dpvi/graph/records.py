@@ -217,8 +217,8 @@ class RecordModel:
             if array_shape(array) != (self.num_records, *row.type.shape[1:]):
                 raise UnsupportedModelError(
                     f"{array_name(self.model, array)} has another shape now than when the method was made "
-                    "(pm.set_data), so the checks of the model hold no longer. Put the data of the fit back; "
-                    "only to fit other data, at a new cost, make a new DPADVI."
+                    "(pm.set_data), so the checks of the model hold no longer. Put the data of the fit "
+                    "back. A new DPADVI is needed only to fit other data, at a new cost."
                 )
         if self.units is not None:
             self.units.check_unchanged(model)

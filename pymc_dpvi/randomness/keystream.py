@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.kernel import kernel
+from pymc_dpvi.numba_cache import kernel
 
 __all__ = ["KEY_BYTES", "KeyStream", "Uncopied", "insecure_key", "words_to_uniforms"]
 

@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_dpvi.arguments import check_integer
-from pymc_dpvi.kernel import kernel
+from pymc_dpvi.numba_cache import kernel
 from pymc_dpvi.randomness.keystream import KeyStream
 
 __all__ = ["LATTICE_BITS", "Tables", "rounded_normals"]

@@ -27,7 +27,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_dpvi.kernel import kernel
+from pymc_dpvi.numba_cache import kernel
 from pymc_dpvi.randomness.keystream import KeyStream, words_to_uniforms
 
 __all__ = ["LARGEST_PROB", "SMALLEST_PROB", "bernoulli_successes", "cut_into_runs", "uniform_subsets"]

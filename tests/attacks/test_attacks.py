@@ -20,7 +20,7 @@ from attacks.subjects import PLACE, SUBJECTS, Subject
 from attacks.watch import Crew, Task
 from pymc_dpvi import DPADVI
 from pymc_dpvi.graph.records import RecordModel
-from pymc_dpvi.kernel import source_hash
+from pymc_dpvi.numba_cache import source_hash
 
 BACKENDS = ("python", "numba", "c", "c without a compiler", "jax")
 FIT = [name for name in SUBJECTS if not name.startswith("operation")]

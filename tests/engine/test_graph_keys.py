@@ -20,7 +20,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import make_slice
 
 import pymc_dpvi
-from pymc_dpvi import kernel
+from pymc_dpvi import numba_cache
 from pymc_dpvi.engine import graph_keys
 from pymc_dpvi.engine.graph_keys import graph_key
 
@@ -185,12 +185,12 @@ def test_every_source_of_the_package_is_part_of_a_key(tmp_path: Path, monkeypatc
     """What `lowering` or `graph` compile into a step is kept on disk, too."""
     copy = tmp_path / "pymc_dpvi"
     shutil.copytree(Path(pymc_dpvi.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(kernel, "__file__", str(copy / "kernel.py"))
-    before = kernel._hash_of_sources()
-    assert before == kernel._SOURCES
+    monkeypatch.setattr(numba_cache, "__file__", str(copy / "numba_cache.py"))
+    before = numba_cache._hash_of_sources()
+    assert before == numba_cache._SOURCES
     for name in ("lowering.py", "graph/batched_ops.py", "engine/kernels.py"):
         with (copy / name).open("a") as file:
             file.write("# changed\n")
-        after = kernel._hash_of_sources()
+        after = numba_cache._hash_of_sources()
         assert after != before
         before = after

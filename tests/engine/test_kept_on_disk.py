@@ -13,7 +13,7 @@ import pytest
 from numba.core.caching import FunctionCache
 
 import pymc_dpvi
-from pymc_dpvi.kernel import source_hash
+from pymc_dpvi.numba_cache import source_hash
 
 SESSION = """
 import warnings
