@@ -42,6 +42,7 @@ from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_dpvi.compat import compile_mode, rows_mode
+from pymc_dpvi.engine.interrupts import noticed
 from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.lowering import is_python
@@ -228,15 +229,21 @@ def reason_of(error: BaseException) -> str:
 
 
 def _attempt(make: Callable[[Backend], T], candidate: Backend) -> tuple[T | None, str]:
+    made: T | None = None
+    reason = ""
+    interrupts: list[int] = []
     try:
-        with _garbage_left_alone():
-            return make(candidate), ""
+        with _garbage_left_alone(), noticed(interrupts):
+            made = make(candidate)
     except (PrivacyError, MemoryError):
         raise
     except StepFailedError as error:
-        return None, error.reason
+        reason = error.reason
     except Exception as error:  # its text may quote arrays of the model
-        return None, reason_of(error)
+        reason = reason_of(error)
+    if interrupts:  # one that a compiler has swallowed
+        raise KeyboardInterrupt
+    return made, reason
 
 
 @contextmanager

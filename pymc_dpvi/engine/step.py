@@ -6,13 +6,10 @@ called.
 
 from __future__ import annotations
 
-import signal
-import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -25,6 +22,7 @@ from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.executor import available_cores
 from pymc_dpvi.engine.gradient_moments import GradientTrace
+from pymc_dpvi.engine.interrupts import uninterrupted
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
@@ -233,7 +231,7 @@ class PrivateStep:
         failure = unreached = ""
         weights = np.asarray(weights, dtype=self.dtype)
         try:
-            with _uninterrupted(), ONE_THREAD:
+            with uninterrupted(), ONE_THREAD:
                 rows = self._call(indices, offsets, noise, base_draws, weights)
                 self.calls += len(weights)
                 self.trace.take(rows)
@@ -254,24 +252,3 @@ class PrivateStep:
     def rest(self) -> None:
         """Let go of threads, until the next step."""
         self.chunk.rest()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let a keyboard interrupt wait, so that the state and the count of steps belong together.
-
-    Otherwise Python would nearly always raise it after the compiled call and before its results are stored.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if came:
-            handler(*came[0])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +81,30 @@ def test_who_names_a_backend_gets_it_or_an_error(name: str) -> None:
     assert "Nothing is spent" in str(caught.value)
     assert f"backend='{name}'," not in str(caught.value)  # it recommends another one
     assert tried == [name, "python"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_an_interrupt_of_a_compiler_is_not_lost(error: type[Exception] | None) -> None:
+    """Known: Ctrl-C while LLVM compiled became numba's RuntimeError, and the fit went on with C."""
+    asked: list[str] = []
+
+    def make(candidate: Backend) -> str:
+        asked.append(candidate.name)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                pass  # the interpreter looks for signals here
+        except KeyboardInterrupt:
+            if error is not None:
+                raise error("of LLVM") from None
+        return "made"
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        first_that_works(backends.backends(None, None), make)
+    assert asked == ["numba"] and caught.value.__context__ is None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_errors_of_our_own_pass() -> None:
