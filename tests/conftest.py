@@ -1,7 +1,7 @@
 """What every test file shares: PyTensor's warning about BLAS, two tiny models, and parts of the long tests.
 
-A whole fit compiles for ten seconds and more, so `tox run -e py` fits a sixtieth of the zoo, and does an
-eighth of the tests marked ``turns``. `.ci/run` does another part with PyMC 6. The commit decides which.
+A whole fit compiles for ten seconds and more, so `tox run -e py` fits a ninetieth of the zoo, and does a
+twelfth of the tests marked ``turns``. `.ci/run` does another part with PyMC 6. The commit decides which.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ settings.register_profile("pymc_dpvi", deadline=None)
 settings.load_profile("pymc_dpvi")
 
 NUM_RECORDS = 61
-_TURNS = 8
+_TURNS = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

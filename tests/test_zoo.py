@@ -1,7 +1,7 @@
 """Every model of the zoo, through the analysis, the gradients, the release and (some) a whole fit.
 
-On every push an eighth of the models runs without compilation, the gradients of the ``quick`` ones on numba,
-and a sixtieth through a whole fit on the default backend (``zoo``, see `conftest`); the rest of the
+On every push a twelfth of the models runs without compilation, the gradients of the ``quick`` ones on numba,
+and a ninetieth through a whole fit on the default backend (``zoo``, see `conftest`); the rest of the
 backends is slow.
 """
 
