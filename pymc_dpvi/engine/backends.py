@@ -231,7 +231,7 @@ def reason_of(error: BaseException) -> str:
 def _attempt(make: Callable[[Backend], T], candidate: Backend) -> tuple[T | None, str]:
     made: T | None = None
     reason = ""
-    interrupts: list[int] = []
+    interrupts: list[type[BaseException]] = []
     try:
         with _garbage_left_alone(), noticed(interrupts):
             made = make(candidate)

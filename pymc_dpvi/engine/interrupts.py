@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 __all__ = ["noticed", "uninterrupted"]
+
+_Handler = Callable[[int, FrameType | None], Any]
 
 
 @contextmanager
@@ -17,38 +20,49 @@ def uninterrupted() -> Iterator[None]:
 
     Otherwise Python would nearly always raise it after the compiled call and before its results are stored.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
+    late: list[Callable[[], Any]] = []
 
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    def wait(handler: _Handler) -> _Handler:
+        return lambda number, frame: late.append(lambda: handler(number, frame))
+
     try:
-        yield
+        with _handled(wait):
+            yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if came:
-            handler(*came[0])
+        if late:
+            late[0]()
 
 
 @contextmanager
-def noticed(came: list[int]) -> Iterator[None]:
-    """Write down keyboard interrupts, which are raised as ever.
+def noticed(raised: list[type[BaseException]]) -> Iterator[None]:
+    """Write down what the handler of a keyboard interrupt raises, by its type; it is raised as ever.
 
     Python cannot pass on what is raised in a function that a library calls, as LLVM does while it compiles.
     An interrupt is then lost, or has become another error.
     """
+
+    def note(handler: _Handler) -> _Handler:
+        def noting(number: int, frame: FrameType | None) -> None:
+            try:
+                handler(number, frame)
+            except BaseException as error:
+                raised.append(type(error))
+                raise
+
+        return noting
+
+    with _handled(note):
+        yield
+
+
+@contextmanager
+def _handled(other: Callable[[_Handler], _Handler]) -> Iterator[None]:
+    """Put another handler in place of the one of keyboard interrupts, if there is one in Python."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def notice(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        handler(number, frame)
-
-    signal.signal(signal.SIGINT, notice)
+    signal.signal(signal.SIGINT, other(handler))
     try:
         yield
     finally:

@@ -107,6 +107,22 @@ def test_an_interrupt_of_a_compiler_is_not_lost(error: type[Exception] | None) -
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_that_the_user_handles_ends_nothing() -> None:
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+
+    def make(candidate: Backend) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+        return "made"
+
+    assert first_that_works(backends.backends(None, None), make) == ("made", "numba")
+    assert came == [signal.SIGINT]
+
+
 def test_errors_of_our_own_pass() -> None:
     make, tried = failing("numba", error=lambda: UnsupportedModelError("no gradient"))
     with pytest.raises(UnsupportedModelError, match="no gradient"):
