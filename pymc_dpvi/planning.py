@@ -17,7 +17,7 @@ neither C nor data. Real signals are smaller: near the optimum the gradients can
 
 Below an SNR of `MIN_SNR` :func:`plan` warns. N, D and ε do not tell how large the error of a posterior mean
 will be: on the regressions of ``benchmarks/calibration.py`` the best multiple of √N/SNR is within a factor of
-two of it in 0.42 of the fits.
+two of it in 0.44 of the fits.
 
 The gradients of a network lie mostly in few directions, and the noise in all D, so a network learns at ratios
 that would be hopeless for a regression: beyond `MOST_LATENTS` values the bound is `MIN_SNR_OF_LARGE`.

@@ -11,8 +11,8 @@ With the mean :math:`m_j` and the standard deviation :math:`s_j` of the noise-aw
 * the *clipped share* of the records' gradients in the later steps. It takes noisy counts, which only an
   adaptive clip norm releases.
 
-No threshold of these finds the fits that predict badly. A median share above 0.7 has a precision of 0.39 and
-a recall of 0.66 for the fits in ``benchmarks/calibration.py`` that lost more than half of what the predictors
+No threshold of these finds the fits that predict badly. A median share above 0.7 has a precision of 0.51 and
+a recall of 0.74 for the fits in ``benchmarks/calibration.py`` that lost more than half of what the predictors
 tell. `planning` predicts somewhat better, before the fit.
 
 Privacy: post-processing of released sums.
