@@ -34,7 +34,7 @@ from pymc_dpvi.graph.model_checks import hint_of_loops
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.selections import cuts_records, has_bounds
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
-from pymc_dpvi.graph.traversal import array_value, is_array, walk
+from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 
 __all__ = ["CannotBeWrittenError", "check_separable", "write_for_several"]
 
@@ -93,6 +93,7 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
             f"the variables {sorted(rv.name for rv in record.model.free_RVs)} start where the likelihood "
             "has no density, a scale below zero for example: give them initval=..."
             + hint_of_loops([record.factors[n] for n in blind], blind)
+            + _hint_of_public(record)
         )
 
 
@@ -111,8 +112,21 @@ def _or_raise(record: RecordModel, many: Likelihood | None) -> Likelihood:
             "takes some of them by their place, or has a length that is a number: give the model the rows to "
             "be fitted and no others, and drop fixed lengths from pt.zeros, pt.ones, reshape or shape=."
             + hint_of_loops(list(record.factors.values()), record.factors)
+            + _hint_of_public(record)
         )
     return many
+
+
+def _hint_of_public(record: RecordModel) -> str:
+    """Name public arrays with a row for each record: a record's term then reads all of their rows."""
+    length = (record.num_records,)
+    names = sorted(str(v.name) for v in record.public if is_array(v) and array_shape(v)[:1] == length)
+    if not names:
+        return ""
+    return (
+        f" Or rows of {', '.join(map(repr, names))} belong to records: leave it out of public_data=, which "
+        "is for arrays that no record has a row in."
+    )
 
 
 def _rows_to_try(record: RecordModel, few: Likelihood) -> int:

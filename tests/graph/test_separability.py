@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 import pytest
 from oracle import latents_of
 
+from pymc_dpvi import DPADVI
 from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.graph import gradients, separability
 from pymc_dpvi.graph.gradients import Latents
@@ -246,6 +247,15 @@ def test_records_that_meet_in_the_gradient_are_found(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gradients, "_over_batch", mixed)
     with pytest.raises(NotSeparableError, match="gradient of one record"):
         check_separable(*prepare(plain()))
+
+
+def test_rows_of_records_that_are_declared_public_are_named():
+    x = np.linspace(0.0, 1.0, 24).reshape(12, 2)
+    with pm.Model() as model:
+        mean = pm.Data("x", x) @ pm.Normal("b", 0, 1, shape=2)
+        pm.Normal("y", mean, 1.0, observed=x[:, 0])
+    with pytest.raises(NotSeparableError, match=r"Or rows of 'x' belong to records"):
+        DPADVI(model=model, epsilon=1.0, delta=1e-5, public_data=["x"])
 
 
 def test_a_likelihood_that_is_never_finite_is_not_taken_on_trust():
