@@ -14,12 +14,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from textwrap import indent
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.extending import intrinsic
 from pytensor.graph.basic import Apply
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit
@@ -27,6 +24,7 @@ from pytensor.link.numba.dispatch.basic import numba_njit
 from pymc_dpvi.engine.generated_code import PIECE
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
+from pymc_dpvi.engine.threads import take_turn
 from pymc_dpvi.mechanism.limits import PIECE_RECORDS
 from pymc_dpvi.numba_cache import kernel
 
@@ -87,17 +85,6 @@ class PieceSum:
         if self.by_person:
             return cuts_of_persons(indices, self.length)
         return np.append(np.arange(0, indices.size, self.length), indices.size)
-
-
-@intrinsic
-def take_turn(typing_context: Any, turns: Any) -> Any:  # pragma: no cover
-    """Return the first entry of an int64 array, and add one to it, in one go for all threads."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.atomic_rmw("add", data, ir.IntType(64)(1), "monotonic")
-
-    return numba.types.int64(turns), codegen
 
 
 @kernel(fastmath=False)

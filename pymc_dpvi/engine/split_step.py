@@ -9,7 +9,9 @@ graph is cut in two at the noisy sum::
     state    = after(released, state, base draws)
 
 So an executor may be threads, or processes on other machines. What comes after cannot read records, the
-batch or the noise: they are no inputs of it, and that is checked.
+batch or the noise: they are no inputs of it, and that is checked. Long vectors before and after the sum are
+computed by columns on the same threads (`columns`). What is long and needed on both sides is computed once,
+before the sum, and handed on.
 """
 
 from __future__ import annotations
@@ -19,24 +21,34 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from pymc.pytensorf import compile as pm_compile
-from pytensor.compile.mode import get_mode
+from pytensor.compile.mode import get_mode, optdb
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import MergeOptimizer
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.link.numba.linker import NumbaLinker
+from pytensor.tensor.elemwise import Elemwise
 
 from pymc_dpvi.engine.cluster import Cluster, OnWorkers
+from pymc_dpvi.engine.columns import InColumns, is_long_vector
 from pymc_dpvi.engine.compile_cache import shared
-from pymc_dpvi.engine.executor import Executor, Threads
+from pymc_dpvi.engine.executor import Executor, OnThreads
 from pymc_dpvi.engine.lattice_sums import release_of
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.pieces import Batch, PieceSum
+from pymc_dpvi.engine.threads import Threads
 from pymc_dpvi.errors import PrivacyError
+from pymc_dpvi.graph.traversal import substituted
 
 __all__ = ["SplitChunk", "is_long"]
+
+#: Without those rewrites that take a part of a long vector before it is computed.
+_CANONICAL = optdb.query(
+    RewriteDatabaseQuery(include=["ShapeOpt", "canonicalize"], exclude=["local_subtensor_of_batch_dims"])
+)
 
 #: Numbers of a batch's gradients from which on threads were measured to gain (`benchmarks/scale.py`).
 _LONG = 1 << 18
@@ -62,13 +74,14 @@ class SplitChunk(Chunk):
     """As `Chunk`, step by step, with each sum made by `cores` threads, or by the workers of a cluster."""
 
     def __init__(self, *args: Any, cores: int, cluster: Cluster | None = None, **kwargs: Any) -> None:
-        self.cores, self.cluster = cores, cluster
+        self.threads, self.cluster = Threads(cores), cluster
         self.executor: Executor
         super().__init__(*args, **kwargs)
 
     def rest(self) -> None:
         """End the threads, until the next step."""
         self.executor.close()
+        self.threads.close()
 
     def _compiled(
         self,
@@ -83,19 +96,19 @@ class SplitChunk(Chunk):
         around = shared(_named(name, "around"), lambda: _Around(cut, compile_kwargs))
         if self.cluster is None:
             piece_sum = shared(_named(name, "piece"), lambda: PieceSum(cut.node))
-            self.executor = Threads(piece_sum, self.cores)
+            self.executor = OnThreads(piece_sum, self.threads)
         else:
             self.executor = OnWorkers(self.cluster, cut.node)
 
         def step(batch: np.ndarray, noise: np.ndarray, *rest: Any) -> Any:
             values = (None, None, noise, *rest)
             spacing = values[cut.spacing]
-            given = around.before(*(values[k] for k in cut.of_before))
+            given, handed = around.before(self.threads, *(values[k] for k in cut.of_before))
             given = [np.ascontiguousarray(v) if np.ndim(v) else v for v in given]
             records = [values[k] for k in cut.records]
             total = self.executor.sum(Batch(records, given, batch, spacing, noise.size))
             released = release_of(total, noise, spacing.item())
-            return around.after(released, *(values[k] for k in cut.of_after))
+            return around.after(self.threads, released, *handed, *(values[k] for k in cut.of_after))
 
         return lambda *arrays: self._many(step, *arrays)
 
@@ -103,10 +116,15 @@ class SplitChunk(Chunk):
 class _Cut:
     """The graph of a step, cut at its sum.
 
-    `records`, `of_before`, `of_after` and `spacing` are places among the step's inputs.
+    `records`, `of_before`, `of_after` and `spacing` are places among the step's inputs. `shared` is what all
+    records share, `computed` is what else is computed before the sum for what comes after, there `handed`.
     """
 
     def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
+        graph = FunctionGraph(list(inputs), _with_known_shapes(inputs, outputs))  # a copy
+        _CANONICAL.rewrite(graph)
+        MergeOptimizer().rewrite(graph)  # what is computed twice becomes one variable
+        inputs, outputs = list(graph.inputs), list(graph.outputs)
         (node,) = {
             v.owner
             for v in ancestors(outputs)
@@ -117,11 +135,14 @@ class _Cut:
         self.node = node
         self.shared = node.inputs[data:-batch]
         self.released = node.outputs[0].type("released")
-        self.outputs = graph_replace(list(outputs), {node.outputs[0]: self.released}, strict=False)
+        self.computed = _needed_again(outputs, self.shared, node.outputs[0])
+        self.handed = [v.type(name=v.name) for v in self.computed]
+        swap = {node.outputs[0]: self.released, **dict(zip(self.computed, self.handed, strict=True))}
+        self.outputs = substituted(outputs, swap)
         place = {v: k for k, v in enumerate(inputs)}
         self.records = [place[v] for v in node.inputs[:data]]
         self.spacing = place[node.inputs[-1]]
-        self.of_before = _places(inputs, self.shared)
+        self.of_before = _places(inputs, [*self.shared, *self.computed])
         self.of_after = _places(inputs, self.outputs)
         batch_count_noise = [0, 1, 2]
         if {*self.records, *batch_count_noise} & {*self.of_before, *self.of_after}:
@@ -132,31 +153,56 @@ class _Cut:
 class _Around:
     """What comes before the sum and after it, compiled.
 
-    A PyTensor function keeps its arguments and results in cells of its own. Fits in several threads share
-    these functions, so one thread at a time calls them.
+    Fits in several threads share these functions, and one of them at a time calls them (`InColumns`).
     """
 
     def __init__(self, cut: _Cut, compile_kwargs: Mapping[str, Any]) -> None:
         self._lock = threading.Lock()
-        inputs = (
-            [cut.inputs[k] for k in cut.of_before],
-            [cut.released, *(cut.inputs[k] for k in cut.of_after)],
-        )
-        self._before, self._after = (
-            pm_compile(own, list(outputs), on_unused_input="ignore", **compile_kwargs)
-            for own, outputs in zip(inputs, (cut.shared, cut.outputs), strict=True)
-        )
-        self._before.trust_input = self._after.trust_input = True
+        self._num_shared = len(cut.shared)
+        before = [cut.inputs[k] for k in cut.of_before]
+        self._before = InColumns(before, [*cut.shared, *cut.computed], compile_kwargs, borrow=True)
+        after = [cut.released, *cut.handed, *(cut.inputs[k] for k in cut.of_after)]
+        self._after = InColumns(after, cut.outputs, compile_kwargs)
 
-    def before(self, *inputs: Any) -> Any:
-        """Return what all records share."""
+    def before(self, threads: Threads, *inputs: Any) -> tuple[list[Any], list[Any]]:
+        """Return what all records share, and what is handed on."""
         with self._lock:
-            return self._before(*inputs)
+            found = self._before(threads, *inputs)
+        return found[: self._num_shared], found[self._num_shared :]
 
-    def after(self, *inputs: Any) -> Any:
+    def after(self, threads: Threads, *inputs: Any) -> list[Any]:
         """Return the new state, and a row."""
         with self._lock:
-            return self._after(*inputs)
+            return self._after(threads, *inputs)
+
+
+def _with_known_shapes(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> list[Variable]:
+    """Make elementwise operations anew, so that they know what has become known of their arguments' shapes."""
+    swap: dict[Variable, Variable] = {}
+    for node in io_toposort(list(inputs), list(outputs)):
+        given = [swap.get(v, v) for v in node.inputs]
+        is_elementwise = isinstance(node.op, Elemwise)
+        made = node.op.make_node(*given) if is_elementwise else node.clone_with_new_inputs(given, strict=False)
+        swap.update(zip(node.outputs, made.outputs, strict=True))
+    return [swap.get(v, v) for v in outputs]
+
+
+def _needed_again(
+    outputs: Sequence[Variable], shared: Sequence[Variable], released: Variable
+) -> list[Variable]:
+    """Return the long vectors behind `shared` that outputs need, other than through the release."""
+    before, found, seen = set(ancestors(shared)), list[Variable](), {released}
+    todo = list(outputs)
+    while todo:
+        v = todo.pop()
+        if v in seen or v.owner is None:
+            continue
+        seen.add(v)
+        if v in before and is_long_vector(v) and isinstance(v.owner.op, Elemwise):
+            found.append(v)
+        else:
+            todo += v.owner.inputs
+    return found
 
 
 def _named(name: Hashable | None, part: str) -> Hashable | None:

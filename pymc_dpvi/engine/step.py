@@ -20,7 +20,6 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.backends import StepFailedError, reason_of
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.cluster import Cluster
-from pymc_dpvi.engine.executor import available_cores
 from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.interrupts import uninterrupted
 from pymc_dpvi.engine.local_sum import LocalSum
@@ -29,6 +28,7 @@ from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.silence import silence
 from pymc_dpvi.engine.split_step import SplitChunk, is_long
 from pymc_dpvi.engine.step_graph import StepGraph
+from pymc_dpvi.engine.threads import available_cores
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, WorkersError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
