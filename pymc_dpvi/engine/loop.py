@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
 
+from pymc_dpvi.engine.draw_ahead import draw_ahead
 from pymc_dpvi.engine.read_ahead import read_ahead
 from pymc_dpvi.engine.source_records import SourceRecords
 from pymc_dpvi.engine.step import PrivateStep
@@ -35,6 +36,7 @@ _NO_ROOM = (
     "The batches of some steps could not be held in memory. Use a smaller sampling_prob or batch_size. "
     "What was planned has been charged."
 )
+_FORKED = "A private fit cannot go on in a forked process."
 #: Seconds that one compiled call should take; an interrupt waits for its end.
 _CALL_SECONDS = 0.05
 
@@ -89,11 +91,24 @@ def iterate(
                     raise ModelEvaluationError(_NO_ROOM)
                 yield draws
 
-    with closing(drawn() if sources is None else read_ahead(drawn(), step, sources, expected)) as batches:
+    def base_drawn() -> Generator[np.ndarray, None, None]:
+        for begin in range(0, n_steps, longest):
+            shape = (min(longest, n_steps - begin), *step.draw_shape)
+            yield rng.standard_normal(shape).astype(step.dtype)
+
+    with ExitStack() as ends:
+        batches, bases = ends.enter_context(closing(drawn())), ends.enter_context(closing(base_drawn()))
+        if step.draws_ahead is not None:
+            batches = ends.enter_context(closing(draw_ahead(batches, in_thread=step.draws_ahead)))
+            bases = ends.enter_context(closing(draw_ahead(bases, in_thread=step.draws_ahead)))
+        if sources is not None:
+            batches = ends.enter_context(closing(read_ahead(batches, step, sources, expected)))
         for begin in range(0, n_steps, longest):
             first, end = begin, min(begin + longest, n_steps)
-            base_draws = rng.standard_normal((end - begin, *step.draw_shape)).astype(step.dtype)
+            base_draws = next(bases)
             while first < end:
+                if os.getpid() != process:
+                    raise PrivacyError(_FORKED)
                 draws = next(batches)
                 size = len(draws.noise)
                 own_draws = base_draws[first - begin : first - begin + size]
@@ -101,7 +116,7 @@ def iterate(
                 t = 0
                 while t < size:
                     if os.getpid() != process:
-                        raise PrivacyError("A private fit cannot go on in a forked process.")
+                        raise PrivacyError(_FORKED)
                     stop = min(t + min(stride, _until_asked(first + t, every, before)), size)
                     start = time.perf_counter()
                     step(

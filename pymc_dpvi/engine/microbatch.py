@@ -224,7 +224,7 @@ def _length(width: int, large: bool, many_operations: bool, public_batch: float 
     most = min(longest, _MOST_NUMBERS // max(1, width))
     if large and public_batch is not None and math.isfinite(public_batch):
         # Few records are computed in vain, and nearly all batches are an even number of microbatches.
-        rows, multiple = public_batch + 3.0 * math.sqrt(public_batch), _LENGTHS[1]
+        rows, multiple = public_batch + 2.5 * math.sqrt(public_batch), _LENGTHS[1]
         most = max(multiple, most - most % multiple)
         number = 1 if rows < _ALONE else 2 * math.ceil(rows / (2 * most))
         return multiple * math.ceil(rows / (number * multiple))

@@ -177,12 +177,14 @@ class _Around:
 
 
 def _with_known_shapes(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> list[Variable]:
-    """Make elementwise operations anew, so that they know what has become known of their arguments' shapes."""
+    """Make elementwise operations anew: of their arguments' shapes more is known than when they were made."""
     swap: dict[Variable, Variable] = {}
     for node in io_toposort(list(inputs), list(outputs)):
         given = [swap.get(v, v) for v in node.inputs]
-        is_elementwise = isinstance(node.op, Elemwise)
-        made = node.op.make_node(*given) if is_elementwise else node.clone_with_new_inputs(given, strict=False)
+        if isinstance(node.op, Elemwise):
+            made = node.op.make_node(*given)
+        else:
+            made = node.clone_with_new_inputs(given, strict=False)
         swap.update(zip(node.outputs, made.outputs, strict=True))
     return [swap.get(v, v) for v in outputs]
 

@@ -78,6 +78,8 @@ class PrivateStep:
         Steps made so far.
     chunk : Chunk
         Many such steps, compiled.
+    draws_ahead : bool or None
+        Whether a thread draws for the next steps (`draw_ahead`); None if nothing is drawn ahead.
     draw_shape : tuple of int
         Shape of a step's base draws, ``(n_mc, D)``.
     running_clip : RunningClip or None
@@ -136,6 +138,7 @@ class PrivateStep:
             )
         if cores is None and fits and is_long(sums, public_batch, compile_kwargs):
             cores = available_cores()
+        self.draws_ahead = None if cores is None else cores > 1 or cluster is not None
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))
         make = Chunk if cores is None else partial(SplitChunk, cores=cores, cluster=cluster)

@@ -45,9 +45,10 @@ def take_turn(typing_context: Any, turns: Any) -> Any:  # pragma: no cover
 def _keep_memory() -> None:
     """Let the C library keep what large arrays leave free, for the next ones.
 
-    glibc gives memory back to the system as soon as more than about two of the largest arrays so far are free.
-    A thread of a large model would then get 30 MB anew in each step, page by page: a third of its time. The
-    limit follows the largest array that was ever freed, up to 32 MiB, so such a one is made and freed, unused.
+    glibc gives memory back to the system once more is free than two of the largest arrays so far. A thread of
+    a large model would then get 30 MB anew in each step, page by page: a third of the step's time.
+    The limit follows the largest array that was ever freed, up to 32 MiB. So one of almost that size is made
+    and freed, without being touched.
     """
     np.empty((1 << 25) - (1 << 13), dtype=np.uint8)
 

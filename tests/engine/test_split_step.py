@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_dpvi import DPADVI, ArgumentError, audit
-from pymc_dpvi.engine import executor, lattice_sums, split_step
+from pymc_dpvi.engine import lattice_sums, split_step, threads
 from pymc_dpvi.engine.pieces import PieceSum, cuts_of_persons
 from pymc_dpvi.errors import ModelEvaluationError, PrivacyError
 
@@ -187,18 +187,18 @@ def test_what_comes_after_the_sum_cannot_read_the_records() -> None:
 @pytest.mark.turns
 def test_threads_by_default_where_a_step_is_long_by_what_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    init = executor.Threads.__init__
+    init = threads.Threads.__init__
 
-    def watched(self: executor.Threads, piece_sum: Any, cores: int) -> None:
+    def watched(self: threads.Threads, cores: int) -> None:
         made.append(cores)
-        init(self, piece_sum, cores)
+        init(self, cores)
 
-    monkeypatch.setattr(executor.Threads, "__init__", watched)
+    monkeypatch.setattr(threads.Threads, "__init__", watched)
     monkeypatch.setattr(split_step, "_LONG", 5000)
     fitted(outer, None)
     assert made == []  # how many records there are is private
     fitted(outer, None, batch_size=2000, sampling_prob=None)
-    assert made == [executor.available_cores()]
+    assert made == [threads.available_cores()]
     fitted(outer, None, batch_size=200, sampling_prob=None)
     assert len(made) == 1
 
@@ -277,8 +277,8 @@ def test_cores_needs_noise_that_pieces_fit_in() -> None:
 
 
 def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = executor.Threads(None, 4)  # type: ignore[arg-type]
-    submit, begun = executor.ThreadPoolExecutor.submit, []
+    four = threads.Threads(4)
+    submit, begun = threads.ThreadPoolExecutor.submit, []
 
     def once(self: Any, work: Any) -> Any:
         if begun:
@@ -286,9 +286,9 @@ def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.Monkey
         begun.append(submit(self, work))
         return begun[0]
 
-    monkeypatch.setattr(executor.ThreadPoolExecutor, "submit", once)
+    monkeypatch.setattr(threads.ThreadPoolExecutor, "submit", once)
     with pytest.raises(RuntimeError, match="new thread"):
-        threads._all_begun()
+        four._all_begun()
     with pytest.raises(threading.BrokenBarrierError):
         begun[0].result(5.0)
 
