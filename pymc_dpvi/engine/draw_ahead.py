@@ -1,9 +1,9 @@
 """What is random in the next steps, drawn while steps run: where a step is shared out (`split_step`).
 
 Noise and latent draws of a large network take a tenth of its step. One thread draws batches and noise, and
-another the public base draws, each in the order of the steps, so that what is drawn is the same as without
-threads. Nothing is drawn before a fit asks for the first batch, which it does after the charge. What was drawn
-for steps that are never made is thrown away.
+another the public base draws, each in the order of the steps: what is drawn is the same as without threads.
+Nothing is drawn before a fit asks for the first batch, which it does after the charge. What was drawn for
+steps that are never made is thrown away.
 """
 
 from __future__ import annotations
