@@ -48,12 +48,13 @@ from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works, only_numba
 from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.gradient_moments import GradientTrace
+from pymc_dpvi.engine.interrupts import uninterrupted
 from pymc_dpvi.engine.loop import averages_from, iterate
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.engine.source_records import SourceRecords, source_records
 from pymc_dpvi.engine.source_units import BY_NAME
 from pymc_dpvi.engine.step import PrivateStep
-from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, UnsupportedModelError
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.amortized import encode
 from pymc_dpvi.graph.guide_checks import check_families, check_reads_no_record, sorted_out
 from pymc_dpvi.graph.local_rules import Quadrature
@@ -605,7 +606,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         report = self._approx.privacy
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
         before = self._step.calls
-        drawn, failed = 0, False
+        drawn, interrupted = 0, False
         clip = self._approx._running_clip
         state = [*self._approx.params, *(() if clip is None else clip.state)]
         released = [(v, v.get_value()) for v in state], clip, deepcopy(self._approx._trace)
@@ -630,35 +631,44 @@ class DPADVI(Inference):  # type: ignore[misc]
             # How fast steps are tells how many rows persons have.
             public = self._settings.num_records_public and self._record.units is None
             with closing(steps), StepProgress(n, cost, progressbar, theme, keep_speed=public) as progress:
-                for done in steps:
-                    progress.advance(done - drawn)
-                    drawn = done
-                    for callback in self._asked.callbacks:
-                        callback(self._approx, None, self._steps_run + done)
+                try:
+                    for done in steps:
+                        progress.advance(done - drawn)
+                        drawn = done
+                        for callback in self._asked.callbacks:
+                            callback(self._approx, None, self._steps_run + done)
+                except KeyboardInterrupt:
+                    interrupted = True
+                if interrupted:  # raised anew: the bar, too, must see the error that it came after
+                    kind, text = self._step.failed or (KeyboardInterrupt, "")
+                    raise kind(text)
         except StopIteration as stop:
             _logger.info(str(stop))
         except KeyboardInterrupt:
-            _logger.warning(
-                "Interrupted after %d of %d steps. What was planned is spent; the result is usable.",
-                self._step.calls - before,
-                n,
-            )
-        except ModelEvaluationError:
-            failed = True
-            raise
+            if self._step.failed is None:
+                _logger.warning(
+                    "Interrupted after %d of %d steps. What was planned is spent; the result is usable.",
+                    self._step.calls - before,
+                    n,
+                )
         finally:
-            self._step.rest()
-            if failed:
-                self._rng.bit_generator.state = base_draws  # public, and their place would tell as well
-                self._withdraw_run(*released)
-            else:
-                done = self._step.calls - before
-                self._steps_run += done
-                self._approx._report = report.with_steps_run(done)
-                if done > averages_from(n):
-                    self._iterate = [p.get_value() for p in self._approx.params]
-                    for param, average in zip(self._approx.params, self._step.averages, strict=True):
-                        param.set_value(average.get_value())
+            with uninterrupted():
+                failed = self._step.failed
+                self._step.rest()
+                if failed is not None:
+                    self._rng.bit_generator.state = base_draws  # public, and their place would tell as well
+                    self._withdraw_run(*released)
+                else:
+                    done = self._step.calls - before
+                    self._steps_run += done
+                    self._approx._report = report.with_steps_run(done)
+                    if done > averages_from(n):
+                        self._iterate = [p.get_value() for p in self._approx.params]
+                        for param, average in zip(self._approx.params, self._step.averages, strict=True):
+                            param.set_value(average.get_value())
+        if failed is not None:  # an interrupt came once more, while the bar was closed
+            kind, text = failed
+            raise kind(text)
 
     def _withdraw_run(
         self, state: list[tuple[Any, Any]], clip: RunningClip | None, trace: GradientTrace | None

@@ -40,7 +40,6 @@ class LoopStep:
         self._probe = probe
         self.num_noise = 1 if probe is None else probe.num_noise
         self.draw_shape = (1, 1) if probe is None else probe.draw_shape
-        self.draws_ahead = None if probe is None else probe.step.draws_ahead
         self.dtype = np.dtype("float64") if probe is None else probe.step.dtype
         self.params: tuple[Any, ...] = ()
         self.calls = 0

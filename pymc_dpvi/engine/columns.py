@@ -4,16 +4,16 @@ A network's update is arithmetic on vectors as long as there are weights: Adam's
 averages. Each entry of the results depends on the same entry of every long vector, and on scalars. So the
 graph is cut into three, each part compiled::
 
-    drawn   = head(vectors, scalars)     # by columns: what follows from the inputs alone
-    between = rest(inputs, drawn)        # anything: matrices made of parts of the vectors, sums
-    outputs = tail(between)              # by columns again
+    ahead          = head(vectors, scalars)   # by columns: what follows from the inputs alone
+    between, rest  = other(inputs, ahead)     # anything: matrices made of parts of the vectors, sums
+    outputs        = tail(between), rest      # by columns again
 
 The head and the tail are computed for some thousand columns at a time, by whichever thread is free. Where
 pieces begin is fixed, so the result does not depend on the number of threads.
 
 An operation is taken by columns if its last axis is that of its arguments, entry by entry: elementwise ones,
-new or dropped axes in front, and reductions over other axes. All others are left to the rest. What is cut off
-needs no proof: here are no records (`split_step` checks that), only released and public values.
+new or dropped axes in front, and reductions over other axes. All others are left to the middle part. Privacy
+needs no proof here: there are no records (`split_step` checks that), only released and public values.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def is_long_vector(variable: Variable) -> bool:
 class InColumns:
     """A compiled graph whose long vectors are computed by columns.
 
-    `inputs` and `outputs` are the graph. With `borrow`, outputs may share memory with inputs. A PyTensor
-    function keeps its arguments in cells of its own: one thread at a time may call this.
+    `inputs` and `outputs` are the graph. With `borrow`, outputs may share memory with inputs, and are not to
+    be changed. One thread at a time may call it, as PyTensor's functions keep their arguments.
     """
 
     def __init__(
@@ -73,26 +73,25 @@ class InColumns:
         rest = [v for v in outputs if v not in of_tails]
         heads = _by_length(_used_outside(inside, inputs, [*between, *rest]))
         tails = _by_length(of_tails)
-        drawn, of_tails = [v for own in heads for v in own], [v for own in tails for v in own]
-        fresh = {v: v.type(name=v.name) for v in drawn}
+        fresh = {v: v.type(name=v.name) for own in heads for v in own}
         wanted = substituted([*between, *rest], fresh)
-        self._rest = pm_compile(
+        self._other = pm_compile(
             [In(v, borrow=True) for v in (*inputs, *fresh.values())],
             [Out(v, borrow=borrow or k < len(between)) for k, v in enumerate(wanted)],
             on_unused_input="ignore",
             **compile_kwargs,
         )
-        self._rest.trust_input = True
+        self._other.trust_input = True
         self._heads = [_Loop(own, inputs, _head_inputs(own), compile_kwargs) for own in heads]
         self._tails = [_Loop(own, between, _all_tail_inputs(own), compile_kwargs) for own in tails]
         self._num_between = len(between)
-        places = {v: k for k, v in enumerate([*of_tails, *rest])}
+        places = {v: k for k, v in enumerate([*(v for own in tails for v in own), *rest])}
         self._order = [places[v] for v in outputs]
 
     def __call__(self, threads: Threads, *inputs: Any) -> list[Any]:
         """Return the outputs, on these threads."""
-        drawn = [v for loop in self._heads for v in loop(threads, inputs)]
-        found = self._rest(*inputs, *drawn)
+        ahead = [v for loop in self._heads for v in loop(threads, inputs)]
+        found = self._other(*inputs, *ahead)
         between, rest = found[: self._num_between], found[self._num_between :]
         done = [v for loop in self._tails for v in loop(threads, between)]
         done += rest

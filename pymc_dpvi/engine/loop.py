@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 
-from pymc_dpvi.engine.draw_ahead import draw_ahead
 from pymc_dpvi.engine.read_ahead import read_ahead
 from pymc_dpvi.engine.source_records import SourceRecords
 from pymc_dpvi.engine.step import PrivateStep
@@ -32,11 +31,11 @@ __all__ = ["averages_from", "iterate"]
 _CHUNK_NUMBERS = 500_000
 #: Most steps drawn at once, so that the progress bar goes on.
 _CHUNK_STEPS = 200
+_FORKED = "A private fit cannot go on in a forked process."
 _NO_ROOM = (
     "The batches of some steps could not be held in memory. Use a smaller sampling_prob or batch_size. "
     "What was planned has been charged."
 )
-_FORKED = "A private fit cannot go on in a forked process."
 #: Seconds that one compiled call should take; an interrupt waits for its end.
 _CALL_SECONDS = 0.05
 
@@ -65,7 +64,8 @@ def iterate(
     step whose number in all runs (`before` steps earlier) is a multiple of it, and after the last. With
     `units`, `num_records` is the number of persons, and the step gets their rows (`unit_batches`). With
     `sources`, it gets rows of these (`read_ahead`). A FloatingPointError if the variational parameters become
-    non-finite.
+    non-finite. Before an error that a record may have caused is raised, it is noted as ``step.failed``: an
+    interrupt may take its place while threads and files are closed.
     """
     # What is seen from outside, such as the step at which an error is found, must not depend on the number of
     # records: that decides only for how many steps batches are drawn at once.
@@ -88,26 +88,16 @@ def iterate(
                 except MemoryError:  # its text tells how large a batch is; raised below, not chained
                     failed = True
                 if failed or draws is None:
+                    step.failed = ModelEvaluationError, _NO_ROOM
                     raise ModelEvaluationError(_NO_ROOM)
                 yield draws
 
-    def base_drawn() -> Generator[np.ndarray, None, None]:
-        for begin in range(0, n_steps, longest):
-            shape = (min(longest, n_steps - begin), *step.draw_shape)
-            yield rng.standard_normal(shape).astype(step.dtype)
-
-    with ExitStack() as ends:
-        batches, bases = ends.enter_context(closing(drawn())), ends.enter_context(closing(base_drawn()))
-        if step.draws_ahead is not None:
-            batches = ends.enter_context(closing(draw_ahead(batches, in_thread=step.draws_ahead)))
-            bases = ends.enter_context(closing(draw_ahead(bases, in_thread=step.draws_ahead)))
-        if sources is not None:
-            batches = ends.enter_context(closing(read_ahead(batches, step, sources, expected)))
+    with closing(drawn() if sources is None else read_ahead(drawn(), step, sources, expected)) as batches:
         for begin in range(0, n_steps, longest):
             first, end = begin, min(begin + longest, n_steps)
-            base_draws = next(bases)
+            base_draws = rng.standard_normal((end - begin, *step.draw_shape)).astype(step.dtype)
             while first < end:
-                if os.getpid() != process:
+                if os.getpid() != process:  # where no thread reads ahead, and a batch would be waited for
                     raise PrivacyError(_FORKED)
                 draws = next(batches)
                 size = len(draws.noise)

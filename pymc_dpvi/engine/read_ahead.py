@@ -7,7 +7,7 @@ marked rows (`unit_sums`): twice the number of a row, plus the mark. The mark st
 buffers in place of the record arrays, and is the same.
 
 While steps run, a thread reads what the next ones need. It draws nothing: batches and noise come from the
-streams in the order of the steps (`draw_ahead`). At the end, for whatever reason, the thread has
+streams in the order of the steps, in the calling thread. At the end, for whatever reason, the thread has
 ended and the buffers are given up.
 
 How many steps are read for at once follows from the expected batch: about `_BUFFER_BYTES` for each of the two
@@ -65,6 +65,7 @@ def read_ahead(
             arrays, places, failure = reading.result()
             del reading
             if failure:
+                step.failed = RecordSourceError, failure
                 raise RecordSourceError(failure)
             step.records_are(arrays)
             del arrays

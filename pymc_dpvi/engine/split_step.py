@@ -121,10 +121,8 @@ class _Cut:
     """
 
     def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
-        graph = FunctionGraph(list(inputs), _with_known_shapes(inputs, outputs))  # a copy
-        _CANONICAL.rewrite(graph)
-        MergeOptimizer().rewrite(graph)  # what is computed twice becomes one variable
-        inputs, outputs = list(graph.inputs), list(graph.outputs)
+        if any(is_long_vector(v) for v in outputs):
+            inputs, outputs = _simplified(inputs, outputs)
         (node,) = {
             v.owner
             for v in ancestors(outputs)
@@ -174,6 +172,16 @@ class _Around:
         """Return the new state, and a row."""
         with self._lock:
             return self._after(threads, *inputs)
+
+
+def _simplified(
+    inputs: Sequence[Variable], outputs: Sequence[Variable]
+) -> tuple[list[Variable], list[Variable]]:
+    """Copy a graph in PyTensor's canonical form, in which what was computed twice is one variable."""
+    graph = FunctionGraph(list(inputs), _with_known_shapes(inputs, outputs))
+    _CANONICAL.rewrite(graph)
+    MergeOptimizer().rewrite(graph)
+    return list(graph.inputs), list(graph.outputs)
 
 
 def _with_known_shapes(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> list[Variable]:

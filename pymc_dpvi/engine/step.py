@@ -39,6 +39,12 @@ from pymc_dpvi.optimizers import Optimizer
 
 __all__ = ["PrivateStep"]
 
+_RAISED = (
+    "The model's log-density raised {} on the records. Every operation that passes the checks was tried on "
+    "hostile numbers, and this was not seen: keep to yourself that it came, as a single record may be the "
+    "cause, and report the model to pymc_dpvi, without the data. What was planned has been charged."
+)
+
 
 class PrivateStep:
     """One private update of the variational parameters, compiled.
@@ -78,8 +84,8 @@ class PrivateStep:
         Steps made so far.
     chunk : Chunk
         Many such steps, compiled.
-    draws_ahead : bool or None
-        Whether a thread draws for the next steps (`draw_ahead`); None if nothing is drawn ahead.
+    failed : tuple or None
+        Type and text of the error that ended a run, which a record may have caused; None if none did.
     draw_shape : tuple of int
         Shape of a step's base draws, ``(n_mc, D)``.
     running_clip : RunningClip or None
@@ -138,7 +144,6 @@ class PrivateStep:
             )
         if cores is None and fits and is_long(sums, public_batch, compile_kwargs):
             cores = available_cores()
-        self.draws_ahead = None if cores is None else cores > 1 or cluster is not None
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))
         make = Chunk if cores is None else partial(SplitChunk, cores=cores, cluster=cluster)
@@ -147,6 +152,7 @@ class PrivateStep:
         )
         self._spacing = np.asarray(mechanism.noise.spacing)
         self.calls = 0
+        self.failed: tuple[type[ModelEvaluationError], str] | None = None
         self.dtype = np.dtype(pytensor.config.floatX)
         self._rehearse(list(updates))
         self.rest()
@@ -231,26 +237,20 @@ class PrivateStep:
         ModelEvaluationError
             If the model's graph raises on the records. The text tells nothing of them.
         """
-        failure = unreached = ""
         weights = np.asarray(weights, dtype=self.dtype)
-        try:
-            with uninterrupted(), ONE_THREAD:
+        self.failed = None
+        with uninterrupted(), ONE_THREAD:
+            try:
                 rows = self._call(indices, offsets, noise, base_draws, weights)
                 self.calls += len(weights)
                 self.trace.take(rows)
-        except WorkersError as error:
-            unreached = str(error)
-        except Exception as error:  # its text may hold data; raised below, so that it is not chained
-            failure = type(error).__name__
-        if unreached:
-            raise WorkersError(f"{unreached} What was planned has been charged.")
-        if failure:
-            raise ModelEvaluationError(
-                f"The model's log-density raised {failure} on the records. Every operation that passes the "
-                "checks was tried on hostile numbers, and this was not seen: keep to yourself that it came, "
-                "as a single record may be the cause, and report the model to pymc_dpvi, without the data. "
-                "What was planned has been charged."
-            )
+            except WorkersError as error:
+                self.failed = WorkersError, f"{error} What was planned has been charged."
+            except Exception as error:  # its text may hold data; raised below, so that it is not chained
+                self.failed = ModelEvaluationError, _RAISED.format(type(error).__name__)
+        if self.failed is not None:
+            kind, text = self.failed
+            raise kind(text)
 
     def rest(self) -> None:
         """Let go of threads, until the next step."""

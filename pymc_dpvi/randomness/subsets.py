@@ -44,7 +44,7 @@ _LARGEST_TABLE = 1 << 22
 # Draws are made in pieces that stay in the processor's cache.
 _PIECE = 1 << 13
 
-_kernel = kernel(fastmath=False, nogil=True)
+_kernel = kernel(fastmath=False)
 
 
 def bernoulli_successes(stream: KeyStream, prob: float, n_trials: int) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from pymc.variational.callbacks import CheckParametersConvergence
 from short_fits import CHEAP, MARKS, SEEDED, Build, Iterates, params, quiet
 
 from pymc_dpvi import DPADVI, accounting
+from pymc_dpvi.engine import loop
 from pymc_dpvi.errors import ModelEvaluationError
 from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.progress import StepProgress
@@ -157,3 +158,65 @@ def test_an_interrupted_fit_keeps_the_trace_of_the_steps_run(logistic: Build) ->
     assert approx.privacy.runs[0].steps_run == sum(b.n for b in approx._trace.blocks) == 33
     assert approx.sample(4, noise_aware=True).attrs["noise_aware"] == 1
     assert 16 <= approx.diagnostics().n_steps_late <= 26
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("when", ["in the step", "while the loop ends", "while the bar ends"])
+def test_an_interrupt_does_not_hide_that_a_record_ended_a_run(
+    logistic: Build,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    when: str,
+) -> None:
+    """What was released, or the number of steps, would tell at which step the record did."""
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass  # the interpreter looks for signals here
+
+    with logistic():
+        method = DPADVI(**SEEDED)
+        pm.fit(2, method=method, progressbar=False)
+        before = params(method.approx)
+
+        def raising(*args: Any) -> Any:
+            if when == "in the step":
+                interrupt()
+            raise ZeroDivisionError("record 4711")
+
+        chunk = method._step._call
+
+        def fourth(*args: Any) -> Any:
+            return (chunk if method._step.calls < 5 else raising)(*args)
+
+        monkeypatch.setattr(method._step, "_call", fourth)
+        ends = StepProgress.__exit__
+
+        def interrupted_end(self: StepProgress, *raised: Any) -> Any:
+            found = ends(self, *raised)
+            if when == "while the bar ends":
+                interrupt()
+            return found
+
+        monkeypatch.setattr(StepProgress, "__exit__", interrupted_end)
+        draw = loop.closing
+
+        class Closing(draw):  # type: ignore[misc, valid-type]
+            def __exit__(self, *raised: Any) -> Any:
+                found = super().__exit__(*raised)
+                if when == "while the loop ends":
+                    interrupt()
+                return found
+
+        monkeypatch.setattr(loop, "closing", Closing)
+        with pytest.raises(ModelEvaluationError, match="ZeroDivisionError"):
+            method.refine(9, progressbar=True)
+    assert np.array_equal(params(method.approx), before)
+    run = method.approx.privacy.runs[-1]
+    assert run.n_steps == 9 and not 0 < run.steps_run < 9
+    assert "Interrupted" not in caplog.text
+    shown = "".join(capsys.readouterr())
+    assert "3/9" not in shown.rstrip().rpartition("\r")[2]
