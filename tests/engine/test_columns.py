@@ -126,13 +126,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-#: The others take numba half a minute to two minutes and go by turns.
-QUICK = {"points"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.zoo]) for n in MODELS]
-)
+@pytest.mark.zoo  # numba takes half a minute to two minutes
+@pytest.mark.parametrize("name", MODELS)
 def test_a_fit_is_that_of_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loops = []
 
