@@ -605,18 +605,18 @@ class DPADVI(Inference):  # type: ignore[misc]
         n = planned.n_steps
         report = self._approx.privacy
         cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
-        before = self._step.calls
-        drawn, interrupted = 0, False
+        drawn, step = 0, self._step
+        before = step.calls
         clip = self._approx._running_clip
         state = [*self._approx.params, *(() if clip is None else clip.state)]
         released = [(v, v.get_value()) for v in state], clip, deepcopy(self._approx._trace)
         base_draws = self._rng.bit_generator.state
         self._restore_iterate()
-        self._step.trace.begin(n)
-        self._approx._trace = self._step.trace
-        self._approx._running_clip = self._step.running_clip
+        step.trace.begin(n)
+        self._approx._trace = step.trace
+        self._approx._running_clip = step.running_clip
         steps = iterate(
-            self._step,
+            step,
             self._mechanism,
             self._streams,
             self._rng,
@@ -637,38 +637,34 @@ class DPADVI(Inference):  # type: ignore[misc]
                         drawn = done
                         for callback in self._asked.callbacks:
                             callback(self._approx, None, self._steps_run + done)
-                except KeyboardInterrupt:
-                    interrupted = True
-                if interrupted:  # raised anew: the bar, too, must see the error that it came after
-                    kind, text = self._step.failed or (KeyboardInterrupt, "")
-                    raise kind(text)
+                except BaseException:
+                    if step.failed is None:
+                        raise
+                step.raise_failed()  # so that the bar sees it, whatever has taken its place
         except StopIteration as stop:
             _logger.info(str(stop))
         except KeyboardInterrupt:
-            if self._step.failed is None:
+            if step.failed is None:
                 _logger.warning(
                     "Interrupted after %d of %d steps. What was planned is spent; the result is usable.",
-                    self._step.calls - before,
+                    step.calls - before,
                     n,
                 )
         finally:
             with uninterrupted():
-                failed = self._step.failed
-                self._step.rest()
-                if failed is not None:
+                step.rest()
+                if step.failed is not None:
                     self._rng.bit_generator.state = base_draws  # public, and their place would tell as well
                     self._withdraw_run(*released)
                 else:
-                    done = self._step.calls - before
+                    done = step.calls - before
                     self._steps_run += done
                     self._approx._report = report.with_steps_run(done)
                     if done > averages_from(n):
                         self._iterate = [p.get_value() for p in self._approx.params]
-                        for param, average in zip(self._approx.params, self._step.averages, strict=True):
+                        for param, average in zip(self._approx.params, step.averages, strict=True):
                             param.set_value(average.get_value())
-        if failed is not None:  # an interrupt came once more, while the bar was closed
-            kind, text = failed
-            raise kind(text)
+        step.raise_failed()  # if an interrupt came while the bar was closed
 
     def _withdraw_run(
         self, state: list[tuple[Any, Any]], clip: RunningClip | None, trace: GradientTrace | None

@@ -248,6 +248,10 @@ class PrivateStep:
                 self.failed = WorkersError, f"{error} What was planned has been charged."
             except Exception as error:  # its text may hold data; raised below, so that it is not chained
                 self.failed = ModelEvaluationError, _RAISED.format(type(error).__name__)
+        self.raise_failed()
+
+    def raise_failed(self) -> None:
+        """Raise the error that ended a run, if one did: an interrupt may have taken its place."""
         if self.failed is not None:
             kind, text = self.failed
             raise kind(text)

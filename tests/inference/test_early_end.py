@@ -162,7 +162,7 @@ def test_an_interrupted_fit_keeps_the_trace_of_the_steps_run(logistic: Build) ->
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("when", ["in the step", "while the loop ends", "while the bar ends"])
+@pytest.mark.parametrize("when", ["in the step", "while the loop ends", "while the bar ends", "a timer"])
 def test_an_interrupt_does_not_hide_that_a_record_ended_a_run(
     logistic: Build,
     monkeypatch: pytest.MonkeyPatch,
@@ -206,6 +206,8 @@ def test_an_interrupt_does_not_hide_that_a_record_ended_a_run(
                 found = super().__exit__(*raised)
                 if when == "while the loop ends":
                     interrupt()
+                if when == "a timer":  # as a user's own handler of SIGALRM does
+                    raise TimeoutError
                 return found
 
         monkeypatch.setattr(loop, "closing", Closing)
