@@ -29,15 +29,14 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, io_toposort
-from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key, numba_njit
+from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.type import DenseTensorType
 
 from pymc_dpvi.engine.threads import Threads, take_turn
 from pymc_dpvi.graph.traversal import substituted
-from pymc_dpvi.numba_cache import source_hash
+from pymc_dpvi.numba_cache import compiled_source, source_hash
 
 __all__ = ["InColumns", "is_long_vector"]
 
@@ -273,7 +272,4 @@ def _compiled(function: Any, long: Sequence[bool], ndims: Sequence[int]) -> Call
     key = None
     if step_key is not None:  # the step can be kept on disk
         key = hashlib.sha256(f"pymc_dpvi.columns {source} {step_key} {source_hash()}".encode()).hexdigest()
-    # What is kept on disk names the module of its function: it must have one.
-    scope = {"__name__": __name__, "take_turn": take_turn, "step": step}
-    compiled = compile_numba_function_src(source, "columns", scope, cache_key=key)
-    return numba_njit(compiled, fastmath=False, final_function=True, nogil=True, cache=key is not None)
+    return compiled_source("columns", source, {"take_turn": take_turn, "step": step}, key, nogil=True)

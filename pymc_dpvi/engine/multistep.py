@@ -27,15 +27,14 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
-from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key, numba_njit
+from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.type import DenseTensorType
 
 from pymc_dpvi.engine.compile_cache import name_of, shared
 from pymc_dpvi.engine.generated_code import SHAPE, write_loop
 from pymc_dpvi.engine.graph_keys import graph_key
-from pymc_dpvi.numba_cache import source_hash
+from pymc_dpvi.numba_cache import compiled_source, source_hash
 
 __all__ = ["Chunk"]
 
@@ -197,7 +196,4 @@ def _compiled_loop(
     if compiled_key is not None:  # the step can be kept on disk
         parts = f"pymc_dpvi.Chunk {source} {step_key or compiled_key} {source_hash()}"
         key = hashlib.sha256(parts.encode()).hexdigest()
-    # What is kept on disk names the module of its function: it must have one.
-    scope = {"__name__": __name__, "np": np, "step": compiled}
-    function = compile_numba_function_src(source, "chunk", scope, cache_key=key)
-    return numba_njit(function, fastmath=False, final_function=True, cache=key is not None)
+    return compiled_source("chunk", source, {"np": np, "step": compiled}, key)

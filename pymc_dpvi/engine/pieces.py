@@ -18,15 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 from pytensor.graph.basic import Apply
-from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_njit
 
 from pymc_dpvi.engine.generated_code import PIECE
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.threads import take_turn
 from pymc_dpvi.mechanism.limits import PIECE_RECORDS
-from pymc_dpvi.numba_cache import kernel
+from pymc_dpvi.numba_cache import compiled_source, kernel
 
 __all__ = ["Batch", "PieceSum", "cuts_of_persons"]
 
@@ -115,7 +113,5 @@ def _compiled(node: Apply) -> Callable[..., None]:
             "        k = take_turn(turns)",
         ]
     )
-    # What is kept on disk names the module of its function: it must have one.
-    scope = {**written.__globals__, "__name__": __name__, "take_turn": take_turn}
-    function = compile_numba_function_src(source, "sums_of_pieces", scope, cache_key=key)
-    return numba_njit(function, fastmath=False, final_function=True, nogil=True, cache=key is not None)
+    scope = {**written.__globals__, "take_turn": take_turn}
+    return compiled_source("sums_of_pieces", source, scope, key, nogil=True)

@@ -160,6 +160,18 @@ def test_a_fit_is_that_of_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -
         assert np.array_equal(b, c)
 
 
+def test_the_number_of_records_does_not_choose_how_a_step_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long array of records is no long vector of a step: only what is released or public is."""
+    monkeypatch.setattr(columns, "_LONG", 500)
+    simplified = []
+    monkeypatch.setattr(split_step, "_simplified", lambda *graph: simplified.append(1) or graph)
+    with pm.Model():
+        pm.Normal("y", pm.Normal("mean", 0, 1), 1, observed=X[:, 1])  # 600 records, known to the graph
+        method = DPADVI(noise_multiplier=0.8, delta=1e-6, sampling_prob=0.3, insecure_noise_seed=5)
+        method.fit(2, progressbar=False, cores=1, backend="numba")
+    assert not simplified
+
+
 def test_what_both_sides_need_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cuts = []
 
