@@ -43,7 +43,7 @@ def private(case: Case, data: dict[str, np.ndarray], backend: str = "numba") -> 
         inference.fit(1, progressbar=False, backend=backend, obj_optimizer=optimizer)
     except ArgumentError as error:
         raise Unavailable(str(error)) from None
-    step, mechanism, streams = inference._step, inference._mechanism, inference._streams
+    step, mechanism, streams = inference._runs.step, inference._runs.mechanism, inference._runs.streams
     assert step is not None and mechanism is not None and streams is not None
     parts, rng = (step, mechanism, streams), np.random.default_rng(1)
 

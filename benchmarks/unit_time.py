@@ -81,7 +81,7 @@ def prepare(family: str, method: str, batch_rows: int) -> Callable[[int], None]:
             **more,
         )
         method_.fit(1, progressbar=False, backend="numba", obj_optimizer=pm.adam(learning_rate=0.01))
-    step, mechanism, streams = method_._step, method_._mechanism, method_._streams
+    step, mechanism, streams = method_._runs.step, method_._runs.mechanism, method_._runs.streams
     assert step is not None and mechanism is not None and streams is not None
     record, own = method_._record, np.random.default_rng(1)
 

@@ -1,36 +1,22 @@
-r"""``pm.fit(n, method=DPADVI(epsilon=..., delta=...))``: check, calibrate, compile, charge, report, loop.
+r"""``pm.fit(n, method=DPADVI(epsilon=..., delta=...))``: what a user calls; check, calibrate, run.
 
 In: a PyMC model on the full data, and what its fit may spend. Out: a `DPApproximation`, which is released. A
-fit takes these steps, and nothing is spent before the fifth:
+fit takes these steps, and only the last spends anything:
 
 1. The arguments are checked (`settings`, `keywords`); those of the method when it is made.
 2. The model is split by records and checked (`graph.records`, `graph.separability`) when the method is made.
 3. The noise is calibrated to ``(epsilon, delta)`` for the planned number of steps (`accounting`).
-4. The step is compiled (`engine.step`).
-5. After warnings (`cautions`), the planned cost is charged to the budget, if there is one, and goes into the
-   report. Early stopping, callbacks that raise, and interrupts do not reduce it.
-6. The steps run (`engine.loop`), with batches and noise from the mechanism's own key streams.
-7. The iterates of the last half are averaged: post-processing that takes out most of the noise.
-
-A further `fit` or `refine` is charged as a release of its own, and the costs add up, because the decision to
-go on may depend on earlier results.
-
-What it must never do: run a step that is not in the report.
+4. The step is compiled, charged and run (`runs`).
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
-from copy import deepcopy
 from dataclasses import replace
-from math import inf
 from typing import Any, Literal, NoReturn
 
-import numpy as np
 import pymc as pm
 from pymc.variational.inference import Inference
 from pytensor.graph.basic import Variable
@@ -39,21 +25,14 @@ from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.accounting.evaluation import MAX_STEPS
 from pymc_dpvi.arguments import check_integer, check_seed
 from pymc_dpvi.cautions import (
-    log_earlier_fit,
-    warn_before_charge,
     warn_of_rough_integrals,
     warn_of_single_precision,
 )
-from pymc_dpvi.compat import PosteriorData, quiet_pytensor, versions
-from pymc_dpvi.engine.backends import Backend, backends, bounded, few_steps, first_that_works, only_numba
+from pymc_dpvi.compat import PosteriorData
+from pymc_dpvi.engine.backends import backends, bounded, only_numba
 from pymc_dpvi.engine.cluster import Cluster
-from pymc_dpvi.engine.gradient_moments import GradientTrace
-from pymc_dpvi.engine.interrupts import uninterrupted
-from pymc_dpvi.engine.loop import averages_from, iterate
-from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.engine.source_records import SourceRecords, source_records
 from pymc_dpvi.engine.source_units import BY_NAME
-from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.amortized import encode
 from pymc_dpvi.graph.guide_checks import check_families, check_reads_no_record, sorted_out
@@ -63,18 +42,15 @@ from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values
 from pymc_dpvi.guide import Amortized, GuideFamily
-from pymc_dpvi.keywords import MEANT, NEEDED, FitArguments, check_fit_arguments, named
-from pymc_dpvi.lowering import is_python
+from pymc_dpvi.keywords import MEANT, NEEDED, check_fit_arguments, named
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
-from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
-from pymc_dpvi.numba_cache import source_hash
 from pymc_dpvi.one_at_a_time import Turn, one_at_a_time
-from pymc_dpvi.optimizers import Optimizer, falling_adam, rate_of_large
+from pymc_dpvi.optimizers import Optimizer
 from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
 from pymc_dpvi.posterior.guided import DPGuided
-from pymc_dpvi.progress import StepProgress, check_bar
+from pymc_dpvi.progress import check_bar
 from pymc_dpvi.redaction import sealed, shielded
-from pymc_dpvi.release.report import PrivacyRun
+from pymc_dpvi.runs import Bar, Runs
 from pymc_dpvi.settings import PrivacySettings
 
 __all__ = ["DPADVI", "DPFullRankADVI", "fit_dpadvi"]
@@ -245,7 +221,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             accountant=accountant,
             allow_unproven=allow_unproven,
         )
-        self._budget = self._settings.check_budget(budget, insecure_noise_seed)
+        budget = self._settings.check_budget(budget, insecure_noise_seed)
         model = pm.modelcontext(model)
         if not isinstance(model, pm.Model):
             raise ArgumentError(f"model must be a pymc.Model; found a {type(model).__name__}.")
@@ -284,15 +260,6 @@ class DPADVI(Inference):  # type: ignore[misc]
         starting = check_starting_values(self._record, start, start_sigma, family._group_class, sigmas)
         if parts:
             starting["families"] = parts
-        self._rng = np.random.default_rng(random_seed)
-        self._insecure_noise_seed = insecure_noise_seed
-        self._streams: Streams | None = None
-        self._step: PrivateStep | None = None
-        self._backend = ""
-        self._mechanism: Mechanism | None = None
-        self._iterate: list[np.ndarray] | None = None
-        self._asked: FitArguments | None = None
-        self._steps_run = 0
         self._turn = Turn()
         self._approx = shielded(
             lambda: family(self._record, random_seed=random_seed, **starting), ArgumentError, _STARTING
@@ -309,6 +276,16 @@ class DPADVI(Inference):  # type: ignore[misc]
         self._settings.check_sampler(self._record.num_units)
         warn_of_single_precision(self._approx.latents.value_vars)
         warn_of_rough_integrals(self._record, self._approx.latents, self._approx.start)
+        self._runs = Runs(
+            self._settings,
+            budget,
+            self._record,
+            self._sources,
+            self._approx,
+            random_seed=random_seed,
+            insecure_noise_seed=insecure_noise_seed,
+            label=type(self).__name__,
+        )
         self.state = None
 
     approx = property(lambda self: self._approx, doc="The approximation; fitted by `fit`.")
@@ -320,8 +297,9 @@ class DPADVI(Inference):  # type: ignore[misc]
 
         It is released with the noisy counts, and costs nothing more.
         """
-        if self._step is not None and self._step.running_clip is not None:
-            return self._step.running_clip.l2_clip_norm
+        step = self._runs.step
+        if step is not None and step.running_clip is not None:
+            return step.running_clip.l2_clip_norm
         return self._settings.first_clip_norm
 
     @sealed
@@ -441,17 +419,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         if self._sources is not None:
             self._settings.check_sources(sampling_prob=mechanism.sampler.sampling_prob)
             self._sources.check_unchanged()
-        cost = self._cost(mechanism, asked.n)
-        self._charge_budget(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
-        step, taken = self._compiled_step(candidates, mechanism, asked, obj_optimizer)
-        cost = replace(cost, backend=taken)
-        self._warn()
-        self._charge_budget(cost, mechanism, "fit")
-        if self._budget is None:
-            log_earlier_fit(self._approx._report, cost)
-        self._approx.groups[0].include_transformed = asked.include_transformed
-        self._mechanism, self._step, self._backend, self._asked = mechanism, step, taken, asked
-        self._run(cost, progressbar, progressbar_theme)
+        self._runs.fit(asked, mechanism, candidates, obj_optimizer, Bar(progressbar, progressbar_theme))
         return self._approx
 
     @sealed
@@ -478,18 +446,14 @@ class DPADVI(Inference):  # type: ignore[misc]
         Privacy: costs `n` steps at the noise of the last fit, added to what was spent (basic composition, as
         the decision to go on may depend on the results so far).
         """
-        if self._step is None:
+        if self._runs.step is None:
             raise TypeError("Need to call `.fit` first")
-        assert self._mechanism is not None
         n = check_integer("n", n, high=MAX_STEPS)
         check_bar(progressbar, progressbar_theme)
         self._record.check_unchanged()
         if self._sources is not None:
             self._sources.check_unchanged()
-        cost = replace(self._cost(self._mechanism, n), backend=self._backend)
-        self._warn()
-        self._charge_budget(cost, self._mechanism, "refine")
-        self._run(cost, progressbar, progressbar_theme)
+        self._runs.refine(n, Bar(progressbar, progressbar_theme))
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: the profiled steps would read the records.
@@ -502,181 +466,6 @@ class DPADVI(Inference):  # type: ignore[misc]
             "run_profiling is refused: its steps would look at the records unaccounted. Use "
             "fit(..., backend='c', compile_kwargs={'profile': True}), or profile on synthetic data."
         )
-
-    def _compiled_step(
-        self, candidates: list[Backend], mechanism: Mechanism, asked: FitArguments, optimizer: Any
-    ) -> tuple[PrivateStep, str]:
-        """Compile the step on the first backend that can, and say which."""
-        in_clip_norms = False
-        if optimizer is None:
-            widths, size = self._approx._widths, self._approx.latents.size
-            in_clip_norms = widths is None
-            rate = rate_of_large(asked.n, size) if widths is None else None
-            optimizer = falling_adam(asked.n, rate, widths=widths)
-
-        expected = self._public_batch(mechanism)
-
-        def compiled(candidate: Backend) -> PrivateStep:
-            with quiet_pytensor():
-                return PrivateStep(
-                    self._record,
-                    self._approx.latents,
-                    self._approx.groups[0],
-                    mechanism,
-                    n_mc=asked.n_mc,
-                    optimizer=optimizer,
-                    in_clip_norms=in_clip_norms,
-                    max_grad_norm=asked.max_grad_norm,
-                    compile_kwargs=dict(candidate.step),
-                    rows_kwargs=candidate.rows,
-                    cores=None if is_python(candidate.step["mode"]) else asked.cores,
-                    public_batch=expected,
-                    cluster=self._sources if isinstance(self._sources, Cluster) else None,
-                )
-
-        graphs = [*self._record.factors.values(), self._record.prior_logp]
-        return first_that_works(few_steps(candidates, asked.n, self._approx.latents.size, graphs), compiled)
-
-    def _public_batch(self, mechanism: Mechanism) -> float | None:
-        """Return the expected number of rows in a batch, if it is public."""
-        if self._sources is not None:
-            return inf  # who has them on the disk says that there are many
-        if not self._settings.num_records_public or self._record.units is not None:
-            return None
-        return mechanism.sampler.sampling_prob * self._record.num_units
-
-    def _cost(self, mechanism: Mechanism, n_steps: int) -> PrivacyRun:
-        """Return what a run costs, with an id of its own; a seeded run has no id, as no ledger takes it."""
-        run_id = secrets.token_hex(8) if self._insecure_noise_seed is None else ""
-        return replace(self._settings.cost(mechanism, n_steps), run_id=run_id)
-
-    def _charge_budget(
-        self, run: PrivacyRun, mechanism: Mechanism, call: str, *, dry_run: bool = False
-    ) -> None:
-        """Charge the planned cost to the budget, if there is one, or raise and charge nothing."""
-        if self._budget is not None:
-            self._budget.charge(
-                epsilon=run.epsilon,
-                delta=run.delta,
-                neighboring_relation=mechanism.neighboring_relation,
-                label=f"{type(self).__name__}.{call}",
-                n_steps=run.n_steps,
-                noise_multiplier=mechanism.noise_multiplier,
-                sampler=mechanism.sampler,
-                accountant=self._settings.accountant,
-                run_id=run.run_id,
-                record="one row" if self._record.units is None else self._record.units.words,
-                dry_run=dry_run,
-            )
-
-    def _report_planned_cost(self, run: PrivacyRun, streams: Streams) -> None:
-        """Put the planned cost into the report, before the first step."""
-        self._approx._report = self._settings.report(
-            run,
-            self._approx._report,
-            unit=self._record.unit,
-            by_unit=self._record.units is not None,
-            on_workers=isinstance(self._sources, Cluster),
-            secure_randomness=streams.secure,
-            public_arrays=self._record.public_arrays,
-            withheld=self._approx.withheld,
-            versions=(*versions().items(), ("pymc-dpvi sources", source_hash()[:16])),
-            budget=None if self._budget is None else self._budget.name,
-        )
-
-    def _warn(self) -> None:
-        """Give the warnings of a fit, before it is charged."""
-        seeded = self._insecure_noise_seed is not None
-        warn_before_charge(self._settings, self._record.model, self._record.num_units, seeded=seeded)
-
-    def _restore_iterate(self) -> None:
-        """Put the last iterate back in place of the average, so that the next run starts from it."""
-        if self._iterate is not None:
-            for param, value in zip(self._approx.params, self._iterate, strict=True):
-                param.set_value(value)
-            self._iterate = None
-
-    def _run(self, planned: PrivacyRun, progressbar: bool, theme: Any) -> None:
-        """Report the cost, run the steps, average the iterates."""
-        assert self._step is not None and self._mechanism is not None and self._asked is not None
-        if self._streams is None:
-            self._streams = Streams.make(self._insecure_noise_seed)
-        self._report_planned_cost(planned, self._streams)  # nothing has been drawn yet
-        n = planned.n_steps
-        report = self._approx.privacy
-        cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
-        drawn, step = 0, self._step
-        before = step.calls
-        clip = self._approx._running_clip
-        state = [*self._approx.params, *(() if clip is None else clip.state)]
-        released = [(v, v.get_value()) for v in state], clip, deepcopy(self._approx._trace)
-        base_draws = self._rng.bit_generator.state
-        self._restore_iterate()
-        step.trace.begin(n)
-        self._approx._trace = step.trace
-        self._approx._running_clip = step.running_clip
-        steps = iterate(
-            step,
-            self._mechanism,
-            self._streams,
-            self._rng,
-            self._record.num_units,
-            n,
-            every=self._asked.every,
-            before=self._steps_run,
-            units=self._record.units,
-            sources=self._sources if isinstance(self._sources, SourceRecords) else None,
-        )
-        try:
-            # How fast steps are tells how many rows persons have.
-            public = self._settings.num_records_public and self._record.units is None
-            with closing(steps), StepProgress(n, cost, progressbar, theme, keep_speed=public) as progress:
-                try:
-                    for done in steps:
-                        progress.advance(done - drawn)
-                        drawn = done
-                        for callback in self._asked.callbacks:
-                            callback(self._approx, None, self._steps_run + done)
-                except BaseException:
-                    if step.failed is None:
-                        raise
-                step.raise_failed()  # so that the bar sees it, whatever has taken its place
-        except StopIteration as stop:
-            _logger.info(str(stop))
-        except KeyboardInterrupt:
-            if step.failed is None:
-                _logger.warning(
-                    "Interrupted after %d of %d steps. What was planned is spent; the result is usable.",
-                    step.calls - before,
-                    n,
-                )
-        finally:
-            with uninterrupted():
-                step.rest()
-                if step.failed is not None:
-                    self._rng.bit_generator.state = base_draws  # public, and their place would tell as well
-                    self._withdraw_run(*released)
-                else:
-                    done = step.calls - before
-                    self._steps_run += done
-                    self._approx._report = report.with_steps_run(done)
-                    if done > averages_from(n):
-                        self._iterate = [p.get_value() for p in self._approx.params]
-                        for param, average in zip(self._approx.params, step.averages, strict=True):
-                            param.set_value(average.get_value())
-        step.raise_failed()  # if an interrupt came while the bar was closed
-
-    def _withdraw_run(
-        self, state: list[tuple[Any, Any]], clip: RunningClip | None, trace: GradientTrace | None
-    ) -> None:
-        """Put everything back to before the run, but for its cost: a record may have ended it.
-
-        The error tells of that; a number of steps, or what they left, would also tell when.
-        """
-        for variable, value in state:
-            variable.set_value(value)
-        self._step = self._iterate = None
-        self._approx._running_clip, self._approx._trace = clip, trace
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled or copied."""

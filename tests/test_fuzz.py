@@ -37,7 +37,7 @@ from clipped_sums import of_all_rows
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyError, fit_dpadvi, inference
+from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyError, fit_dpadvi, inference, runs
 from pymc_dpvi.engine.private_sum import private_sum
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import ArgumentError
@@ -49,6 +49,7 @@ from pymc_dpvi.guide.whole import WholeMeanField as MeanField
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.posterior.approximation import DPMeanField
 from pymc_dpvi.randomness.lattice_noise import LatticeNoise
+from pymc_dpvi.runs import Runs
 from pymc_dpvi.settings import PrivacySettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
@@ -263,7 +264,7 @@ def nothing_spent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Streams, "make", spend)
     monkeypatch.setattr(Mechanism, "draw", spend)
-    monkeypatch.setattr(DPADVI, "_report_planned_cost", spend)
+    monkeypatch.setattr(Runs, "_report_planned_cost", spend)
 
 
 @pytest.fixture
@@ -328,8 +329,8 @@ def test_fit_arguments(
         optimizers(SimpleNamespace(params=[mu]), optimizer, [pt.zeros_like(mu)])  # type: ignore[arg-type]
         raise WouldRun
 
-    monkeypatch.setattr(inference, "PrivateStep", step)
-    monkeypatch.setattr(inference, "first_that_works", lambda candidates, make: make(candidates[0]))
+    monkeypatch.setattr(runs, "PrivateStep", step)
+    monkeypatch.setattr(runs, "first_that_works", lambda candidates, make: make(candidates[0]))
     priced = functools.lru_cache(PrivacySettings.cost)
     monkeypatch.setattr(
         PrivacySettings, "cost", lambda self, mechanism, n: priced(self, mechanism, min(n, 100))

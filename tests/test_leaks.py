@@ -562,6 +562,51 @@ def test_what_would_enter_beside_the_records(case: str) -> None:
         DPADVI(**METHOD)
 
 
+def kept(reads: Any) -> Any:
+    """A number that each call of a function adds the records to."""
+    state = pytensor.shared(np.asarray(0.0), name="state")
+    state.default_update = state + reads.sum()
+    return state
+
+
+def updated(place: str) -> pm.Model:
+    with pm.Model() as model:
+        x = pm.Data("x", X)
+        b = pm.Normal("b", kept(x) if place == "prior" else 0.0, 1.0, shape=2)
+        eta = x @ b + (kept(x) if place == "likelihood" else 0.0)
+        if place == "custom":
+            pm.CustomDist("y", eta, logp=lambda v, m: -((v - m) ** 2) + kept(x), observed=X[:, 0])
+        else:
+            pm.Normal("y", eta, 1.0, observed=X[:, 0])
+        if place == "potential":
+            pm.Potential("p", b.sum() * kept(x))
+        if place == "deterministic":
+            pm.Deterministic("d", b + kept(x))
+    return model
+
+
+@pytest.mark.parametrize("place", ["prior", "likelihood", "custom", "potential", "deterministic"])
+def test_a_number_that_steps_would_update_is_refused(place: str) -> None:
+    """Nothing in the graph shows that it reads the records: PyTensor updates it by itself."""
+    with updated(place), pytest.raises(UnsupportedModelError, match="'state' has a default_update"):
+        DPADVI(**METHOD)
+
+
+def test_a_number_that_is_updated_from_now_on_is_refused() -> None:
+    with pm.Model():
+        x, state = pm.Data("x", X), pytensor.shared(np.asarray(0.0), name="state")
+        b = pm.Normal("b", state, 1.0, shape=2)
+        pm.Deterministic("d", b + state)
+        pm.Normal("y", x @ b, 1.0, observed=X[:, 0])
+        private = DPADVI(**METHOD)
+        approx = private.fit(2, progressbar=False, backend="python")
+        state.default_update = state + x.sum()
+        for again in (private.fit, private.refine, approx.sample):
+            with pytest.raises(UnsupportedModelError, match="'state' has a default_update"):
+                again(2)
+    assert len(approx.privacy.runs) == 1 and state.get_value() == 0.0
+
+
 def test_an_array_that_is_declared_may_enter() -> None:
     with pm.Model():
         weights = pm.Data("weights", np.array([0.3, 1.0, 9.0]))

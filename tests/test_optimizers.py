@@ -11,7 +11,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_dpvi import DPADVI, inference
+from pymc_dpvi import DPADVI, runs
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.optimizers import falling_adam, rate_of_large
 
@@ -144,11 +144,11 @@ def test_a_large_model_gets_that_rate(size: int, large: bool, monkeypatch: pytes
         asked.append((learning_rate, kwargs["widths"] is None))
         return pm.sgd(learning_rate=0.0)
 
-    monkeypatch.setattr(inference, "falling_adam", seen)
+    monkeypatch.setattr(runs, "falling_adam", seen)
     method = of_weights(size)
     method.fit(2, progressbar=False, backend="python")
     assert asked == [(rate_of_large(2, size) if large else None, large)]
-    step = method._step
+    step = method._runs.step
     assert step is not None and step.running_clip is not None
     assert step.running_clip.rule.quantile is None and step.running_clip.is_large == large
 
@@ -166,13 +166,13 @@ def test_adam_of_a_large_model_gets_gradients_in_clip_norms(
         moved = {p: (p - 1e-4 * seen * g).astype(p.type.dtype) for g, p in zip(grads, params, strict=True)}
         return {seen: seen + 1, **moved}
 
-    monkeypatch.setattr(inference, "falling_adam", lambda *_, **__: second_gradient)
+    monkeypatch.setattr(runs, "falling_adam", lambda *_, **__: second_gradient)
 
     def moves(optimizer: Any, n: int = 2) -> tuple[list[np.ndarray], float]:
         method = of_weights(size)
         start = [p.get_value() for p in method.approx.params]
         method.fit(n, progressbar=False, backend="python", obj_optimizer=optimizer)
-        step = method._step
+        step = method._runs.step
         assert step is not None and step.running_clip is not None
         moved = [p.get_value() - a for a, p in zip(start, step.params, strict=True)]
         return moved, float(np.exp(step.running_clip.log_scale.get_value()))

@@ -28,6 +28,7 @@ ROOMS = (
     ("__init__",),
     ("auditing",),
     ("inference",),
+    ("runs",),
     ("cautions",),
     ("keywords", "planning", "settings"),
     ("posterior",),

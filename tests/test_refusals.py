@@ -16,9 +16,9 @@ from zoo import ZOO
 
 from pymc_dpvi import DPADVI, DPFullRankADVI, errors, fit_dpadvi
 from pymc_dpvi.engine.step import PrivateStep
-from pymc_dpvi.inference import DPADVI as Inference
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.randomness.keystream import KeyStream
+from pymc_dpvi.runs import Runs
 
 MINIMUM = 50
 
@@ -42,7 +42,7 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     watch(Streams, "make")
     watch(Mechanism, "draw")
     watch(PrivateStep, "__call__")
-    watch(Inference, "_report_planned_cost")
+    watch(Runs, "_report_planned_cost")
     yield calls
 
 
@@ -77,10 +77,10 @@ def test_nothing_spent_is_not_vacuous(spent: list[str]):
         DPADVI(noise_multiplier=1.0, delta=1e-6, sampling_prob=0.5, accountant="rdp", model=model).fit(
             2, progressbar=False, compile_kwargs={"mode": "PYTHON"}
         )
-    assert {"Streams.make", "DPADVI._report_planned_cost", "Mechanism.draw", "PrivateStep.__call__"} <= set(
+    assert {"Streams.make", "Runs._report_planned_cost", "Mechanism.draw", "PrivateStep.__call__"} <= set(
         spent
     )
-    assert spent.index("DPADVI._report_planned_cost") < spent.index("Mechanism.draw")  # charged, then drawn
+    assert spent.index("Runs._report_planned_cost") < spent.index("Mechanism.draw")  # charged, then drawn
 
 
 def test_leaks_is_not_vacuous():

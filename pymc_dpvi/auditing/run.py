@@ -122,7 +122,7 @@ def audit(
     def compiled(candidate: Backend) -> Probe:
         kwargs: dict[str, Any] = {"compile_kwargs": dict(candidate.step), "rows_kwargs": dict(candidate.rows)}
         if not is_python(candidate.step["mode"]):  # as a fit's step is made
-            kwargs |= {"cores": cores, "public_batch": audited._public_batch(mechanism)}
+            kwargs |= {"cores": cores, "public_batch": audited._runs.public_batch(mechanism)}
         return Probe(record, approx, mechanism, n_mc=n_mc, rng=rng, **kwargs)
 
     probe, taken = first_that_works(bounded(candidates, record.factors.values()), compiled)
@@ -146,7 +146,7 @@ def audit(
             by_unit=record.units is not None,
             max_rows=None if record.units is None else record.units.max_rows,
         ),
-        check_randomness(mechanism, audited._insecure_noise_seed),
+        check_randomness(mechanism, audited._runs.insecure_noise_seed),
         check_attack(attack, claimed),
     )
     sampler = mechanism.sampler

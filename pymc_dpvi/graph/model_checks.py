@@ -14,6 +14,7 @@ from pymc.distributions.simulator import SimulatorRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.graph.basic import Variable
 from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import discrete_dtypes
 from pytensor.tensor.variable import TensorVariable
 
@@ -34,6 +35,7 @@ __all__ = [
     "refuse_discrete",
     "refuse_draws",
     "refuse_shape_alone",
+    "refuse_updates",
 ]
 
 
@@ -66,6 +68,9 @@ def check_before_records(model: pm.Model) -> None:
         raise UnsupportedModelError(
             "The model has no free variable, so there is nothing to infer. Add a prior."
         )
+    written = [*model.rvs_to_initial_values.values(), *model.dim_lengths.values()]
+    everything = [*model.basic_RVs, *model.potentials, *model.deterministics, *model.data_vars, *written]
+    refuse_updates(walk([v for v in everything if isinstance(v, Variable)], into_size=True))
     observed = {rv.name for rv in model.observed_RVs}
     for rv in model.free_RVs:
         stem = rv.name.removesuffix("_unobserved")
@@ -115,6 +120,21 @@ def check_before_records(model: pm.Model) -> None:
             raise UnsupportedModelError(
                 f"The observed variable '{rv.name}' has total_size. DPADVI draws its own batches, and "
                 "only those are accounted for: give the model the full data and drop total_size."
+            )
+
+
+def refuse_updates(variables: Iterable[Variable]) -> None:
+    """Raise for a shared variable with a ``default_update``, by which each call of a function changes it.
+
+    No graph shows where it stands that it reads what its update reads. (A random generator passes: what draws
+    from it is refused.)
+    """
+    for var in variables:
+        if getattr(var, "default_update", None) is not None and not isinstance(var.type, RandomType):
+            raise UnsupportedModelError(
+                f"{repr(var.name) if var.name else 'A shared variable'} has a default_update, so each step "
+                "would change it, and nothing protects what the update reads. Set default_update = None, and "
+                "write a fixed number or pm.Data in its place."
             )
 
 

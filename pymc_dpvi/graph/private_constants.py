@@ -61,7 +61,7 @@ from pytensor.tensor.type_other import NoneTypeT, SliceType
 from scipy.interpolate import InterpolatedUnivariateSpline
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.model_checks import array_name, global_dims
+from pymc_dpvi.graph.model_checks import array_name, global_dims, refuse_updates
 from pymc_dpvi.graph.scalar_constants import holds_table
 from pymc_dpvi.graph.shape_constants import is_grid, is_structural, shape_vectors
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
@@ -137,6 +137,7 @@ def refuse_private_constants(
         (start, "start", True),
     ):
         found = walk(graphs, into_size=into_size, columns_of=held)
+        refuse_updates(found)
         lengths = shape_vectors(found)
         strict = not into_size
         for var in found:

@@ -178,7 +178,7 @@ class RecordModel:
             held.update(self.local.variables, self.local.values_of_model)
         if self.encoded is not None:
             held.update(self.encoded.held)
-        if var in held:
+        if var in held or getattr(var, "default_update", None) is not None:
             return True
         if var.owner is not None:
             return var not in self.model.free_RVs and opaque_part(var.owner.op) is not None

@@ -32,6 +32,7 @@ from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.shape_constants import written_shapes
 from pymc_dpvi.graph.traversal import array_value, walk
 from pymc_dpvi.posterior import released_draws
+from pymc_dpvi.runs import Runs
 
 __all__ = ["PLANTS", "Plant", "planted"]
 
@@ -169,11 +170,11 @@ def after(owner: Any, name: str, more: Callable[..., Any]) -> tuple[Any, str, An
     return owner, name, changed
 
 
-def logs(self: DPADVI, *args: Any) -> None:
+def logs(self: Runs, *args: Any) -> None:
     logging.getLogger("pymc_dpvi.engine.step").warning("the largest value is %g", largest(self._record))
 
 
-def writes(self: DPADVI, *args: Any) -> None:
+def writes(self: Runs, *args: Any) -> None:
     Path(f"cache-{largest(self._record):g}.bin").touch()
 
 
@@ -181,7 +182,7 @@ def tells(self: DPADVI, *args: Any, **kwargs: Any) -> None:
     raise ArgumentError(f"run_profiling is refused on data up to {largest(self._record):g}.")
 
 
-def refuses(self: DPADVI, *args: Any) -> None:
+def refuses(self: Runs, *args: Any) -> None:
     if largest(self._record) > 1e8:
         raise ArgumentError("The data are badly scaled.")
 
@@ -267,11 +268,11 @@ PLANTS: dict[str, Plant] = {
     "a code counts as a variable for all": Plant(
         "another errors: node z", ((Encoded, "held", property(lambda self: ())),), "fits", CODES
     ),
-    "a value in the log": Plant("another said", (after(DPADVI, "_warn", logs),), "fits"),
-    "a file named by a value": Plant("another files", (after(DPADVI, "_warn", writes),), "fits"),
+    "a value in the log": Plant("another said", (after(Runs, "_warn", logs),), "fits"),
+    "a file named by a value": Plant("another files", (after(Runs, "_warn", writes),), "fits"),
     "a value in an error": Plant("another errors: profile", ((DPADVI, "run_profiling", tells),), "fits"),
     "a value in the report": Plant("another report", ((records, "describe_public", described),), "fits"),
-    "a refusal that looks at values": Plant("another fit", (after(DPADVI, "_warn", refuses),), "fits"),
+    "a refusal that looks at values": Plant("another fit", (after(Runs, "_warn", refuses),), "fits"),
     "centred records": Plant(
         "moves the gradients of other records", ((RecordModel, "data", centred),), "fits"
     ),
@@ -306,7 +307,7 @@ PLANTS: dict[str, Plant] = {
     "the number of records in an attribute": Plant(
         "another released",
         (
-            after(DPADVI, "_warn", lambda self, *args: SEEN.append(self._record.num_records)),
+            after(Runs, "_warn", lambda self, *args: SEEN.append(self._record.num_records)),
             (released_draws, "posterior_data", with_the_number),
         ),
         "fits",

@@ -18,9 +18,9 @@ from attacks.records import FLOATS, few, hostile_records, values
 from attacks.shares import Shares
 from attacks.subjects import PLACE, SUBJECTS, Subject
 from attacks.watch import Crew, Task
-from pymc_dpvi import DPADVI
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.numba_cache import source_hash
+from pymc_dpvi.runs import Runs
 
 BACKENDS = ("python", "numba", "c", "c without a compiler", "jax")
 FIT = [name for name in SUBJECTS if not name.startswith("operation")]
@@ -115,7 +115,7 @@ def breaks(self: object, *args: object) -> bool:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize(("owner", "name"), [(RecordModel, "may_be_released"), (DPADVI, "_warn")])
+@pytest.mark.parametrize(("owner", "name"), [(RecordModel, "may_be_released"), (Runs, "_warn")])
 def test_a_mistake_is_no_refusal(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, breaks)
     with pytest.raises((AssertionError, AttributeError), match=r"AttributeError|no such name"):

@@ -18,7 +18,7 @@ import pytest
 from numba.core.errors import TypingError, UnsupportedError
 
 import pymc_dpvi
-from pymc_dpvi import DPADVI, PrivacyBudget, PrivacyReport, check_release, inference
+from pymc_dpvi import DPADVI, PrivacyBudget, PrivacyReport, check_release, runs
 from pymc_dpvi.compat import compile_mode
 from pymc_dpvi.engine import backends
 from pymc_dpvi.engine.backends import Backend, StepFailedError, few_steps, first_that_works, reason_of
@@ -157,7 +157,7 @@ def test_a_fit_falls_back_before_it_is_charged(
     budget = PrivacyBudget(3.0, 1e-5)
     charged: list[int] = []
 
-    class Step(inference.PrivateStep):
+    class Step(runs.PrivateStep):
         def __init__(self, *args: Any, compile_kwargs: dict[str, Any], **kwargs: Any) -> None:
             charged.append(len(budget.ledger))
             linker = type(compile_kwargs["mode"].linker).__name__
@@ -167,7 +167,7 @@ def test_a_fit_falls_back_before_it_is_charged(
                 raise StepFailedError("SomeError")
             super().__init__(*args, compile_kwargs=compile_kwargs, **kwargs)
 
-    monkeypatch.setattr(inference, "PrivateStep", Step)
+    monkeypatch.setattr(runs, "PrivateStep", Step)
     with logistic():
         method = DPADVI(epsilon=0.4, delta=1e-6, sampling_prob=0.3, accountant="rdp", budget=budget)
         with caplog.at_level(logging.WARNING):

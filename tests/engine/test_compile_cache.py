@@ -150,8 +150,8 @@ def test_fits_of_an_equal_model_share_one_step_that_holds_no_data() -> None:
         method = DPADVI(**{**FITS, "epsilon": epsilon}, model=model)
         approx = pm.fit(5 + seed, method=method, model=model, progressbar=False)
         approx.sample(5)
-        assert method._step is not None
-        loops.append(method._step.chunk._run)
+        assert method._runs.step is not None
+        loops.append(method._runs.step.chunk._run)
         forgotten = weakref.ref(model), *map(weakref.ref, [*data, *method._record.arrays, approx])
         del model, data, method, approx
         gc.collect()

@@ -25,6 +25,7 @@ from pymc_dpvi.graph.blocks import Block
 from pymc_dpvi.graph.gradients import aligned_gradients
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.posterior.approximation import DPMeanField
+from pymc_dpvi.runs import Runs
 
 N, D = 400, 3
 UNIT = 2.0**-36
@@ -235,7 +236,7 @@ def test_jax_compiles_in_the_rehearsal_and_on_no_records():
         patch.setattr(MicrobatchedSum, "__init__", watched)
         method = DPADVI(epsilon=1.0, delta=1e-5, sampling_prob=0.5)
         patch.setattr(
-            type(method), "_charge_budget", lambda *given, dry_run=False: dry_run or calls.append("reserved")
+            Runs, "_charge_budget", lambda *given, dry_run=False: dry_run or calls.append("reserved")
         )
         method.fit(2, backend="jax", progressbar=False)
     at = calls.index("reserved")

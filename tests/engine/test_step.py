@@ -56,7 +56,7 @@ def test_what_numpy_and_scipy_say_of_a_record_is_not_for_the_user_to_set(
     options = {"noise_multiplier": 1.0, "delta": 1e-6, "sampling_prob": 0.5}
     method = DPADVI(**options, insecure_noise_seed=1, random_seed=2, model=logistic())
     method.fit(1, progressbar=False, backend=backend)
-    step, seen = method._step, []
+    step, seen = method._runs.step, []
     assert step is not None
 
     def chunk(*arrays: Any) -> None:

@@ -187,9 +187,9 @@ def test_an_interrupt_does_not_hide_that_a_record_ended_a_run(
                 interrupt()
             raise ZeroDivisionError("record 4711")
 
-        calls = iter([method._step._call, raising])
+        calls = iter([method._runs.step._call, raising])
         # The first call of a run makes one step, the second as many as its time allows.
-        monkeypatch.setattr(method._step, "_call", lambda *args: next(calls)(*args))
+        monkeypatch.setattr(method._runs.step, "_call", lambda *args: next(calls)(*args))
         ends = StepProgress.__exit__
 
         def interrupted_end(self: StepProgress, *raised: Any) -> Any:

@@ -22,7 +22,7 @@ from pymc_dpvi import (
     PrivacyReport,
     accounting,
     fit_dpadvi,
-    inference,
+    runs,
 )
 
 pytestmark = MARKS
@@ -180,13 +180,13 @@ def test_steps_are_in_units_of_the_priors_width_where_that_is_below_one(
     table: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    real = inference.falling_adam
+    real = runs.falling_adam
 
     def watched(n: int, *rate: Any, **kwargs: Any) -> Any:
         seen.append((n, kwargs["widths"]))
         return real(n, *rate, **kwargs)
 
-    monkeypatch.setattr(inference, "falling_adam", watched)
+    monkeypatch.setattr(runs, "falling_adam", watched)
     with pm.Model():
         beta = pm.Normal("beta", 0, [0.05, 7.0])
         flat = pm.Flat("flat")
@@ -287,7 +287,7 @@ def test_compile_kwargs_reach_pytensor(logistic: Build) -> None:
     with logistic():
         method = DPADVI(**CHEAP)
         quiet(method, 1, compile_kwargs={"name": "my_step"})
-    assert method._step is not None and method._step.chunk.step.name == "my_step"
+    assert method._runs.step is not None and method._runs.step.chunk.step.name == "my_step"
 
 
 def test_whole_numbers_in_a_matrix_are_as_good_as_fractions():

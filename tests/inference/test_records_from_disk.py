@@ -180,7 +180,7 @@ def test_rows_are_asked_for_ascending_and_once(monkeypatch: pytest.MonkeyPatch) 
         assert asked.dtype == np.int64 and (np.diff(asked) > 0).all()
         assert 0 <= asked[0] and asked[-1] < N
     assert threading.current_thread().name not in source.threads
-    step = method._step
+    step = method._runs.step
     assert step is not None and all(len(v.get_value()) == 8 for v, _ in step._data)  # the template is back
 
 

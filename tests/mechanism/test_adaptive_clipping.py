@@ -378,9 +378,9 @@ def test_records_beyond_the_number_that_is_counted_change_nothing_else():
     assert fixed.approx.privacy.runs[0].tally_weight == 0.0 and fixed.l2_clip_norm == 1.0
     assert "adaptive" not in str(fixed.approx.privacy)
     adaptive = fitted(regression(), n=30, l2_clip_norm="adaptive")
-    assert fixed._mechanism is not None and adaptive._mechanism is not None
-    assert fixed._mechanism.noise_multiplier == adaptive._mechanism.noise_multiplier
-    assert adaptive._step is not None and adaptive._step.num_noise == 5
+    assert fixed._runs.mechanism is not None and adaptive._runs.mechanism is not None
+    assert fixed._runs.mechanism.noise_multiplier == adaptive._runs.mechanism.noise_multiplier
+    assert adaptive._runs.step is not None and adaptive._runs.step.num_noise == 5
 
 
 @pytest.mark.parametrize("clip", [1.0, "adaptive"])

@@ -237,7 +237,7 @@ def test_step_that_raises_is_charged() -> None:
     method = with_model(planted_model())
     method.fit(2, progressbar=False)
     function.rest = lambda: None  # type: ignore[attr-defined]
-    method._step.chunk = function
+    method._runs.step.chunk = function
     with pytest.raises(ModelEvaluationError, match="charged") as caught:
         method.refine(30, progressbar=False)
     assert in_error(caught.value) == []
@@ -252,14 +252,14 @@ def test_a_step_that_raises_does_not_tell_when(at: int, again: str, monkeypatch:
     """A record may be the cause: what was released before stays, and no iterate or count of this run."""
     method = with_model(planted_model())
     method.fit(150, progressbar=False)
-    approx, place = method.approx, method._rng.bit_generator.state
+    approx, place = method.approx, method._runs.base_draws.bit_generator.state
 
     def seen() -> list[Any]:
         clip = approx._running_clip
         numbers = [*approx.params, *clip.state]
         draws = approx.sample(5, random_seed=1)["posterior"].data_vars
         assert len(draws)
-        assert method._rng.bit_generator.state == place
+        assert method._runs.base_draws.bit_generator.state == place
         return [*(v.get_value() for v in numbers), approx.hist, *(v.values for v in draws.values())]
 
     before, calls, real = seen(), [], Chunk.__call__

@@ -1,0 +1,326 @@
+r"""The runs of one method: compile, charge, report, loop, average.
+
+In: what was checked (`settings`, `keywords`), a separable model (`graph.records`), an approximation. Out: the
+latter, fitted. A run takes these steps, and nothing is spent before the third:
+
+1. The step is compiled (`engine.step`), and tried on no records.
+2. Warnings are given (`cautions`).
+3. The planned cost is charged to the budget, if there is one, and goes into the report. Early stopping,
+   callbacks that raise, and interrupts do not reduce it.
+4. The steps run (`engine.loop`), with batches and noise from the method's own key streams.
+5. The iterates of the last half are averaged: post-processing that takes out most of the noise.
+
+Further steps are charged as a release of their own, and the costs add up, because the decision to go on may
+depend on earlier results. A run that a record may have ended leaves nothing but its cost.
+
+What it must never do: run a step that is not in the report.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from contextlib import closing
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from pymc_dpvi.accounting import PrivacyBudget
+from pymc_dpvi.cautions import log_earlier_fit, warn_before_charge
+from pymc_dpvi.compat import quiet_pytensor, versions
+from pymc_dpvi.engine.backends import Backend, few_steps, first_that_works
+from pymc_dpvi.engine.cluster import Cluster
+from pymc_dpvi.engine.gradient_moments import GradientTrace
+from pymc_dpvi.engine.interrupts import uninterrupted
+from pymc_dpvi.engine.loop import averages_from, iterate
+from pymc_dpvi.engine.running_clip import RunningClip
+from pymc_dpvi.engine.source_records import SourceRecords
+from pymc_dpvi.engine.step import PrivateStep
+from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.keywords import FitArguments
+from pymc_dpvi.lowering import is_python
+from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
+from pymc_dpvi.numba_cache import source_hash
+from pymc_dpvi.optimizers import falling_adam, rate_of_large
+from pymc_dpvi.posterior.approximation import DPApproximation
+from pymc_dpvi.progress import StepProgress
+from pymc_dpvi.release.report import PrivacyRun
+from pymc_dpvi.settings import PrivacySettings
+
+__all__ = ["Bar", "Runs"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Whether and how a run's progress is shown."""
+
+    shown: bool
+    theme: Any
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What a `fit` has compiled, and `refine` goes on with."""
+
+    step: PrivateStep
+    mechanism: Mechanism
+    asked: FitArguments
+    backend: str
+
+
+class Runs:
+    """Fits of one approximation, and what they go on with.
+
+    Parameters
+    ----------
+    settings : PrivacySettings
+    budget : PrivacyBudget or None
+        What all fits on these data may spend together.
+    record : RecordModel
+    sources : SourceRecords, Cluster or None
+        Where the records are, if they are not in memory.
+    approx : DPApproximation
+        What is fitted, in place.
+    random_seed : int or None
+        Of the base draws.
+    insecure_noise_seed : int or None
+        Of batches and noise, in tests.
+    label : str
+        The method's name, for the ledger of a budget.
+    """
+
+    def __init__(
+        self,
+        settings: PrivacySettings,
+        budget: PrivacyBudget | None,
+        record: RecordModel,
+        sources: SourceRecords | Cluster | None,
+        approx: DPApproximation,
+        *,
+        random_seed: int | None,
+        insecure_noise_seed: int | None,
+        label: str,
+    ) -> None:
+        self._settings, self._budget, self._record = settings, budget, record
+        self._sources, self._approx, self._label = sources, approx, label
+        self.insecure_noise_seed = insecure_noise_seed
+        self.base_draws = np.random.default_rng(random_seed)
+        self.streams: Streams | None = None
+        self._begun: _Begun | None = None
+        self._iterate: list[np.ndarray] | None = None
+        self._steps_run = 0
+
+    @property
+    def step(self) -> PrivateStep | None:
+        """The compiled step of the last fit; None before it, and after a run that a record ended."""
+        return None if self._begun is None else self._begun.step
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """The mechanism of the last fit."""
+        return None if self._begun is None else self._begun.mechanism
+
+    def fit(
+        self, asked: FitArguments, mechanism: Mechanism, candidates: list[Backend], optimizer: Any, bar: Bar
+    ) -> None:
+        """Compile a step on the first backend that can, and run it."""
+        cost = self._cost(mechanism, asked.n)
+        self._charge_budget(cost, mechanism, "fit", dry_run=True)  # a refusal need not wait for the compiler
+        step, backend = self._compiled_step(candidates, mechanism, asked, optimizer)
+        cost = replace(cost, backend=backend)
+        self._warn()
+        self._charge_budget(cost, mechanism, "fit")
+        if self._budget is None:
+            log_earlier_fit(self._approx._report, cost)
+        self._approx.groups[0].include_transformed = asked.include_transformed
+        self._begun = _Begun(step, mechanism, asked, backend)
+        self._run(self._begun, cost, bar)
+
+    def refine(self, n: int, bar: Bar) -> None:
+        """Run `n` more steps of the last fit."""
+        assert self._begun is not None
+        mechanism = self._begun.mechanism
+        cost = replace(self._cost(mechanism, n), backend=self._begun.backend)
+        self._warn()
+        self._charge_budget(cost, mechanism, "refine")
+        self._run(self._begun, cost, bar)
+
+    def public_batch(self, mechanism: Mechanism) -> float | None:
+        """Return the expected number of rows in a batch, if it is public."""
+        if self._sources is not None:
+            return inf  # who has them on the disk says that there are many
+        if not self._settings.num_records_public or self._record.units is not None:
+            return None
+        return mechanism.sampler.sampling_prob * self._record.num_units
+
+    def _compiled_step(
+        self, candidates: list[Backend], mechanism: Mechanism, asked: FitArguments, optimizer: Any
+    ) -> tuple[PrivateStep, str]:
+        """Compile the step on the first backend that can, and say which."""
+        in_clip_norms = False
+        if optimizer is None:
+            widths, size = self._approx._widths, self._approx.latents.size
+            in_clip_norms = widths is None
+            rate = rate_of_large(asked.n, size) if widths is None else None
+            optimizer = falling_adam(asked.n, rate, widths=widths)
+
+        expected = self.public_batch(mechanism)
+
+        def compiled(candidate: Backend) -> PrivateStep:
+            with quiet_pytensor():
+                return PrivateStep(
+                    self._record,
+                    self._approx.latents,
+                    self._approx.groups[0],
+                    mechanism,
+                    n_mc=asked.n_mc,
+                    optimizer=optimizer,
+                    in_clip_norms=in_clip_norms,
+                    max_grad_norm=asked.max_grad_norm,
+                    compile_kwargs=dict(candidate.step),
+                    rows_kwargs=candidate.rows,
+                    cores=None if is_python(candidate.step["mode"]) else asked.cores,
+                    public_batch=expected,
+                    cluster=self._sources if isinstance(self._sources, Cluster) else None,
+                )
+
+        graphs = [*self._record.factors.values(), self._record.prior_logp]
+        return first_that_works(few_steps(candidates, asked.n, self._approx.latents.size, graphs), compiled)
+
+    def _cost(self, mechanism: Mechanism, n_steps: int) -> PrivacyRun:
+        """Return what a run costs, with an id of its own; a seeded run has no id, as no ledger takes it."""
+        run_id = secrets.token_hex(8) if self.insecure_noise_seed is None else ""
+        return replace(self._settings.cost(mechanism, n_steps), run_id=run_id)
+
+    def _charge_budget(
+        self, run: PrivacyRun, mechanism: Mechanism, call: str, *, dry_run: bool = False
+    ) -> None:
+        """Charge the planned cost to the budget, if there is one, or raise and charge nothing."""
+        if self._budget is not None:
+            self._budget.charge(
+                epsilon=run.epsilon,
+                delta=run.delta,
+                neighboring_relation=mechanism.neighboring_relation,
+                label=f"{self._label}.{call}",
+                n_steps=run.n_steps,
+                noise_multiplier=mechanism.noise_multiplier,
+                sampler=mechanism.sampler,
+                accountant=self._settings.accountant,
+                run_id=run.run_id,
+                record="one row" if self._record.units is None else self._record.units.words,
+                dry_run=dry_run,
+            )
+
+    def _report_planned_cost(self, run: PrivacyRun, streams: Streams) -> None:
+        """Put the planned cost into the report, before the first step."""
+        self._approx._report = self._settings.report(
+            run,
+            self._approx._report,
+            unit=self._record.unit,
+            by_unit=self._record.units is not None,
+            on_workers=isinstance(self._sources, Cluster),
+            secure_randomness=streams.secure,
+            public_arrays=self._record.public_arrays,
+            withheld=self._approx.withheld,
+            versions=(*versions().items(), ("pymc-dpvi sources", source_hash()[:16])),
+            budget=None if self._budget is None else self._budget.name,
+        )
+
+    def _warn(self) -> None:
+        """Give the warnings of a fit, before it is charged."""
+        seeded = self.insecure_noise_seed is not None
+        warn_before_charge(self._settings, self._record.model, self._record.num_units, seeded=seeded)
+
+    def _restore_iterate(self) -> None:
+        """Put the last iterate back in place of the average, so that the next run starts from it."""
+        if self._iterate is not None:
+            for param, value in zip(self._approx.params, self._iterate, strict=True):
+                param.set_value(value)
+            self._iterate = None
+
+    def _run(self, begun: _Begun, planned: PrivacyRun, bar: Bar) -> None:
+        """Report the cost, run the steps, average the iterates."""
+        if self.streams is None:
+            self.streams = Streams.make(self.insecure_noise_seed)
+        self._report_planned_cost(planned, self.streams)  # nothing has been drawn yet
+        n = planned.n_steps
+        report = self._approx.privacy
+        cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
+        drawn, step = 0, begun.step
+        before = step.calls
+        clip = self._approx._running_clip
+        state = [*self._approx.params, *(() if clip is None else clip.state)]
+        released = [(v, v.get_value()) for v in state], clip, deepcopy(self._approx._trace)
+        place = self.base_draws.bit_generator.state
+        self._restore_iterate()
+        step.trace.begin(n)
+        self._approx._trace = step.trace
+        self._approx._running_clip = step.running_clip
+        steps = iterate(
+            step,
+            begun.mechanism,
+            self.streams,
+            self.base_draws,
+            self._record.num_units,
+            n,
+            every=begun.asked.every,
+            before=self._steps_run,
+            units=self._record.units,
+            sources=self._sources if isinstance(self._sources, SourceRecords) else None,
+        )
+        try:
+            # How fast steps are tells how many rows persons have.
+            public = self._settings.num_records_public and self._record.units is None
+            with closing(steps), StepProgress(n, cost, bar.shown, bar.theme, keep_speed=public) as progress:
+                try:
+                    for done in steps:
+                        progress.advance(done - drawn)
+                        drawn = done
+                        for callback in begun.asked.callbacks:
+                            callback(self._approx, None, self._steps_run + done)
+                except BaseException:
+                    if step.failed is None:
+                        raise
+                step.raise_failed()  # so that the bar sees it, whatever has taken its place
+        except StopIteration as stop:
+            _logger.info(str(stop))
+        except KeyboardInterrupt:
+            if step.failed is None:
+                _logger.warning(
+                    "Interrupted after %d of %d steps. What was planned is spent; the result is usable.",
+                    step.calls - before,
+                    n,
+                )
+        finally:
+            with uninterrupted():
+                step.rest()
+                if step.failed is not None:
+                    # Base draws are public, and their place would tell as well.
+                    self.base_draws.bit_generator.state = place
+                    self._withdraw_run(*released)
+                else:
+                    done = step.calls - before
+                    self._steps_run += done
+                    self._approx._report = report.with_steps_run(done)
+                    if done > averages_from(n):
+                        self._iterate = [p.get_value() for p in self._approx.params]
+                        for param, average in zip(self._approx.params, step.averages, strict=True):
+                            param.set_value(average.get_value())
+        step.raise_failed()  # if an interrupt came while the bar was closed
+
+    def _withdraw_run(
+        self, state: list[tuple[Any, Any]], clip: RunningClip | None, trace: GradientTrace | None
+    ) -> None:
+        """Put everything back to before the run, but for its cost: a record may have ended it.
+
+        The error tells of that; a number of steps, or what they left, would also tell when.
+        """
+        for variable, value in state:
+            variable.set_value(value)
+        self._begun = self._iterate = None
+        self._approx._running_clip, self._approx._trace = clip, trace
