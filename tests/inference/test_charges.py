@@ -97,8 +97,8 @@ def test_obj_n_mc_costs_nothing(logistic: Build, steps_seen: list[tuple[np.ndarr
         with logistic():
             reports.append(quiet(DPADVI(**SEEDED), 3, obj_n_mc=n_mc).privacy)
     assert reports[0] == reports[1]
-    # The counts of records are two numbers more, however many draws there are.
-    assert [noise.shape for _, noise, _ in steps_seen] == [(4,)] * 3 + [(10,)] * 3
+    # The counts of records are three numbers more, however many draws there are.
+    assert [noise.shape for _, noise, _ in steps_seen] == [(5,)] * 3 + [(11,)] * 3
     assert [draws.shape for *_, draws in steps_seen] == [(1, 2)] * 3 + [(4, 2)] * 3
 
 
