@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import metadata, util
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,6 @@ __all__ = [
 #: ``arviz.InferenceData`` (PyMC 5) or ``xarray.DataTree`` (PyMC 6).
 PosteriorData = Any
 
-_TAKEN = {"allow_input_downcast", "givens", "inputs", "on_unused_input", "outputs", "updates"}
 #: No compiler: NumPy and SciPy compute each operation. Fused operations would be Python calls on scalars.
 _PYTHON = Mode("py", RewriteDatabaseQuery(include=["fast_run"], exclude=["fusion"]))
 #: The mode of a step, and that of the rows of its batch if that differs.
@@ -93,10 +93,12 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
     if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
         raise ArgumentError("compile_kwargs must be a dict, such as {'mode': 'CVM'}.")
     kwargs = dict(compile_kwargs or {})
-    if taken := sorted(set(kwargs) & _TAKEN):
+    if others := kwargs.keys() - {"mode", "name"}:
+        known = map(repr, sorted(others & signature(pytensor.function).parameters.keys()))
         raise ArgumentError(
-            f"compile_kwargs does not take {taken}: they would change what the private step computes, or "
-            "bring in data that are not accounted for."
+            f"compile_kwargs takes 'mode' and 'name', found {', '.join(known) or 'something else'}. "
+            "Other arguments of PyTensor's function would change what the private step computes, bring in "
+            "data that nobody accounts for, or count the records that a step reads ('profile')."
         )
     if backend is not None and "mode" in kwargs:
         raise ArgumentError("Give backend= or compile_kwargs={'mode': ...}, not both.")
@@ -130,7 +132,7 @@ def compile_mode(backend: str | None, compile_kwargs: Mapping[str, Any] | None) 
     else:
         kwargs["mode"] = without_raising(mode)
         # A profile that PyTensor's flags ask for prints the shapes of batches when the process ends.
-        kwargs.setdefault("profile", False)
+        kwargs["profile"] = False
     return kwargs
 
 

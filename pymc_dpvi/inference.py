@@ -356,7 +356,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         total_grad_norm_constraint : float, optional
             Bound on the norm of the noisy gradient.
         compile_kwargs : dict, optional
-            For PyTensor's ``function``.
+            ``mode`` and ``name`` for PyTensor's ``function``.
         cores : int, optional
             Number of threads that add up the gradients of a batch, as in ``pm.sample``. The result is the
             same, bit by bit, for any number. It pays where a step takes a millisecond or more, and needs
@@ -463,8 +463,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         ArgumentError
         """
         raise ArgumentError(
-            "run_profiling is refused: its steps would look at the records unaccounted. Use "
-            "fit(..., backend='c', compile_kwargs={'profile': True}), or profile on synthetic data."
+            "run_profiling is refused: its steps would look at the records unaccounted. Profile a model of "
+            "as many synthetic records with PyTensor alone."
         )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

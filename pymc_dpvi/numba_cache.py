@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from pytensor.link.numba.cache import compile_numba_function_src
-from pytensor.link.numba.dispatch.basic import numba_njit
 
-__all__ = ["compiled_source", "kernel", "source_hash"]
+__all__ = ["kernel", "source_hash"]
 
 
 def _hash_of_sources() -> str:
@@ -37,18 +35,6 @@ _SOURCES = _hash_of_sources()
 def source_hash() -> str:
     """Return the SHA-256 of this package's sources, so that changed sources find nothing older on disk."""
     return _SOURCES
-
-
-def compiled_source(
-    name: str, source: str, scope: dict[str, Any], key: str | None, **options: Any
-) -> Callable[..., Any]:
-    """Let numba compile the function `name` of a source that was written at run time.
-
-    It is kept on the disk under `key`, a hash of all that it computes and of `source_hash`, if there is one.
-    """
-    scope = {**scope, "__name__": __name__}  # what is kept names the module of its function
-    function = compile_numba_function_src(source, name, scope, cache_key=key)
-    return numba_njit(function, fastmath=False, final_function=True, cache=key is not None, **options)  # type: ignore[no-any-return]
 
 
 def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -201,6 +201,18 @@ def test_what_needs_no_model_stands_alone(name: str, allowed: set[str]) -> None:
         assert used <= allowed, f"{path.name} imports {sorted(used - allowed)}"
 
 
+@pytest.mark.parametrize("name", ["accounting", "release"])
+def test_nothing_behind_it_needs_a_model_either(name: str) -> None:
+    todo, seen = [name], {name}
+    for own in todo:
+        for path in (p for p in SOURCES if unit(p) == own):
+            names = imported(path.read_text("utf-8"), ("pymc_dpvi", *path.relative_to(PACKAGE).parts[:-1]))
+            assert not {full.split(".")[0] for full in names} & {"pymc", "pytensor"}, path
+            todo += sorted(own_imports(names) - seen)
+            seen |= own_imports(names)
+    assert "numba_cache" in seen
+
+
 def names_of(requirements: list[str]) -> set[str]:
     """Import names of requirements."""
     return {

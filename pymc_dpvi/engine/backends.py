@@ -72,9 +72,8 @@ _LOOPS = (BetaInc, GammaInc, GammaIncC, Hyp2F1, ScalarLoop)
 
 _NO_BACKEND = (
     "A step on no records raised {}, and not on one backend alone: obj_optimizer returned updates that do "
-    "not fit its parameters, a public array has not the shape that the model was written for, or "
-    "compile_kwargs= has something that PyTensor does not take. What PyTensor says may quote data and is "
-    "left out, so try it on made-up data. Nothing is spent."
+    "not fit its parameters, or a public array has not the shape that the model was written for. What "
+    "PyTensor says may quote data and is left out, so try it on made-up data. Nothing is spent."
 )
 _LOOPS_IN_PYTHON = (
     "A record's log-density has an incomplete gamma or beta function, or a hypergeometric one, such as a "

@@ -34,9 +34,10 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.type import DenseTensorType
 
+from pymc_dpvi.engine.compile_cache import compiled_source
 from pymc_dpvi.engine.threads import Threads, take_turn
 from pymc_dpvi.graph.traversal import substituted
-from pymc_dpvi.numba_cache import compiled_source, source_hash
+from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["InColumns", "is_long_vector"]
 

@@ -24,10 +24,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pytensor
 from pytensor.graph.basic import Variable
+from pytensor.link.numba.cache import compile_numba_function_src
+from pytensor.link.numba.dispatch.basic import numba_njit
 
 from pymc_dpvi.compat import default_numba_mode
 
-__all__ = ["Postponed", "name_of", "shared"]
+__all__ = ["Postponed", "compiled_source", "name_of", "shared"]
 
 T = TypeVar("T")
 
@@ -85,6 +87,19 @@ def shared(name: Hashable | None, make: Callable[[], T]) -> T:
         while len(_kept) > MOST:
             _kept.popitem(last=False)
     return made
+
+
+def compiled_source(
+    name: str, source: str, scope: dict[str, Any], key: str | None, **options: Any
+) -> Callable[..., Any]:
+    """Let numba compile the function `name` of a source that was written at run time.
+
+    It is kept on the disk under `key`, a hash of all that it computes and of `numba_cache.source_hash`, if
+    there is one.
+    """
+    scope = {**scope, "__name__": __name__}  # what is kept names the module of its function
+    function = compile_numba_function_src(source, name, scope, cache_key=key)
+    return numba_njit(function, fastmath=False, final_function=True, cache=key is not None, **options)  # type: ignore[no-any-return]
 
 
 class Postponed:

@@ -31,10 +31,10 @@ from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.type import DenseTensorType
 
-from pymc_dpvi.engine.compile_cache import name_of, shared
+from pymc_dpvi.engine.compile_cache import compiled_source, name_of, shared
 from pymc_dpvi.engine.generated_code import SHAPE, write_loop
 from pymc_dpvi.engine.graph_keys import graph_key
-from pymc_dpvi.numba_cache import compiled_source, source_hash
+from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["Chunk"]
 

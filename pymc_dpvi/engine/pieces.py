@@ -19,12 +19,13 @@ from typing import NamedTuple
 import numpy as np
 from pytensor.graph.basic import Apply
 
+from pymc_dpvi.engine.compile_cache import compiled_source
 from pymc_dpvi.engine.generated_code import PIECE
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.threads import take_turn
 from pymc_dpvi.mechanism.limits import PIECE_RECORDS
-from pymc_dpvi.numba_cache import compiled_source, kernel
+from pymc_dpvi.numba_cache import kernel
 
 __all__ = ["Batch", "PieceSum", "cuts_of_persons"]
 

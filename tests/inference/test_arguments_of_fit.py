@@ -125,6 +125,8 @@ BAD_FITS: dict[str, tuple[dict[str, Any], str]] = {
     "compile_kwargs type": ({"compile_kwargs": 5}, "compile_kwargs"),
     "compile_kwargs updates": ({"compile_kwargs": {"updates": {}}}, "updates"),
     "compile_kwargs givens": ({"compile_kwargs": {"givens": {}}}, "givens"),
+    "compile_kwargs profile": ({"compile_kwargs": {"profile": True}}, "count the records"),
+    "compile_kwargs unknown": ({"compile_kwargs": {"nonsense": True}}, "found something else"),
     "obj_n_mc zero": ({"obj_n_mc": 0}, "obj_n_mc must be an integer between 1 and 1,000"),
     "obj_n_mc float": ({"obj_n_mc": 1.5}, "obj_n_mc must be an integer"),
     "optimizer": ({"obj_optimizer": 3}, "obj_optimizer must be a function"),
