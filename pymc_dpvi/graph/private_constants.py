@@ -21,8 +21,8 @@ released    Deterministics and other expressions (`records.RecordModel.may_be_re
 * an operation or a constant may hold data that no graph shows (a black-box likelihood, ``pytensor.wrap_py``,
   a fitted spline). A graph shows its numbers only if its operations compute what they say *from their inputs
   alone*, and its constants are dense arrays. So an operation is refused if it is of a package other than
-  PyTensor's and PyMC's, calls a function of the user's, or keeps more than settings (:func:`opaque_part`). So
-  is any constant that is sparse, a list or another Python object.
+  PyTensor's and PyMC's, calls a function of the user's, keeps more than settings, or has a derivative of the
+  user's (:func:`opaque_part`). So is any constant that is sparse, a list or another Python object.
 
 PyMC itself puts single numbers, index tables and counts 0, 1, 2, ... into a log-density, and all of these
 pass (tried on `tests/zoo.py`). So an array that is in the log-density, and not in what it was derived from,
@@ -49,6 +49,7 @@ import pymc as pm
 from pymc.distributions.continuous import InterpolatedRV
 from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
 from pymc.distributions.dist_math import SplineWrapper
+from pymc.distributions.distribution import SymbolicRandomVariable
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
@@ -292,7 +293,10 @@ def opaque_part(op: Op) -> str | None:
     for part in (op, getattr(op, "core_op", None), getattr(op, "scalar_op", None)):
         if part is None:
             continue
-        if not isinstance(part, OpFromGraph):
+        if isinstance(part, OpFromGraph):
+            if _brings_a_gradient(part):
+                return type(part).__name__
+        else:
             kind = type(part)
             package = kind.__module__.partition(".")[0]
             if package not in _KNOWN_PACKAGES or kind.__name__ in _CALLS_OUT:
@@ -305,6 +309,19 @@ def opaque_part(op: Op) -> str | None:
             if (name := opaque_part(node.op)) is not None:
                 return name
     return None
+
+
+def _brings_a_gradient(op: OpFromGraph) -> bool:
+    """Whether a graph that is an operation has another derivative than its graph has.
+
+    Graphs are searched before they are differentiated, so what such a derivative brings in would be seen by
+    nobody. (A symbolic random variable is never differentiated: its density is.)
+    """
+    if isinstance(op, SymbolicRandomVariable):
+        return False
+    overrides = [v for name, v in vars(op).items() if name.endswith("_overrides")]
+    own_class = type(op).__module__.partition(".")[0] not in _KNOWN_PACKAGES
+    return own_class or any(isinstance(v, OpFromGraph) or _is_data(v, 3) for v in overrides)
 
 
 def is_opaque_value(var: Variable) -> bool:
