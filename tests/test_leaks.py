@@ -47,7 +47,6 @@ import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,6 @@ from planted_records import ERRORS, METHOD, N, in_array, in_bytes, in_idata, in_
 from pymc.util import WithMemoization
 from pymc.variational.approximations import MeanFieldGroup
 from pymc.variational.opvi import Approximation
-from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.ops import wrap_py
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
@@ -562,63 +560,6 @@ def test_what_would_enter_beside_the_records(case: str) -> None:
     with pm.Model(), pytest.raises(PrivacyError, match=text):
         pm.Normal("y", pt.as_tensor(X) @ make(pm.Normal("b", shape=2)), 1.0, observed=X[:, 0])
         DPADVI(**METHOD)
-
-
-class OwnGradient(OpFromGraph):
-    """Adds numbers to its gradient."""
-
-    def L_op(self, inputs: Any, outputs: Any, gradients: Any) -> Any:
-        return [gradients[0] + X[7]]
-
-    pullback = L_op
-
-
-def with_gradient(gradient: Any) -> Callable[[Any], Any]:
-    b = pt.vector("b", shape=(2,))
-    name = "pullback" if "pullback" in signature(OpFromGraph).parameters else "lop_overrides"
-    return OpFromGraph([b], [1.0 * b], **{name: gradient})
-
-
-def as_graph() -> OpFromGraph:
-    b, out, grad = (pt.vector(shape=(2,)) for _ in range(3))
-    return OpFromGraph([b, out, grad], [grad + X[7]], on_unused_input="ignore")
-
-
-def nested(b: Any) -> Any:
-    inside = pt.vector("inside", shape=(2,))
-    op = with_gradient(lambda i, o, g: [g[0] + X[7]])
-    return OpFromGraph([inside], [op(inside)])(b)
-
-
-GRADIENTS: dict[str, Callable[[Any], Any]] = {
-    "function": lambda b: with_gradient(lambda i, o, g: [g[0] + X[7]])(b),
-    "graph": lambda b: with_gradient(as_graph())(b),
-    "class": lambda b: OwnGradient([inside := pt.vector(shape=(2,))], [1.0 * inside])(b),
-    "nested": nested,
-}
-
-
-@pytest.mark.parametrize("how", GRADIENTS)
-def test_a_gradient_of_the_users_in_the_prior_is_refused(how: str) -> None:
-    """Graphs are searched before they are differentiated: what a derivative brings in, nobody would see."""
-    with pm.Model(), pytest.raises(UnsupportedModelError, match="computes from its inputs alone"):
-        b = pm.Normal("b", shape=2)
-        pm.Potential("p", GRADIENTS[how](b).sum())
-        pm.Normal("y", pt.as_tensor(X) @ b, 1.0, observed=X[:, 0])
-        DPADVI(**METHOD)
-
-
-@pytest.mark.parametrize("how", GRADIENTS)
-def test_a_gradient_of_the_users_in_the_likelihood_is_not_used(how: str) -> None:
-    """There the operation is written out, and its graph is differentiated."""
-    with pm.Model():
-        b = pm.Normal("b", shape=2)
-        pm.Normal("y", pt.as_tensor(X) @ GRADIENTS[how](b), 1.0, observed=X[:, 0])
-        record = DPADVI(**METHOD)._record
-    (value,) = record.value_vars
-    nothing = {row: np.zeros(row.type.shape) for row in record.rows}
-    found = pytensor.grad(record.row_logp, value).eval({value: np.ones(2), **nothing}, mode="FAST_COMPILE")
-    assert not found.any()
 
 
 def kept(reads: Any) -> Any:

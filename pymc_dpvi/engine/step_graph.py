@@ -48,6 +48,7 @@ from pymc_dpvi.graph.gradients import (
     prior_gradients,
     vanilla_gradients,
 )
+from pymc_dpvi.graph.private_constants import is_opaque_value, opaque_part
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.guide.whole import Family
@@ -242,8 +243,11 @@ class StepGraph:
             behind |= found
             changes = [getattr(v, "default_update", None) for v in found if isinstance(v, SharedVariable)]
             todo = [v for v in changes if v is not None]
-        if held & behind:
+        own = behind - set(public)
+        hides = [v for v in own if is_opaque_value(v) or (v.owner and opaque_part(v.owner.op) is not None)]
+        if held & behind or hides:
             raise ArgumentError(
                 "obj_optimizer brings data of the model, or what stands behind its gradients, into its "
-                "updates, unaccounted. It may use its gradients, its parameters and numbers of its own."
+                "updates, unaccounted, or may do so (an operation that is none of PyTensor's). It may use "
+                "its gradients, its parameters and numbers of its own."
             )

@@ -21,8 +21,9 @@ released    Deterministics and other expressions (`records.RecordModel.may_be_re
 * an operation or a constant may hold data that no graph shows (a black-box likelihood, ``pytensor.wrap_py``,
   a fitted spline). A graph shows its numbers only if its operations compute what they say *from their inputs
   alone*, and its constants are dense arrays. So an operation is refused if it is of a package other than
-  PyTensor's and PyMC's, calls a function of the user's, keeps more than settings, or has a derivative of the
-  user's (:func:`opaque_part`). So is any constant that is sparse, a list or another Python object.
+  PyTensor's and PyMC's, calls a function of the user's, keeps more than settings, or computes or
+  differentiates by the user's code (:func:`opaque_part`). So is any constant that is sparse, a list or
+  another Python object.
 
 PyMC itself puts single numbers, index tables and counts 0, 1, 2, ... into a log-density, and all of these
 pass (tried on `tests/zoo.py`). So an array that is in the log-density, and not in what it was derived from,
@@ -88,6 +89,10 @@ _MANY = (
 _KNOWN_PACKAGES = frozenset({"pymc", "pymc_extras", "pytensor"})
 #: Operations of these packages that call a function of the user's.
 _CALLS_OUT = frozenset({"FromFunctionOp", "JAXOp"})
+#: Where classes above all others stand.
+_ABSTRACT = frozenset({"abc", "builtins", "typing"})
+#: Methods by which an operation that is given by a graph computes, or is differentiated.
+_COMPUTES = frozenset({"L_op", "fn", "grad", "infer_shape", "make_thunk", "perform", "pullback"})
 #: Packages whose objects are settings, not data, where an operation keeps them.
 _SETTINGS = _KNOWN_PACKAGES | {"builtins", "collections", "functools", "numpy", "pathlib", "types", "weakref"}
 #: Most numbers of a setting.
@@ -269,8 +274,8 @@ def _refuse_opaque(model: pm.Model, var: Variable, where: str, factors: Mapping[
             f"The {where} holds a {type(var.type).__name__}, which is no dense array: what is in it would "
             "enter unprotected. Use dense arrays."
         )
-    # The density of a random variable is a graph of its own.
-    if var.owner is None or isinstance(var.owner.op, RandomVariable):
+    # The density of a random variable is a graph of its own. At the start it is drawn.
+    if var.owner is None or (isinstance(var.owner.op, RandomVariable) and where != "start"):
         return
     if where == "prior" and _is_written_spline(model, var.owner.op):
         return  # of a pm.Interpolated, whose points are constants behind the prior
@@ -294,7 +299,7 @@ def opaque_part(op: Op) -> str | None:
         if part is None:
             continue
         if isinstance(part, OpFromGraph):
-            if _brings_a_gradient(part):
+            if _is_not_its_graph(part):
                 return type(part).__name__
         else:
             kind = type(part)
@@ -311,17 +316,18 @@ def opaque_part(op: Op) -> str | None:
     return None
 
 
-def _brings_a_gradient(op: OpFromGraph) -> bool:
-    """Whether a graph that is an operation has another derivative than its graph has.
+def _is_not_its_graph(op: OpFromGraph) -> bool:
+    """Whether an operation that is given by a graph may compute something else, or have another derivative.
 
     Graphs are searched before they are differentiated, so what such a derivative brings in would be seen by
-    nobody. (A symbolic random variable is never differentiated: its density is.)
+    nobody. A class of the user's passes if it is a random variable by its graph alone.
     """
+    known = _KNOWN_PACKAGES | _ABSTRACT
+    own = [k for k in type(op).__mro__ if k.__module__.partition(".")[0] not in known]
     if isinstance(op, SymbolicRandomVariable):
-        return False
+        return any(not _COMPUTES.isdisjoint(vars(k)) for k in own)
     overrides = [v for name, v in vars(op).items() if name.endswith("_overrides")]
-    own_class = type(op).__module__.partition(".")[0] not in _KNOWN_PACKAGES
-    return own_class or any(isinstance(v, OpFromGraph) or _is_data(v, 3) for v in overrides)
+    return bool(own) or any(isinstance(v, OpFromGraph) or _is_data(v, 3) for v in overrides)
 
 
 def is_opaque_value(var: Variable) -> bool:

@@ -1,0 +1,173 @@
+"""Operations that are given by a graph, and compute or differentiate by the user's own code.
+
+All graphs are searched for data before they are differentiated, and a graph says nothing of a method that a
+user's class has in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from guide_families import HeavyTails
+from pymc.distributions.transforms import Transform
+from pytensor.compile.builders import OpFromGraph
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
+
+METHOD: dict[str, Any] = dict(noise_multiplier=2.0, delta=1e-5, sampling_prob=0.3, accountant="rdp")
+X = np.random.default_rng(3).normal(size=(41, 2))
+OPAQUE = "computes from its inputs alone"
+
+pytestmark = pytest.mark.usefixtures("without_compiling")
+
+
+def fitted(b: Any) -> None:
+    pm.Normal("y", pt.as_tensor(X) @ b, 1.0, observed=X[:, 0])
+
+
+class OwnGradient(OpFromGraph):
+    """Adds numbers to its gradient."""
+
+    def L_op(self, inputs: Any, outputs: Any, gradients: Any) -> Any:
+        return [gradients[0] + X[7]]
+
+    pullback = L_op
+
+
+def with_gradient(gradient: Any) -> Callable[[Any], Any]:
+    b = pt.vector("b", shape=(2,))
+    name = "pullback" if "pullback" in signature(OpFromGraph).parameters else "lop_overrides"
+    return OpFromGraph([b], [1.0 * b], **{name: gradient})
+
+
+def as_graph() -> OpFromGraph:
+    b, out, grad = (pt.vector(shape=(2,)) for _ in range(3))
+    return OpFromGraph([b, out, grad], [grad + X[7]], on_unused_input="ignore")
+
+
+def nested(b: Any) -> Any:
+    inside = pt.vector("inside", shape=(2,))
+    op = with_gradient(lambda i, o, g: [g[0] + X[7]])
+    return OpFromGraph([inside], [op(inside)])(b)
+
+
+GRADIENTS: dict[str, Callable[[Any], Any]] = {
+    "function": lambda b: with_gradient(lambda i, o, g: [g[0] + X[7]])(b),
+    "graph": lambda b: with_gradient(as_graph())(b),
+    "class": lambda b: OwnGradient([inside := pt.vector(shape=(2,))], [1.0 * inside])(b),
+    "nested": nested,
+}
+
+
+@pytest.mark.parametrize("how", GRADIENTS)
+def test_a_gradient_of_the_users_in_a_potential_is_refused(how: str) -> None:
+    with pm.Model(), pytest.raises(UnsupportedModelError, match=OPAQUE):
+        b = pm.Normal("b", shape=2)
+        pm.Potential("p", GRADIENTS[how](b).sum())
+        fitted(b)
+        DPADVI(**METHOD)
+
+
+class NotItsGraph(OpFromGraph):
+    """Computes something else than its graph."""
+
+    def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
+        outputs[0][0] = 0.0 * inputs[0] + X[7]
+
+
+def test_an_operation_that_is_not_its_graph_is_not_released() -> None:
+    with pm.Model():
+        b = pm.Normal("b", shape=2)
+        fitted(b)
+        approx = DPADVI(**METHOD).fit(2, progressbar=False, backend="python")
+        inside = pt.vector(shape=(2,))
+        node = pm.Deterministic("d", NotItsGraph([inside], [1.0 * inside])(b))
+        with pytest.raises(PrivacyError):
+            approx.sample_node(node)
+        assert list(approx.sample(2)["posterior"].data_vars) == ["b"] and approx.withheld == ("d",)
+
+
+@pytest.mark.parametrize("how", GRADIENTS)
+def test_a_gradient_of_the_users_in_the_likelihood_is_not_used(how: str) -> None:
+    """There the operation is written out, and its graph is differentiated."""
+    with pm.Model():
+        b = pm.Normal("b", shape=2)
+        fitted(GRADIENTS[how](b))
+        record = DPADVI(**METHOD)._record
+    (value,) = record.value_vars
+    nothing = {row: np.zeros(row.type.shape) for row in record.rows}
+    found = pytensor.grad(record.row_logp, value).eval({value: np.ones(2), **nothing}, mode="FAST_COMPILE")
+    assert not found.any()
+
+
+class Shifted(Transform):
+    """Has a Jacobian with a gradient of the user's."""
+
+    name = "shifted"
+
+    def forward(self, value: Any, *inputs: Any) -> Any:
+        return value
+
+    def backward(self, value: Any, *inputs: Any) -> Any:
+        return value
+
+    def log_jac_det(self, value: Any, *inputs: Any) -> Any:
+        return GRADIENTS["function"](value)
+
+
+class Reads(HeavyTails):
+    """Has an entropy with a gradient of the user's."""
+
+    def entropy(self, params: Mapping[str, TensorVariable], mean: TensorVariable) -> TensorVariable:
+        return super().entropy(params, mean) + GRADIENTS["function"](mean).sum()
+
+
+PRIORS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "transform": (lambda: pm.Normal("b", shape=2, transform=Shifted()), {}, OPAQUE),
+    "logp": (
+        lambda: pm.CustomDist("b", logp=lambda v: -GRADIENTS["function"](v**2), shape=2),
+        {},
+        OPAQUE,
+    ),
+    "family": (lambda: pm.Normal("b", shape=2), {"guide": {"b": Reads()}}, "family Reads"),
+    # A prior is evaluated by its density, and drawn from at the start alone.
+    "random": (
+        lambda: pm.CustomDist(
+            "b", logp=lambda v: -(v**2), random=lambda rng=None, size=None: X[7], shape=2, initval="prior"
+        ),
+        {},
+        OPAQUE,
+    ),
+}
+
+
+@pytest.mark.parametrize("where", PRIORS)
+def test_what_enters_beside_the_records_is_refused(where: str) -> None:
+    prior, more, text = PRIORS[where]
+    with pm.Model(), pytest.raises(UnsupportedModelError, match=text):
+        fitted(prior())
+        DPADVI(**METHOD, **more)
+
+
+def test_an_optimizer_that_computes_by_the_users_code_is_refused() -> None:
+    def updates(loss_or_grads: Any, params: Any) -> Any:
+        inside = params[0].type()
+        add = NotItsGraph([inside], [1.0 * inside])
+        found = pm.sgd(loss_or_grads, params, learning_rate=0.1)
+        return {**found, params[0]: found[params[0]] + add(params[0])}
+
+    with pm.Model():
+        fitted(pm.Normal("b", shape=2))
+        private = DPADVI(**METHOD)
+        with pytest.raises(ArgumentError, match=r"none of PyTensor's"):
+            private.fit(2, progressbar=False, obj_optimizer=updates)
+        with pytest.raises(PrivacyError, match="Nothing was spent"):
+            _ = private.approx.privacy
