@@ -15,7 +15,8 @@ operations are fused. So it finds all powers: the model's, the gradient's and th
 computed on Python's numbers, entry by entry: an integer beyond 64 bits, or beyond the type of a cast, raises
 OverflowError. So nothing is fused there; what comes fused (PyTensor makes one operation of ``x**3``) is taken
 apart; sums and products of more than two arrays are taken two by two; casts and fills are NumPy's. That is
-faster, too.
+faster, too. What SciPy returns may be read-only, so nothing is computed in place. And NumPy refuses to add up
+a number along an axis, which PyTensor allows.
 
 **Functions within operations.** PyTensor 3 computes what is within an operation (a loop, a factor of a
 correlation matrix) by C even if the function around it is in Python. For functions that are called a few
@@ -52,6 +53,7 @@ from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.math import Max, Min, Prod, Sum
 
 try:
     from pytensor.compile.inner_function import HasInnerFunction
@@ -73,7 +75,7 @@ def without_raising(mode: Mode) -> Mode:
     """Return a mode whose functions raise on no number."""
     rewrites = [(in2out(float_exponents, name="float_exponents"), _POSITION)]
     if is_python(mode):
-        mode = mode.excluding("fusion")
+        mode = mode.excluding("fusion", "inplace")
         rewrites += _by_numpy(apart, two_by_two, cast_by_numpy, fill_by_numpy)
     elif type(mode.linker) in _IN_C:
         linker = mode.linker.clone()
@@ -140,10 +142,17 @@ def fast_compile() -> Mode:
 
 @cache
 def python_as_it_stands() -> Mode:
-    """Return a mode in which Python computes a graph without rewrites, but for `two_by_two`."""
+    """Return a mode in which Python computes a graph without rewrites, but for those that it needs."""
     return Mode(linker="py", optimizer=None).register(
-        *_by_numpy(two_by_two), (_InnerFunctionsInPython(), _LAST)
+        *_by_numpy(two_by_two, reduction_of_a_number), (_InnerFunctionsInPython(), _LAST)
     )
+
+
+@node_rewriter([Sum, Prod, Max, Min])
+def reduction_of_a_number(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace the sum, product or extreme of a number by the number."""
+    (x,), (out,) = node.inputs, node.outputs
+    return [pt.cast(x, out.type.dtype)] if x.type.ndim == 0 and len(node.outputs) == 1 else None
 
 
 class _InnerFunctionsInPython(GraphRewriter):

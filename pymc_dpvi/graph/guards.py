@@ -29,7 +29,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Cast, IntDiv, Mod, Pow, ScalarOp, ScalarType
 from pytensor.scan.op import Scan
-from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.basic import AllocDiag, get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.subtensor import indices_from_subtensor
@@ -271,6 +271,8 @@ def _hidden_index(op: Any, itself: bool = True) -> str | None:
         return type(op).__name__
     core = getattr(op, "core_op", None)
     inside = [node.op for node in getattr(getattr(op, "fgraph", None), "apply_nodes", ())]
+    if type(op) is AllocDiag:  # it indexes by 0, 1, 2, ..., as many as the diagonal has
+        return None
     for part in [*inside, *([] if core is None else [core])]:
         if (found := _hidden_index(part)) is not None:
             return found

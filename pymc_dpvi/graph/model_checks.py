@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pymc as pm
 from pymc.distributions.continuous import InterpolatedRV
 from pymc.distributions.simulator import SimulatorRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.basic import ARange
 from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.random.type import RandomType
-from pytensor.tensor.type import discrete_dtypes
+from pytensor.tensor.type import TensorType, discrete_dtypes
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
@@ -31,12 +33,16 @@ __all__ = [
     "global_dims",
     "hint_of_loops",
     "hint_of_orientation",
+    "hint_of_own_rows",
     "record_potentials",
     "refuse_discrete",
     "refuse_draws",
     "refuse_shape_alone",
     "refuse_updates",
 ]
+
+
+_LOOKING_UP = {"AdvancedSubtensor", "AdvancedSubtensor1"}
 
 
 def global_dims(model: pm.Model) -> set[str]:
@@ -99,9 +105,10 @@ def check_before_records(model: pm.Model) -> None:
                 f"'{var.name or 'An array'}' is a sparse matrix; use a dense array (X.toarray())."
             )
         if "XTensor" in kind:
+            named = [v.name for v in (var, *model.basic_RVs) if "XTensor" in type(v.type).__name__ and v.name]
             raise UnsupportedModelError(
-                f"'{var.name or 'A variable'}' comes from pm.dims, which is not supported yet; use the "
-                "ordinary distributions with dims=..."
+                f"{repr(named[0]) if named else 'The model'} comes from pm.dims, which is not supported yet; "
+                "use the ordinary distributions with dims=..."
             )
     for rv in model.observed_RVs:
         if isinstance(rv.owner.op, SimulatorRV):
@@ -159,6 +166,45 @@ def _runs_over_records(
     )
 
 
+def _counted_through(model: pm.Model, rv: Variable, num_records: int) -> bool:
+    """Whether the likelihood takes the entries of a free variable one after the other, one for each record.
+
+    Its index is then the number of the record, and no group's.
+    """
+    for var in walk([*model.observed_RVs, *model.potentials], stop=model.free_RVs):
+        node = var.owner
+        if node is not None and type(node.op).__name__ in _LOOKING_UP and node.inputs[0] is rv:
+            if any(counts_up(index) == num_records for index in node.inputs[1:]):
+                return True
+    return False
+
+
+def counts_up(index: Variable) -> int:
+    """Return n if an index is written 0, 1, ..., n - 1, by `numpy.arange` or PyTensor's; else 0."""
+    op = None if index.owner is None else index.owner.op
+    if isinstance(op, ARange) and all(isinstance(i, Constant) for i in index.owner.inputs):
+        start, stop, step = (int(i.data) for i in index.owner.inputs)
+        return stop if (start, step) == (0, 1) else 0
+    if not isinstance(index, Constant) or getattr(index.type, "ndim", 0) != 1:
+        return 0
+    n = len(index.data)
+    return n if index.type.dtype in discrete_dtypes and np.array_equal(index.data, np.arange(n)) else 0
+
+
+def hint_of_own_rows(model: pm.Model) -> str:
+    """Say how to pick an entry of each record's own row, if the model has ``x[np.arange(n), choice]``."""
+    for var in walk([*model.observed_RVs, *model.potentials], stop=model.free_RVs):
+        node = var.owner
+        if node is not None and type(node.op).__name__.startswith("Advanced"):
+            indices = [i for i in node.inputs[1:] if isinstance(i.type, TensorType) and i.type.ndim == 1]
+            if len(indices) > 1 and any(counts_up(i) > 1 for i in indices):
+                return (
+                    " If an index np.arange(n) is there to pick an entry of each record's own row, write "
+                    "pt.arange(x.shape[0]) in its place, where x is a pm.Data of the records."
+                )
+    return ""
+
+
 def _also_local(local: Sequence[Variable]) -> str:
     """Add free variables over records to the error on a second axis of records (a map's neighbours)."""
     if not local:
@@ -213,6 +259,13 @@ def check_against_records(
                     "no entry belongs to a record, give the variable dims=... of its own."
                     f"{hint_of_orientation(model)}"
                 )
+        if _counted_through(model, rv, num_records):
+            raise UnsupportedModelError(
+                f"The free variable '{rv.name}' is looked up by 0, 1, 2, ..., one entry for each record: one "
+                f"latent value per record cannot be released. {how_to_marginalise(model, rv)} Or let it be "
+                f"integrated out: put the ids into id = pm.Data('id', np.arange(n)), look it up by them, "
+                f"{rv.name}[id], and give DPADVI unit='id'."
+            )
         initval = model.rvs_to_initial_values.get(rv)
         if isinstance(initval, Variable) and depends_on([initval], held, into_size=True):
             raise UnsupportedModelError(

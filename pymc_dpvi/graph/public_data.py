@@ -89,7 +89,7 @@ def describe_public(
             seen.add((entry, value.tobytes()))
             names[entry] += 1
     for dim in dims:
-        if (labels := model.coords.get(dim)) is not None and list(labels) != list(range(len(labels))):
+        if (labels := model.coords.get(dim)) is not None:
             names[f"labels of {dim} ({len(labels)},)"] += 1
     if holds_table(walk([*model.free_RVs, *prior], columns_of=arrays)):
         names[f"more than {MOST_NUMBERS} single numbers in the prior or the start"] += 1

@@ -241,8 +241,9 @@ def refuse_axes_over_units(
     shapes = model.eval_rv_shapes()
     advice = (
         "A value for each person cannot be released, and their number is private. Put the ids into a "
-        "pm.Data, look it up by them, u[person], and give unit='person': then it is integrated out. Or "
-        "leave it out."
+        "pm.Data, look it up by them, u[person], and give unit='person': then it is integrated out. (With "
+        "another index beside the ids, take a person's values first: pt.take_along_axis(u[person], items, "
+        "axis=1) in place of u[person[:, None], items].) Or leave it out."
     )
     for rv in model.free_RVs:
         for axis, entries in enumerate(shapes[rv.name]):

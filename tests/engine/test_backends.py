@@ -234,6 +234,18 @@ def test_a_fit_of_few_steps_starts_in_python_mode(logistic: Callable[[], pm.Mode
         assert [c.name for c in found] == taken
 
 
+def test_python_mode_computes_nothing_in_place() -> None:
+    """Known: SciPy's solution of a linear system is read-only, and scaling it in place raised."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3))
+    with pm.Model():
+        b, s = pm.Normal("b", shape=3), pm.HalfNormal("s")
+        slopes = pt.linalg.solve(pt.eye(3) * (1.0 + s) + 0.1, b)
+        pm.Normal("y", x @ slopes, s, observed=rng.normal(size=60))
+        approx = DPADVI(epsilon=1.0, delta=1e-6, accountant="rdp").fit(2, progressbar=False, backend="python")
+    assert approx.privacy.runs[0].backend == "python"
+
+
 @pytest.mark.few_steps
 @pytest.mark.parametrize(
     "looping",

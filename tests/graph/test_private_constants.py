@@ -330,7 +330,7 @@ def test_an_initial_value_for_as_many_groups_as_records_is_accepted() -> None:
         group = pm.Data("group_of", RNG.integers(0, N, N), dims="person")
         pm.Normal("y", effect[group], 1, observed=Y, dims="person")
     record = build_record_model(model, record_dim="person")
-    assert record.public_arrays == (f"initial value of effect ({N},)",)
+    assert record.public_arrays == (f"initial value of effect ({N},)", f"labels of group ({N},)")
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -386,7 +386,7 @@ def test_labels_that_are_released_are_listed() -> None:
     ) as model:
         a = pm.Normal("a", dims="town") + pm.Normal("c", dims="k").sum()
         pm.Normal("y", a[(X[:, 0] > 0).astype(int)], 1, observed=Y, dims="person")
-    assert build_record_model(model).public_arrays == ("labels of town (2,)",)
+    assert build_record_model(model).public_arrays == ("labels of k (3,)", "labels of town (2,)")
 
 
 #: How an array that is not the records' may stand in a likelihood, of which one record's term has none of it.

@@ -120,7 +120,7 @@ def test_noise_differs_between_runs(logistic: Build, steps_seen: list[tuple[np.n
         method.refine(3, progressbar=False)
         quiet(method, 3)
     noise = np.concatenate([noise for _, noise, _ in steps_seen])
-    assert len(np.unique(noise)) == noise.size == 9 * 4
+    assert len(np.unique(noise)) == noise.size == 9 * 5
 
 
 @pytest.mark.turns

@@ -1,0 +1,109 @@
+"""Indices 0, 1, 2, ...: a latent value for each record, and an entry of each record's own row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc_dpvi import DPADVI, UnsupportedModelError
+from pymc_dpvi.errors import PrivacyError
+from pymc_dpvi.graph.model_checks import counts_up
+from pymc_dpvi.graph.records import build_record_model
+
+METHOD: dict[str, Any] = dict(noise_multiplier=2.0, delta=1e-5, sampling_prob=0.3, accountant="rdp")
+N = 40
+RNG = np.random.default_rng(0)
+X, CHOICE = RNG.normal(size=(N, 3)), RNG.integers(0, 3, N)
+
+
+def factor_model(index: Any, size: int = N) -> pm.Model:
+    """A score for each respondent under a dim of its own, as in PyMC's examples of factor analysis."""
+    with pm.Model(coords={"obs": range(size)}) as model:
+        score = pm.Normal("score", dims="obs")
+        pm.Normal("y", score[index][:, None] * pm.Normal("loading", shape=3), 1.0, observed=X)
+    return model
+
+
+@pytest.mark.parametrize("index", [list(range(N)), np.arange(N), pt.arange(N)], ids=["list", "array", "op"])
+def test_a_value_for_each_record_under_another_name_is_refused(index: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'score' is looked up by 0, 1, 2, .*one latent value"):
+        build_record_model(factor_model(index))
+
+
+def test_its_advice_works() -> None:
+    with pm.Model():
+        ids = pm.Data("id", np.arange(N))
+        score = pm.Normal("score", shape=N)
+        pm.Normal("y", score[ids][:, None] * pm.Normal("loading", shape=3), 1.0, observed=X)
+        assert DPADVI(unit="id", **METHOD).approx.latents.size == 3
+
+
+def test_the_report_lists_labels_that_count() -> None:
+    record = build_record_model(factor_model(np.arange(N) % 7, 7))
+    assert "labels of obs (7,)" in record.public_arrays
+
+
+@pytest.mark.parametrize(
+    ("index", "n"),
+    [
+        (pt.constant(np.arange(5)), 5),
+        (pt.arange(5), 5),
+        (pt.arange(1, 5), 0),
+        (pt.arange(pt.lscalar()), 0),
+        (pt.constant(np.array([0, 2, 1])), 0),
+        (pt.constant(np.arange(5.0)), 0),
+        (pt.constant(3), 0),
+        (pt.lvector(), 0),
+    ],
+)
+def test_counts_up(index: Any, n: int) -> None:
+    assert counts_up(index) == n
+
+
+def picked(rows: Callable[[Any], Any], second: bool) -> pm.Model:
+    """Of best and worst: what is chosen first is not there for the second choice."""
+    with pm.Model() as model:
+        x, choice = pm.Data("x", X), pm.Data("choice", CHOICE)
+        utility = x * pm.Normal("b", shape=3)
+        if second:
+            left = pt.set_subtensor(utility[rows(x), choice], -1e9)
+            pm.Categorical("next", p=pm.math.softmax(left, axis=1), observed=(CHOICE + 1) % 3)
+        else:
+            log_p = utility - pt.logsumexp(utility, axis=1, keepdims=True)
+            pm.Potential("chosen", log_p[rows(x), choice])
+    return model
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("rows", [lambda x: pt.arange(N), lambda x: np.arange(N)], ids=["pytensor", "numpy"])
+def test_how_to_pick_from_ones_own_row_is_said(rows: Callable[[Any], Any], second: bool) -> None:
+    text = r"write pt.arange\(x.shape\[0\]\) in its place"
+    with picked(rows, second), pytest.raises(PrivacyError, match=text):
+        DPADVI(**METHOD)
+    with picked(lambda x: pt.arange(x.shape[0]), second):
+        assert DPADVI(**METHOD).approx.latents.size == 3
+
+
+def areas(prior: Callable[[], Any]) -> pm.Model:
+    with pm.Model() as model:
+        pm.Poisson("y", pt.exp(prior()[CHOICE]), observed=CHOICE)
+    return model
+
+
+PRIORS: dict[str, Callable[[], Any]] = {
+    "CAR": lambda: pm.CAR("phi", np.zeros(3), W=1.0 - np.eye(3), alpha=pm.Beta("a", 1, 1), tau=1.0),
+    "diagonal": lambda: pm.MvNormal("phi", np.zeros(3), cov=pt.diag(pm.HalfNormal("s", shape=3))),
+}
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_a_matrix_made_of_a_diagonal_may_stand_in_a_prior(prior: str) -> None:
+    """Its index is its own, and is refused nowhere."""
+    with areas(PRIORS[prior]):
+        approx = DPADVI(**METHOD).fit(3, progressbar=False, backend="python")
+    assert all(np.isfinite(p.get_value()).all() for p in approx.params)
