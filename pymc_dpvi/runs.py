@@ -54,6 +54,9 @@ __all__ = ["Bar", "Runs"]
 
 _logger = logging.getLogger(__name__)
 
+#: Standard deviation of the noisy number of records from which on it tells nothing of a small data set.
+_FEW_RECORDS = 50.0
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -61,6 +64,20 @@ class Bar:
 
     shown: bool
     theme: Any
+
+
+def _log_no_records(clip: RunningClip | None, mechanism: Mechanism) -> None:
+    """Say so if the noisy counts, which are released, see no record where they would see two hundred.
+
+    Their numbers are left out: what a fit says is the same for all data but at that edge.
+    """
+    found = clip and clip.records_and_noise(mechanism.noise_multiplier, mechanism.sampler.sampling_prob)
+    if found and found[1] <= _FEW_RECORDS and found[0] < 4.0 * found[1]:
+        _logger.warning(
+            "The private counts of this fit tell of no record with a finite gradient, so the result is the "
+            "prior. If there are more than two hundred records, look for NaN in the predictors, and try the "
+            "model on made-up data (model.point_logps()): a log-density or its gradient is not finite there."
+        )
 
 
 @dataclass(frozen=True)
@@ -312,6 +329,7 @@ class Runs:
                         for param, average in zip(self._approx.params, step.averages, strict=True):
                             param.set_value(average.get_value())
         step.raise_failed()  # if an interrupt came while the bar was closed
+        _log_no_records(step.running_clip, begun.mechanism)
 
     def _withdraw_run(
         self, state: list[tuple[Any, Any]], clip: RunningClip | None, trace: GradientTrace | None

@@ -301,3 +301,17 @@ def test_whole_numbers_in_a_matrix_are_as_good_as_fractions():
             pm.Categorical("y", logit_p=pt.as_tensor(whole.astype(dtype)) @ w.T, observed=kinds)
             found.append(params(quiet(DPADVI(**CHEAP), 6, obj_n_mc=2)))
     np.testing.assert_allclose(*found, rtol=1e-9)
+
+
+@pytest.mark.parametrize("usable", [False, True])
+def test_a_fit_that_no_record_moves_says_so(usable: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """By its noisy counts: a column of NaN makes every gradient zero, and the result looks like any other."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1000, 2))
+    if not usable:
+        x[:, 1] = np.nan
+    with pm.Model():
+        pm.Normal("y", pt.as_tensor(x) @ pm.Normal("b", shape=2), 1.0, observed=rng.normal(size=1000))
+        method = DPADVI(noise_multiplier=1.0, delta=1e-6, sampling_prob=0.5, accountant="rdp")
+        method.fit(40, progressbar=False)
+    assert ("tell of no record" in caplog.text) is not usable
