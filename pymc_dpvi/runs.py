@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -33,7 +34,6 @@ from pymc_dpvi.cautions import log_earlier_fit, warn_before_charge
 from pymc_dpvi.compat import quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, few_steps, first_that_works
 from pymc_dpvi.engine.cluster import Cluster
-from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.interrupts import uninterrupted
 from pymc_dpvi.engine.loop import averages_from, iterate
 from pymc_dpvi.engine.running_clip import RunningClip
@@ -253,57 +253,19 @@ class Runs:
         seeded = self.insecure_noise_seed is not None
         warn_before_charge(self._settings, self._record.model, self._record.num_units, seeded=seeded)
 
-    def _restore_iterate(self) -> None:
-        """Put the last iterate back in place of the average, so that the next run starts from it."""
-        if self._iterate is not None:
-            for param, value in zip(self._approx.params, self._iterate, strict=True):
-                param.set_value(value)
-            self._iterate = None
-
     def _run(self, begun: _Begun, planned: PrivacyRun, bar: Bar) -> None:
         """Report the cost, run the steps, average the iterates."""
         if self.streams is None:
             self.streams = Streams.make(self.insecure_noise_seed)
         self._report_planned_cost(planned, self.streams)  # nothing has been drawn yet
-        n = planned.n_steps
-        report = self._approx.privacy
-        cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
-        drawn, step = 0, begun.step
-        before = step.calls
-        clip = self._approx._running_clip
-        state = [*self._approx.params, *(() if clip is None else clip.state)]
-        released = [(v, v.get_value()) for v in state], clip, deepcopy(self._approx._trace)
-        place = self.base_draws.bit_generator.state
+        n, step, report = planned.n_steps, begun.step, self._approx.privacy
+        before, withdraw = step.calls, self._withdrawal()
         self._restore_iterate()
         step.trace.begin(n)
         self._approx._trace = step.trace
         self._approx._running_clip = step.running_clip
-        steps = iterate(
-            step,
-            begun.mechanism,
-            self.streams,
-            self.base_draws,
-            self._record.num_units,
-            n,
-            every=begun.asked.every,
-            before=self._steps_run,
-            units=self._record.units,
-            sources=self._sources if isinstance(self._sources, SourceRecords) else None,
-        )
         try:
-            # How fast steps are tells how many rows persons have.
-            public = self._settings.num_records_public and self._record.units is None
-            with closing(steps), StepProgress(n, cost, bar.shown, bar.theme, keep_speed=public) as progress:
-                try:
-                    for done in steps:
-                        progress.advance(done - drawn)
-                        drawn = done
-                        for callback in begun.asked.callbacks:
-                            callback(self._approx, None, self._steps_run + done)
-                except BaseException:
-                    if step.failed is None:
-                        raise
-                step.raise_failed()  # so that the bar sees it, whatever has taken its place
+            self._make_steps(begun, self.streams, n, bar)
         except StopIteration as stop:
             _logger.info(str(stop))
         except KeyboardInterrupt:
@@ -317,28 +279,75 @@ class Runs:
             with uninterrupted():
                 step.rest()
                 if step.failed is not None:
-                    # Base draws are public, and their place would tell as well.
-                    self.base_draws.bit_generator.state = place
-                    self._withdraw_run(*released)
+                    withdraw()
                 else:
                     done = step.calls - before
                     self._steps_run += done
                     self._approx._report = report.with_steps_run(done)
                     if done > averages_from(n):
-                        self._iterate = [p.get_value() for p in self._approx.params]
-                        for param, average in zip(self._approx.params, step.averages, strict=True):
-                            param.set_value(average.get_value())
+                        self._average(step)
         step.raise_failed()  # if an interrupt came while the bar was closed
         _log_no_records(step.running_clip, begun.mechanism)
 
-    def _withdraw_run(
-        self, state: list[tuple[Any, Any]], clip: RunningClip | None, trace: GradientTrace | None
-    ) -> None:
-        """Put everything back to before the run, but for its cost: a record may have ended it.
+    def _make_steps(self, begun: _Begun, streams: Streams, n: int, bar: Bar) -> None:
+        """Make `n` steps, show how far they are, and call the callbacks."""
+        step, report = begun.step, self._approx.privacy
+        steps = iterate(
+            step,
+            begun.mechanism,
+            streams,
+            self.base_draws,
+            self._record.num_units,
+            n,
+            every=begun.asked.every,
+            before=self._steps_run,
+            units=self._record.units,
+            sources=self._sources if isinstance(self._sources, SourceRecords) else None,
+        )
+        cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
+        # How fast steps are tells how many rows persons have.
+        public = self._settings.num_records_public and self._record.units is None
+        drawn = 0
+        with closing(steps), StepProgress(n, cost, bar.shown, bar.theme, keep_speed=public) as progress:
+            try:
+                for done in steps:
+                    progress.advance(done - drawn)
+                    drawn = done
+                    for callback in begun.asked.callbacks:
+                        callback(self._approx, None, self._steps_run + done)
+            except BaseException:
+                if step.failed is None:
+                    raise
+            step.raise_failed()  # so that the bar sees it, whatever has taken its place
 
-        The error tells of that; a number of steps, or what they left, would also tell when.
+    def _average(self, step: PrivateStep) -> None:
+        """Put the average of the iterates in place of the last, which is kept for further runs."""
+        self._iterate = [p.get_value() for p in self._approx.params]
+        for param, average in zip(self._approx.params, step.averages, strict=True):
+            param.set_value(average.get_value())
+
+    def _restore_iterate(self) -> None:
+        """Put the last iterate back in place of the average, so that the next run starts from it."""
+        if self._iterate is not None:
+            for param, value in zip(self._approx.params, self._iterate, strict=True):
+                param.set_value(value)
+            self._iterate = None
+
+    def _withdrawal(self) -> Callable[[], None]:
+        """Return what puts everything back to how it is now, but for the cost: a record may have ended a run.
+
+        The error tells of that; a number of steps, or what they left, would also tell when. Base draws are
+        public, and their place would tell as well.
         """
-        for variable, value in state:
-            variable.set_value(value)
-        self._begun = self._iterate = None
-        self._approx._running_clip, self._approx._trace = clip, trace
+        clip, trace = self._approx._running_clip, deepcopy(self._approx._trace)
+        state = [(v, v.get_value()) for v in (*self._approx.params, *(() if clip is None else clip.state))]
+        place = self.base_draws.bit_generator.state
+
+        def withdraw() -> None:
+            self.base_draws.bit_generator.state = place
+            for variable, value in state:
+                variable.set_value(value)
+            self._begun = self._iterate = None
+            self._approx._running_clip, self._approx._trace = clip, trace
+
+        return withdraw
