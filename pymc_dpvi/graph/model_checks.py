@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import pymc as pm
 from pymc.distributions.continuous import InterpolatedRV
 from pymc.distributions.simulator import SimulatorRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.tensor.basic import ARange
+from pytensor.graph.basic import Variable
 from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.random.type import RandomType
-from pytensor.tensor.type import TensorType, discrete_dtypes
+from pytensor.tensor.type import discrete_dtypes
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.marginalised import how_to_marginalise, is_marginal, marginalised_name, per_record
+from pymc_dpvi.graph.rebuild import counts_up, row_position
 from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
 
 __all__ = [
@@ -179,28 +178,15 @@ def _counted_through(model: pm.Model, rv: Variable, num_records: int) -> bool:
     return False
 
 
-def counts_up(index: Variable) -> int:
-    """Return n if an index is written 0, 1, ..., n - 1, by `numpy.arange` or PyTensor's; else 0."""
-    op = None if index.owner is None else index.owner.op
-    if isinstance(op, ARange) and all(isinstance(i, Constant) for i in index.owner.inputs):
-        start, stop, step = (int(i.data) for i in index.owner.inputs)
-        return stop if (start, step) == (0, 1) else 0
-    if not isinstance(index, Constant) or getattr(index.type, "ndim", 0) != 1:
-        return 0
-    n = len(index.data)
-    return n if index.type.dtype in discrete_dtypes and np.array_equal(index.data, np.arange(n)) else 0
-
-
 def hint_of_own_rows(model: pm.Model) -> str:
-    """Say how to pick an entry of each record's own row, if the model has ``x[np.arange(n), choice]``."""
+    """Say how to pick an entry of each record's own row, if the model may do so by a ``pm.Data``."""
     for var in walk([*model.observed_RVs, *model.potentials], stop=model.free_RVs):
         node = var.owner
-        if node is not None and type(node.op).__name__.startswith("Advanced"):
-            indices = [i for i in node.inputs[1:] if isinstance(i.type, TensorType) and i.type.ndim == 1]
-            if len(indices) > 1 and any(counts_up(i) > 1 for i in indices):
+        if node is not None and (at := row_position(node)) is not None and len(node.inputs) > at + 1:
+            if node.inputs[at] in model.data_vars:
                 return (
-                    " If an index np.arange(n) is there to pick an entry of each record's own row, write "
-                    "pt.arange(x.shape[0]) in its place, where x is a pm.Data of the records."
+                    f" If '{node.inputs[at].name}' does no more than number the rows, to pick an entry of "
+                    "each record's own row, write np.arange(n) in its place."
                 )
     return ""
 

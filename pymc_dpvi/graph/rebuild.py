@@ -31,12 +31,12 @@ from pymc.logprob.utils import CheckParameterValue
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc, MakeVector, ScalarFromTensor
+from pytensor.tensor.basic import Alloc, ARange, MakeVector, ScalarFromTensor
 from pytensor.tensor.math import All
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor
-from pytensor.tensor.type import TensorType
+from pytensor.tensor.type import TensorType, discrete_dtypes
 from pytensor.tensor.type_other import NoneTypeT, SliceType
 from pytensor.tensor.variable import TensorVariable
 
@@ -141,6 +141,37 @@ def is_static_shape(var: Variable) -> bool:
     return bool(getattr(var.tag, "static_shape", False))
 
 
+def counts_up(index: Variable) -> int:
+    """Return n if an index is written 0, 1, ..., n - 1, by `numpy.arange` or PyTensor's; else 0."""
+    op = None if index.owner is None else index.owner.op
+    if isinstance(op, ARange) and all(isinstance(i, Constant) for i in index.owner.inputs):
+        start, stop, step = (int(i.data) for i in index.owner.inputs)
+        return stop if (start, step) == (0, 1) else 0
+    if not isinstance(index, Constant) or getattr(index.type, "ndim", 0) != 1:
+        return 0
+    n = len(index.data)
+    return n if index.type.dtype in discrete_dtypes and np.array_equal(index.data, np.arange(n)) else 0
+
+
+def row_position(node: Apply) -> int | None:
+    """Return the position of the index of the first axis, where arrays pick entries by several axes."""
+    at = {"AdvancedSubtensor": 1, "AdvancedIncSubtensor": 2}.get(type(node.op).__name__)
+    sliced = any(isinstance(entry, slice) for entry in getattr(node.op, "idx_list", None) or ())
+    return None if sliced else at
+
+
+def _own_rows(node: Apply, inputs: Sequence[Variable], num_records: int, rows: int) -> dict[int, Variable]:
+    """Return the index of ``x[np.arange(N), choice]`` for so many rows, by its position, if it is one.
+
+    It names each record's own row, so it is no number of the records.
+    """
+    at = row_position(node)
+    is_table_of_records = inputs[0] is not node.inputs[0] and inputs[0].type.shape[:1] == (rows,)  # type: ignore[attr-defined]
+    if at is None or not is_table_of_records or counts_up(node.inputs[at]) != num_records:
+        return {}
+    return {at: pt.arange(rows)}
+
+
 def _rows_for(dim: Variable, num_records: int, rows: int) -> Variable:
     """Replace a scalar shape constant N by the number of rows."""
     if isinstance(dim, Constant) and np.ndim(dim.data) == 0 and int(dim.data) == num_records:
@@ -161,6 +192,8 @@ def _rows_for_vector(shape: Variable, num_records: int, rows: int) -> Variable:
 
 def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, inline: bool) -> list[Variable]:
     op = node.op
+    for position, own in _own_rows(node, inputs, num_records, rows).items():
+        inputs[position] = own
     leading = getattr(node.outputs[0].type, "shape", (None,))[:1] == (num_records,)
     if (entries := _one_table(node, inputs)) is not None:
         return [entries]

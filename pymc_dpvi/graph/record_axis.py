@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pymc as pm
 import pytensor.tensor as pt
 from pymc.pytensorf import compile as pm_compile
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.raise_op import CheckAndRaise
 
@@ -15,6 +15,7 @@ from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelE
 from pymc_dpvi.graph.model_checks import global_dims, hint_of_orientation
 from pymc_dpvi.graph.private_constants import opaque_part
 from pymc_dpvi.graph.public_data import shown
+from pymc_dpvi.graph.rebuild import counts_up, row_position
 from pymc_dpvi.graph.selections import function_of_lengths
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, substituted, walk
 from pymc_dpvi.graph.units import Units
@@ -158,8 +159,8 @@ def find_record_arrays(
 ) -> tuple[list[Variable], frozenset[str]]:
     """Return every array of leading length N behind likelihood, prior and initial values, and their dims.
 
-    There are three exceptions: arrays declared public, arrays whose leading dim is a free variable's too (as
-    many groups as records, by chance), and arrays that only the conditions of checks read.
+    There are four exceptions: arrays declared public, arrays whose leading dim is a free variable's too (as
+    many groups as records, by chance), arrays that only the conditions of checks read, and numbers of rows.
     """
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
     found: list[Variable] = []
@@ -169,8 +170,12 @@ def find_record_arrays(
     # The conditions of the likelihood's checks (``Assert``) fall out when it is rebuilt for one record.
     unread = _conditions([*roots, *model.potentials])
     unread -= {*walk([*model.free_RVs, *initial], columns_of=None)}
-    for var in walk([*roots, *model.potentials, *model.free_RVs, *initial], unread, columns_of=None):
-        if var in unread or not is_array(var) or var in public or array_shape(var)[:1] != (num_records,):
+    everything = [*roots, *model.potentials, *model.free_RVs, *initial]
+    counting = _row_numbers(everything, num_records)
+    for var in walk(everything, unread, columns_of=None):
+        if var in unread or var in counting or not is_array(var) or var in public:
+            continue
+        if array_shape(var)[:1] != (num_records,):
             continue
         names = model.named_vars_to_dims.get(var.name) if var.name else None
         dim = names[0] if names else None
@@ -180,6 +185,18 @@ def find_record_arrays(
         if dim is not None:
             leading.add(dim)
     return found, frozenset(leading)
+
+
+def _row_numbers(outputs: Iterable[Variable], num_records: int) -> set[Variable]:
+    """Return constants 0, 1, ... that do no more than name each record's own row, ``x[np.arange(n), k]``."""
+    naming, otherwise = set[Variable](), set[Variable]()
+    for var in walk(outputs, columns_of=None):
+        if var.owner is not None:
+            at = row_position(var.owner)
+            for position, index in enumerate(var.owner.inputs):
+                names = position == at and isinstance(index, Constant) and counts_up(index) == num_records
+                (naming if names else otherwise).add(index)
+    return naming - otherwise
 
 
 def _conditions(outputs: Iterable[Variable]) -> set[Variable]:
