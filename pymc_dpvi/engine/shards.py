@@ -36,6 +36,7 @@ from pymc_dpvi.engine.microbatch import MicrobatchedSum, rows_function
 from pymc_dpvi.engine.pieces import Batch, PieceSum
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.engine.silence import silence
+from pymc_dpvi.engine.sources import in_type
 from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["Group", "Recipe", "hold", "packed", "sum_of_group", "unpacked"]
@@ -108,8 +109,7 @@ def hold(
         for shard, length in zip(blocks, lengths, strict=True):
             arrays = []
             for block, dtype, shape in zip(shard, dtypes, shapes, strict=True):
-                with np.errstate(all="ignore"):
-                    array = np.array(np.asarray(block).astype(dtype, casting="safe"), order="C", copy=True)
+                array = np.array(in_type(block, np.dtype(dtype)), order="C", copy=True)
                 if array.shape != (length, *shape):
                     raise ValueError("a block of another shape than its array says")
                 arrays.append(array)

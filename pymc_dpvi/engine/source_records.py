@@ -20,7 +20,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.source_units import BY_NAME, Unread, units_of
-from pymc_dpvi.engine.sources import Source, source_of
+from pymc_dpvi.engine.sources import Source, in_type, source_of
 from pymc_dpvi.errors import ArgumentError, RecordSourceError
 from pymc_dpvi.graph.amortized import Numbers
 from pymc_dpvi.graph.model_checks import array_name
@@ -99,7 +99,7 @@ class SourceRecords:
                         found = np.asarray(source.rows(part))
                     if found.shape != (len(part), *source.row_shape):
                         raise TypeError("rows of another shape")
-                    np.copyto(rows[first : first + step], found, casting="safe")
+                    rows[first : first + step] = in_type(found, dtype)
                 except Exception as error:  # raised below, so that it is not chained
                     failure = type(error).__name__
                 if failure:

@@ -31,7 +31,7 @@ import numpy as np
 
 from pymc_dpvi.errors import ArgumentError
 
-__all__ = ["Source", "source_of"]
+__all__ = ["Source", "in_type", "source_of"]
 
 
 class Source(Protocol):
@@ -51,6 +51,28 @@ class Source(Protocol):
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
         """Return the rows at `indices`: int64, ascending, all different, and at least one."""
+
+
+def in_type(found: Any, dtype: np.dtype) -> np.ndarray:
+    """Return what a source gave in the type that it had promised, entry by entry, whatever the entries are.
+
+    The type of a part of a lazy array may turn on one record: pandas reads whole numbers with a gap as
+    floats, and with a word as objects. The other entries are the same in the promised type. What is none of
+    its numbers becomes NaN, or some number of the type. A TypeError for complex numbers.
+    """
+    array = np.asarray(found)
+    if array.dtype.kind == "c":
+        raise TypeError("complex numbers")
+    if array.dtype.kind in "biuf":
+        with np.errstate(all="ignore"):
+            return array.astype(dtype, copy=False)
+    out = np.empty(array.shape, dtype)
+    for place in np.ndindex(array.shape):
+        try:
+            out[place] = array[place]
+        except Exception:
+            out[place] = np.nan if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min
+    return out
 
 
 class _Array:

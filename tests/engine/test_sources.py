@@ -7,11 +7,12 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
 from pymc_dpvi.engine.read_ahead import _distinct
-from pymc_dpvi.engine.sources import source_of
+from pymc_dpvi.engine.sources import in_type, source_of
 from pymc_dpvi.errors import ArgumentError
 
 RNG = np.random.default_rng(3)
@@ -165,6 +166,25 @@ def test_parquet(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ArgumentError, match=text):
             source_of(given)
+
+
+def test_the_type_of_a_part_tells_nothing_of_one_entry() -> None:
+    """As pandas reads a column: whole numbers, with a gap floats, with a word objects."""
+    whole = np.arange(20, 26)
+    for dtype in map(np.dtype, ("int32", "int64", "float64", "uint8")):
+        for entry in (np.nan, None, "n/a", 1e300, -1e300, 2**70, np.inf, "7", b"7", [1, 2], pd.NA, pd.NaT):
+            for kind in ("float64", object):
+                if kind == "float64" and not isinstance(entry, float):
+                    continue
+                part = whole.astype(kind)
+                part[3] = entry
+                found = in_type(part, dtype)
+                assert found.dtype == dtype
+                np.testing.assert_array_equal(np.delete(found, 3), np.delete(whole, 3))
+    assert np.isnan(in_type(np.array([1.0, None], dtype=object), np.dtype("float64"))[1])
+    assert in_type(np.array(["1.5", "x"]), np.dtype("float64"))[0] == 1.5
+    with pytest.raises(TypeError):
+        in_type(np.ones(2, dtype=complex), np.dtype("float64"))
 
 
 @pytest.mark.parametrize("empty", [False, True])
