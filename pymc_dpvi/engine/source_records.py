@@ -105,7 +105,8 @@ class SourceRecords:
                 if failure:
                     raise RecordSourceError(
                         f"records[{name!r}] raised {failure} while rows were read. What it said is left out, "
-                        "as it may tell of the records. What was planned has been charged."
+                        "as it may tell of the records. What was planned has been charged. Keep to yourself "
+                        "that it came: a single record may be the cause."
                     )
             out.append(rows)
         return out

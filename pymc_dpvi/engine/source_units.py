@@ -55,10 +55,11 @@ def units_of(name: str, source: Source, template: Units) -> Units:
 
     def codes_in_source() -> np.ndarray | None:
         try:
-            parts = [
-                np.asarray(source.rows(np.arange(first, min(first + _AT_ONCE, length))))
-                for first in range(0, length, _AT_ONCE)
-            ]
+            parts: list[np.ndarray] = []
+            for first in range(0, length, _AT_ONCE):
+                rows = np.arange(first, min(first + _AT_ONCE, length))
+                # Ids are compared exactly: of floats among them no whole number is made.
+                parts += source.parts(rows) if hasattr(source, "parts") else [np.asarray(source.rows(rows))]
             return codes_of(np.concatenate(parts), template.words, length)
         except MemoryError:  # its text tells how many rows there are; raised below, not chained
             return None

@@ -13,7 +13,8 @@ zarr array (2 and 3)                           by ``oindex``: the chunks that ho
                                                length has rows of that length
 ``pyarrow.Table``                              as above; its columns are the columns of a matrix
 ``(ParquetFile, names)``                       one row group at a time, and only those that hold some
-``xarray.DataArray``, dask array               what they select is computed, in the calling thread
+dask array, ``xarray.DataArray`` on one        block by block, computed in the calling thread
+``xarray.DataArray``                           what it selects is computed, in the calling thread
 h5py data set, any object with shape, dtype    by ``given[indices]``
 =============================================  ===========================================================
 
@@ -23,7 +24,8 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -93,10 +95,68 @@ def _by_part(
     bounds: np.ndarray, indices: np.ndarray, read: Callable[[int, np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """Read rows by part; part k begins at ``bounds[k]``, and `read` gets k and ascending places in it."""
-    parts = np.searchsorted(bounds, indices, side="right") - 1
-    cuts = [0, *(np.flatnonzero(np.diff(parts)) + 1), len(indices)]
-    found = [read(int(parts[a]), indices[a:b] - bounds[parts[a]]) for a, b in pairwise(cuts)]
+    found = [read(k, places) for k, _, places in _parts_of(bounds, indices)]
     return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _parts_of(bounds: np.ndarray, indices: np.ndarray) -> Iterator[tuple[int, slice, np.ndarray]]:
+    """Say of each part that has some of ascending rows: its number, where they stand, their places in it."""
+    parts = np.searchsorted(bounds, indices, side="right") - 1
+    cuts = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist(), len(indices)]
+    for a, b in pairwise(cuts):
+        yield int(parts[a]), slice(a, b), indices[a:b] - bounds[parts[a]]
+
+
+class _Dask:
+    """A dask array, read block by block.
+
+    Dask gives rows that it reads together one type, that of the first block. Where the types of blocks turn
+    on their entries, as pandas infers them, one record would change how all others are read.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self.dtype = np.dtype(given.dtype)
+        self.row_shape = tuple(int(n) for n in given.shape[1:])
+        ends = np.cumsum([0, *given.chunks[0]])
+        self.num_rows, self._bounds, self._lengths = int(ends[-1]), ends[:-1], given.chunks[0]
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        out = np.empty((len(indices), *self.row_shape), dtype=self.dtype)
+        for place, part in self._blocks(indices):
+            out[place] = in_type(part, self.dtype)
+        return out
+
+    def parts(self, indices: np.ndarray) -> list[np.ndarray]:
+        """Return single numbers or words as they are, in the type of each block."""
+        return [part for _, part in self._blocks(indices)]
+
+    def _blocks(self, indices: np.ndarray) -> list[tuple[tuple[slice, ...], np.ndarray]]:
+        """Read the blocks that have some of the rows; say where in these rows each belongs.
+
+        The last row of a block is read with them: a block that is shorter than its array says raises.
+        """
+        asked, places = [], []
+        tails = [_slices(lengths) for lengths in self._given.chunks[1:]]
+        for k, rows, own in _parts_of(self._bounds, indices):
+            last = self._lengths[k] - 1
+            whole = own if own[-1] == last else np.append(own, last)
+            for tail in np.ndindex(*map(len, tails)):
+                asked.append(self._given.blocks[(k, *tail)][whole])
+                places.append((rows, *(of_axis[t] for of_axis, t in zip(tails, tail, strict=True))))
+        computed = import_module("dask").compute(*asked, **_HERE)
+        out = []
+        for place, block, found in zip(places, asked, computed, strict=True):
+            part = np.asarray(found)
+            if part.shape != block.shape:
+                raise TypeError("a block of another shape than its array says")
+            out.append((place, part[: place[0].stop - place[0].start]))
+        return out
+
+
+def _slices(lengths: Sequence[int]) -> list[slice]:
+    """Return where each of some pieces of an axis is."""
+    return [slice(a, b) for a, b in pairwise(np.cumsum([0, *lengths]).tolist())]
 
 
 class _Arrow:
@@ -247,8 +307,10 @@ def source_of(given: Any) -> Source:
     except TypeError:
         raise ArgumentError(f"it is a {type(given).__name__}, whose dtype is none of NumPy's") from None
     if hasattr(given, "__dask_graph__") and hasattr(given, "compute") and not hasattr(given, "isel"):
-        return _Array(given, lambda indices: given[indices].compute(**_HERE))
+        return _Dask(given)
     if hasattr(given, "isel") and hasattr(given, "dims"):
+        if getattr(given, "chunks", None) is not None:
+            return _Dask(given.data)
         leading = given.dims[0]
         return _Array(given, lambda indices: given.isel({leading: indices}).compute(**_HERE).values)
     if hasattr(given, "oindex") and hasattr(given, "store"):

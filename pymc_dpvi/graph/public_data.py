@@ -40,6 +40,12 @@ def public_variables(model: pm.Model, public_data: Iterable[str | Variable]) -> 
                 f"{'has ' + ', '.join(names) if names else 'has no pm.Data'}."
             )
         public.add(var)
+    for rv in model.observed_RVs:
+        if (value := model.rvs_to_values[rv]) in public:
+            raise ArgumentError(
+                f"public_data names {shown(value.name)}, the observed values of '{rv.name}'. These are the "
+                "records, which the fit protects: leave it out."
+            )
     return public
 
 

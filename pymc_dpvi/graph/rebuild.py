@@ -31,6 +31,7 @@ from pymc.logprob.utils import CheckParameterValue
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
+from pytensor.scan.op import Scan
 from pytensor.tensor.basic import Alloc, ARange, MakeVector, ScalarFromTensor
 from pytensor.tensor.math import All
 from pytensor.tensor.random.op import RandomVariable
@@ -44,7 +45,16 @@ from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.graph.marginalised import is_marginal, remake_marginal
 from pymc_dpvi.graph.traversal import walk
 
-__all__ = ["fold_shapes", "is_static_shape", "resize_records", "with_leading_indices"]
+__all__ = [
+    "counts_up",
+    "fold_shapes",
+    "is_static_shape",
+    "resize_records",
+    "row_position",
+    "with_leading_indices",
+]
+
+_LOOP = "Write a loop over the entries of one row in Python, in place of pytensor.scan. "
 
 
 def resize_records(
@@ -104,9 +114,9 @@ def resize_records(
             raise NotSeparableError(
                 f"{describe(var)} cannot be written for one record at a time: the operation "
                 f"{type(node.op).__name__} does not work on fewer records than it was built with "
-                f"({failure}). It probably mixes records, or uses an array whose leading "
-                "length equals the number of records by chance; if so, put that array into "
-                "pm.Data(name, ..., dims=...) with its own dim, or name it in public_data=[...]."
+                f"({failure}). {_LOOP if isinstance(node.op, Scan) else ''}It probably mixes records, or "
+                "uses an array whose leading length equals the number of records by chance; if so, put that "
+                "array into pm.Data(name, ..., dims=...) with its own dim, or name it in public_data=[...]."
             )
         for old, fresh in zip(olds, new, strict=True):
             if fresh.name is None:
@@ -342,6 +352,9 @@ def _resize_random(
     final = [_settle(i, memo) for i in new.owner.inputs]
     if any(a is not b for a, b in zip(final, new.owner.inputs, strict=True)):
         new = new.owner.op.make_node(*final).outputs[new.owner.outputs.index(new)]
+    made = new.owner.inputs[at] if size is not None and at is not None else None
+    if isinstance(made, Constant) and tuple(made.data)[1:] == var.type.shape[1:batch_ndim]:
+        made.tag.static_shape = True  # the type of `var` knows it
     return new
 
 

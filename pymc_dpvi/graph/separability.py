@@ -89,7 +89,8 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
         raise NotSeparableError(
             f"The log-density of {blind} is finite for none of the synthetic records tried (values between "
             "0 and 1, and draws from the likelihood), so it cannot be shown that records are independent. "
-            "Rescale the data to the unit interval, or give pm.CustomDist a random= or dist= function. Or "
+            "Rescale the data to the unit interval, or give pm.CustomDist a random= or dist= function, or "
+            "weights of a mixture that sum to one. Or "
             f"the variables {sorted(rv.name for rv in record.model.free_RVs)} start where the likelihood "
             "has no density, a scale below zero for example: give them initval=..."
             + hint_of_loops([record.factors[n] for n in blind], blind)

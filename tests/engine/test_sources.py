@@ -12,8 +12,10 @@ import pytest
 import xarray as xr
 
 from pymc_dpvi.engine.read_ahead import _distinct
+from pymc_dpvi.engine.source_units import units_of
 from pymc_dpvi.engine.sources import in_type, source_of
 from pymc_dpvi.errors import ArgumentError
+from pymc_dpvi.graph.units import Units
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(1000, 4)).astype("float32")
@@ -93,6 +95,50 @@ def test_dask() -> None:
     same(dask.from_array(X, chunks=(64, 2)), X)
     same(dask.from_array(Y, chunks=100) * 2, Y * 2)
     same(xr.DataArray(dask.from_array(X, chunks=(64, 2))), X)
+
+
+def blocks_of(*blocks: np.ndarray, lengths: tuple[int, ...] = (), dtype: str = "float64") -> Any:
+    """Return a lazy array of blocks, each in a type of its own, as where files are read by inferred types."""
+    da, dask = pytest.importorskip("dask.array"), pytest.importorskip("dask")
+    lengths = lengths or tuple(map(len, blocks))
+    parts = [
+        da.from_delayed(dask.delayed(lambda b: b)(block), shape=(n,), dtype=dtype)
+        for block, n in zip(blocks, lengths, strict=True)
+    ]
+    return da.concatenate(parts)
+
+
+@pytest.mark.parametrize("wrap", [lambda a: a, xr.DataArray], ids=["dask", "xarray"])
+def test_a_row_is_the_same_whatever_is_read_with_it(wrap: Any) -> None:
+    """Dask gives what it reads together the type of the first block: fractions in others were cut off."""
+    whole, words = np.arange(5), np.array([1, None, "x", 2.5], dtype=object)
+    source = source_of(wrap(blocks_of(whole, whole + 0.25, np.array([1.0, np.nan, 3.0]), words)))
+    everything = np.arange(17)
+    together = source.rows(everything)
+    alone = np.concatenate([source.rows(everything[k : k + 1]) for k in everything])
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together[5:10], whole + 0.25)
+    assert source.dtype == together.dtype == np.float64
+
+
+def test_a_block_of_another_length_than_its_array_says_is_not_read() -> None:
+    """Else every later row of the block would be another record's."""
+    source = source_of(blocks_of(np.arange(5.0), np.arange(4.0), np.arange(5.0), lengths=(5, 5, 5)))
+    assert source.rows(np.array([1, 12])).tolist() == [1.0, 2.0]
+    for row in (5, 7, 9):
+        with pytest.raises((ValueError, IndexError, TypeError)):
+            source.rows(np.array([row, 12]))
+
+
+def test_ids_in_blocks_are_compared_exactly() -> None:
+    """One row without an id makes floats of a block, and long whole numbers would be rounded and merged."""
+    template = Units.by_codes(np.array([0, 1]), "person", None)
+    ids = 10**17 + np.arange(6)
+    whole = source_of(blocks_of(ids[:3], ids[3:].astype(object), dtype="int64"))
+    assert len(units_of("person", source_of(blocks_of(ids[:3], ids[3:], dtype="int64")), template)) == 6
+    with pytest.raises(ArgumentError, match="found floats"):
+        units_of("person", source_of(blocks_of(ids[:3], ids[3:].astype(float), dtype="int64")), template)
+    assert len(whole.parts(np.arange(6))) == 2  # type: ignore[attr-defined]
 
 
 def arrow() -> Any:

@@ -1,4 +1,4 @@
-"""Indices 0, 1, 2, ...: a latent value for each record, and an entry of each record's own row."""
+"""Forms of published models: indices 0, 1, 2, ..., matrices of a diagonal, outcomes of many axes."""
 
 from __future__ import annotations
 
@@ -141,3 +141,21 @@ def test_a_matrix_made_of_a_diagonal_may_stand_in_a_prior(prior: str) -> None:
     with areas(PRIORS[prior]):
         approx = DPADVI(**METHOD).fit(3, progressbar=False, backend="python")
     assert all(np.isfinite(p.get_value()).all() for p in approx.params)
+
+
+@pytest.mark.parametrize("trailing", [(4,), (4, 7), (2, 5, 3)])
+def test_an_outcome_may_have_any_number_of_axes(trailing: tuple[int, ...]) -> None:
+    """Known: of three axes and more, the numbers of entries that PyMC writes down were taken for data."""
+    y = RNG.normal(size=(N, *trailing))
+    with pm.Model():
+        mean = pm.Normal("mean") + pm.Normal("slope") * X[(slice(None), 0, *[None] * len(trailing))]
+        pm.Normal("y", mean, 1.0, observed=y)
+        assert DPADVI(**METHOD).approx.latents.size == 2
+
+
+def test_the_outcome_is_not_public() -> None:
+    with pm.Model():
+        y = pm.Data("Y", X)
+        pm.Normal("y", pm.Normal("mean"), 1.0, observed=y)
+        with pytest.raises(PrivacyError, match="public_data names 'Y', the observed values of 'y'"):
+            DPADVI(public_data=["Y"], **METHOD)
