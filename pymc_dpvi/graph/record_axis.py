@@ -46,9 +46,9 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
             raise UnsupportedModelError(
                 f"The observed values of '{rv.name}' are only a part of the array that holds them, or "
                 "computed from it (a slice of pm.Data, for example, or counts), so it is not clear which "
-                "rows are the records. Give the model the rows to be fitted and no others, one for each person. "
-                "(A lag, y[:-1] beside y[1:], puts a value into two rows, also where NumPy makes it: let a "
-                "series be one wide row, or all rows of one person, by unit=.)"
+                "rows are the records. Give the model the rows to be fitted and no others, one for each "
+                "person. (A lag, y[:-1] beside y[1:], puts a value into two rows, also where NumPy makes it: "
+                "let a series be one wide row, or all rows of one person, by unit=.)"
             )
         dims = model.named_vars_to_dims.get(rv.name)
         if dims and dims[0] is not None:

@@ -118,6 +118,21 @@ def test_a_file_that_disappears_is_not_made_again(path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.parametrize("read_between", [True, False])
+def test_an_older_copy_put_back_under_an_open_budget_is_refused(path: Path, read_between: bool) -> None:
+    budget = PrivacyBudget.create(path, epsilon=1.0, delta=1e-6)
+    charge(budget, "first")
+    older = path.read_bytes()
+    charge(budget, "second")
+    if read_between:
+        assert len(budget.ledger) == 2
+    path.write_bytes(older)
+    for use in (lambda: charge(budget), lambda: budget.ledger):
+        with pytest.raises(LedgerError, match="an older copy was put back"):
+            use()
+    assert len(PrivacyBudget.open(path).ledger) == 1  # a new one cannot know
+
+
 def test_a_file_that_is_replaced_under_an_open_budget_is_refused(path: Path) -> None:
     budget = PrivacyBudget.create(path, 1.0, 1e-6)
     charge(budget)

@@ -21,7 +21,8 @@ and a digest of all that was written,
 where a line break stands before each text. If anything is off, the file is refused. This finds accidents:
 rows edited or removed by hand, a file cut short or mixed from two versions. It is no signature: whoever may
 write the file can make a consistent one. An older copy that is put back is consistent too, and forgets later
-charges. So a budget file must not be restored from a backup, nor copied to be used twice.
+charges. A budget that is open notices if it lacks what was there before; a new process cannot. So a budget
+file must not be restored from a backup, nor copied to be used twice.
 
 A connection lives for one operation only. A fork waits until no connection is open in this process, because a
 child must not inherit SQLite's locks and journals; the child opens its own.
@@ -124,6 +125,7 @@ class FileLedger:
     def __init__(self, path: Path, terms: str | None = None) -> None:
         self.path = path
         self._terms = terms
+        self._seen: str | None = None  # the digest that was there last
 
     # ---------------------------------------------------------------------------- made and opened
 
@@ -249,15 +251,18 @@ class FileLedger:
         found = connection.execute("SELECT number, charge FROM charges ORDER BY number").fetchall()
         if [row[0] for row in found] != list(range(1, number + 1)):
             self._damaged("charges are missing or added")
-        chain = _digest("", terms)
+        chain = [_digest("", terms)]
         try:
             for _, text in found:
-                chain = _digest(chain, text)
-            if chain != digest:
+                chain.append(_digest(chain[-1], text))
+            if chain[-1] != digest:
                 self._damaged("its contents were changed by something else than this package")
+            if self._seen is not None and self._seen not in chain:
+                self._damaged("it lacks charges that were there before (an older copy was put back)")
             charges = tuple(Charge.from_dict(json.loads(text)) for _, text in found)
         except (ValueError, TypeError, AttributeError):
             self._damaged("a charge cannot be read")
+        self._seen = digest
         return terms, charges, digest
 
     def _read(self) -> tuple[str, tuple[Charge, ...], str]:
@@ -279,11 +284,10 @@ class FileLedger:
             _, charges, digest = self._verify(connection)
             charge = decide(charges)
             text = json.dumps(charge.to_dict(), allow_nan=False, ensure_ascii=True)
-            number = len(charges) + 1
+            number, after = len(charges) + 1, _digest(digest, text)
             connection.execute("INSERT INTO charges VALUES (?, ?)", (number, text))
-            connection.execute(
-                "UPDATE budget SET num_charges = ?, digest = ?", (number, _digest(digest, text))
-            )
+            connection.execute("UPDATE budget SET num_charges = ?, digest = ?", (number, after))
+        self._seen = after
         return charge
 
 
