@@ -585,6 +585,7 @@ def updated(place: str) -> pm.Model:
     return model
 
 
+@pytest.mark.filterwarnings("ignore:Setting default_update")  # PyTensor 3
 @pytest.mark.parametrize("place", ["prior", "likelihood", "custom", "potential", "deterministic"])
 def test_a_number_that_steps_would_update_is_refused(place: str) -> None:
     """Nothing in the graph shows that it reads the records: PyTensor updates it by itself."""
@@ -592,6 +593,7 @@ def test_a_number_that_steps_would_update_is_refused(place: str) -> None:
         DPADVI(**METHOD)
 
 
+@pytest.mark.filterwarnings("ignore:Setting default_update")
 def test_a_number_that_is_updated_from_now_on_is_refused() -> None:
     with pm.Model():
         x, state = pm.Data("x", X), pytensor.shared(np.asarray(0.0), name="state")
