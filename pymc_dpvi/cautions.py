@@ -1,7 +1,7 @@
 """Warnings of a fit that is not refused.
 
 In: settings and a model. Out: warnings, before anything is charged, since Python may turn a warning into an
-error; and a line in the log.
+error; and lines in the log, one of them after a run, by what it has released.
 
 What it must never do: let a warning depend on the number of records if that is not public.
 """
@@ -15,16 +15,19 @@ import numpy as np
 import pymc as pm
 
 from pymc_dpvi.engine.local_search import roughness
+from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import InsecureNoiseWarning, UnsupportedModelError, warn
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.precomputed import FORMULA_ADVICE, formula_mark
 from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.pages import shown
 from pymc_dpvi.release.report import PrivacyReport, PrivacyRun
 from pymc_dpvi.settings import PrivacySettings
 
 __all__ = [
     "log_earlier_fit",
+    "log_no_records",
     "warn_before_charge",
     "warn_of_rough_integrals",
     "warn_of_single_precision",
@@ -34,6 +37,8 @@ _logger = logging.getLogger(__name__)
 
 #: A delta that is too large for more than ten thousand records, and is warned of whatever their number.
 _LARGE_DELTA = 1e-4
+#: Number of records that the noisy counts should at least be able to tell from none.
+_SEEN = 200.0
 #: An error of the integrals over local variables that is warned of, in sizes of a gradient.
 _ROUGH = 0.02
 
@@ -102,4 +107,18 @@ def log_earlier_fit(earlier: PrivacyReport | None, cost: PrivacyRun) -> None:
             "would limit them.",
             shown(earlier.epsilon + cost.epsilon, up=True),
             shown(earlier.delta + cost.delta, up=True),
+        )
+
+
+def log_no_records(clip: RunningClip | None, mechanism: Mechanism) -> None:
+    """Log that a run's noisy counts, which are released, tell of no record where they would see `_SEEN`.
+
+    Their numbers are left out: what a fit says is the same for all data but at that edge.
+    """
+    found = clip and clip.records_and_noise(mechanism.noise_multiplier, mechanism.sampler.sampling_prob)
+    if found and found[0] < 4.0 * found[1] <= _SEEN:
+        _logger.warning(
+            "The private counts of this fit tell of no record with a finite gradient, so the result is the "
+            "prior. If there are more than two hundred records, look for NaN in the predictors, and try the "
+            "model on made-up data (model.point_logps()): a log-density or its gradient is not finite there."
         )

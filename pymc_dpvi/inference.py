@@ -6,13 +6,12 @@ fit takes these steps, and only the last spends anything:
 1. The arguments are checked (`settings`, `keywords`); those of the method when it is made.
 2. The model is split by records and checked (`graph.records`, `graph.separability`) when the method is made.
 3. The noise is calibrated to ``(epsilon, delta)`` for the planned number of steps (`accounting`).
-4. The step is compiled, charged and run (`runs`).
+4. The step is compiled, its run is charged, and it runs (`runs`).
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
@@ -50,12 +49,10 @@ from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMea
 from pymc_dpvi.posterior.guided import DPGuided
 from pymc_dpvi.progress import check_bar
 from pymc_dpvi.redaction import sealed, shielded
-from pymc_dpvi.runs import Bar, Runs
+from pymc_dpvi.runs import Runs
 from pymc_dpvi.settings import PrivacySettings
 
 __all__ = ["DPADVI", "DPFullRankADVI", "fit_dpadvi"]
-
-_logger = logging.getLogger(__name__)
 
 _STARTING = "The fit cannot start: {} was raised. Check start= and start_sigma=, and the variables' initval."
 
@@ -419,7 +416,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         if self._sources is not None:
             self._settings.check_sources(sampling_prob=mechanism.sampler.sampling_prob)
             self._sources.check_unchanged()
-        self._runs.fit(asked, mechanism, candidates, obj_optimizer, Bar(progressbar, progressbar_theme))
+        self._runs.fit(asked, mechanism, candidates, obj_optimizer)
         return self._approx
 
     @sealed
@@ -449,11 +446,11 @@ class DPADVI(Inference):  # type: ignore[misc]
         if self._runs.step is None:
             raise TypeError("Need to call `.fit` first")
         n = check_integer("n", n, high=MAX_STEPS)
-        check_bar(progressbar, progressbar_theme)
+        bar = check_bar(progressbar, progressbar_theme)
         self._record.check_unchanged()
         if self._sources is not None:
             self._sources.check_unchanged()
-        self._runs.refine(n, Bar(progressbar, progressbar_theme))
+        self._runs.refine(n, bar)
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: the profiled steps would read the records.

@@ -21,7 +21,7 @@ from pymc.variational.inference import fit as pm_fit
 from pymc_dpvi.accounting.evaluation import MAX_STEPS
 from pymc_dpvi.arguments import check_flag, check_integer, check_number
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.progress import check_bar
+from pymc_dpvi.progress import Bar, check_bar
 
 __all__ = ["MEANT", "NEEDED", "FitArguments", "check_fit_arguments", "named", "refuse_unknown"]
 
@@ -89,6 +89,7 @@ class FitArguments:
     callbacks: list[Callable[..., Any]]
     cores: int | None
     every: int  # steps from one call of the callbacks to the next; 0 without any
+    bar: Bar
 
 
 def check_fit_arguments(
@@ -117,7 +118,7 @@ def check_fit_arguments(
     refuse_unknown(unknown, _NOT_IN_FIT, "DPADVI.fit", known)
     n_mc = check_integer("obj_n_mc", obj_n_mc, high=_MOST_DRAWS)
     include_transformed = check_flag("include_transformed", include_transformed)
-    check_bar(progressbar, progressbar_theme)
+    bar = check_bar(progressbar, progressbar_theme)
     if max_grad_norm is not None:
         check_number("total_grad_norm_constraint", max_grad_norm, low=0.0)
     if cores is not None:
@@ -129,7 +130,7 @@ def check_fit_arguments(
         if not callable(callback):
             raise ArgumentError("callbacks must be functions of (approx, losses, i).")
     every = math.gcd(*(_every(callback) for callback in callbacks))
-    return FitArguments(n, n_mc, include_transformed, max_grad_norm, callbacks, cores, every)
+    return FitArguments(n, n_mc, include_transformed, max_grad_norm, callbacks, cores, every, bar)
 
 
 def _every(callback: Any) -> int:

@@ -152,7 +152,7 @@ def python_as_it_stands() -> Mode:
 def reduction_of_a_number(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace the sum, product or extreme of a number by the number."""
     (x,), (out,) = node.inputs, node.outputs
-    return [pt.cast(x, out.type.dtype)] if x.type.ndim == 0 and len(node.outputs) == 1 else None
+    return [pt.cast(x, out.type.dtype)] if x.type.ndim == 0 else None
 
 
 class _InnerFunctionsInPython(GraphRewriter):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -19,14 +20,23 @@ from rich.theme import Theme
 from pymc_dpvi.arguments import check_flag
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError
 
-__all__ = ["StepProgress", "check_bar"]
+__all__ = ["Bar", "StepProgress", "check_bar"]
 
 
-def check_bar(visible: Any, theme: Any) -> None:
-    """Raise an ArgumentError unless a bar can be made, before anything is spent."""
+@dataclass(frozen=True)
+class Bar:
+    """Whether and how a run's progress is shown."""
+
+    visible: bool
+    theme: Any
+
+
+def check_bar(visible: Any, theme: Any) -> Bar:
+    """Return what was asked for; an ArgumentError if no bar can be made so, before anything is spent."""
     check_flag("progressbar", visible)
     if not isinstance(theme, Theme | None):
         raise ArgumentError(f"progressbar_theme must be a rich.theme.Theme; found a {type(theme).__name__}.")
+    return Bar(visible, theme)
 
 
 class StepProgress:

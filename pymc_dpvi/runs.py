@@ -30,13 +30,12 @@ from typing import Any
 import numpy as np
 
 from pymc_dpvi.accounting import PrivacyBudget
-from pymc_dpvi.cautions import log_earlier_fit, warn_before_charge
+from pymc_dpvi.cautions import log_earlier_fit, log_no_records, warn_before_charge
 from pymc_dpvi.compat import quiet_pytensor, versions
 from pymc_dpvi.engine.backends import Backend, few_steps, first_that_works
 from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.interrupts import uninterrupted
 from pymc_dpvi.engine.loop import averages_from, iterate
-from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.engine.source_records import SourceRecords
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.graph.records import RecordModel
@@ -46,42 +45,17 @@ from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.numba_cache import source_hash
 from pymc_dpvi.optimizers import falling_adam, rate_of_large
 from pymc_dpvi.posterior.approximation import DPApproximation
-from pymc_dpvi.progress import StepProgress
+from pymc_dpvi.progress import Bar, StepProgress
 from pymc_dpvi.release.report import PrivacyRun
 from pymc_dpvi.settings import PrivacySettings
 
-__all__ = ["Bar", "Runs"]
+__all__ = ["Runs"]
 
 _logger = logging.getLogger(__name__)
 
-#: Standard deviation of the noisy number of records from which on it tells nothing of a small data set.
-_FEW_RECORDS = 50.0
-
 
 @dataclass(frozen=True)
-class Bar:
-    """Whether and how a run's progress is shown."""
-
-    shown: bool
-    theme: Any
-
-
-def _log_no_records(clip: RunningClip | None, mechanism: Mechanism) -> None:
-    """Say so if the noisy counts, which are released, see no record where they would see two hundred.
-
-    Their numbers are left out: what a fit says is the same for all data but at that edge.
-    """
-    found = clip and clip.records_and_noise(mechanism.noise_multiplier, mechanism.sampler.sampling_prob)
-    if found and found[1] <= _FEW_RECORDS and found[0] < 4.0 * found[1]:
-        _logger.warning(
-            "The private counts of this fit tell of no record with a finite gradient, so the result is the "
-            "prior. If there are more than two hundred records, look for NaN in the predictors, and try the "
-            "model on made-up data (model.point_logps()): a log-density or its gradient is not finite there."
-        )
-
-
-@dataclass(frozen=True)
-class _Begun:
+class _LastFit:
     """What a `fit` has compiled, and `refine` goes on with."""
 
     step: PrivateStep
@@ -91,7 +65,7 @@ class _Begun:
 
 
 class Runs:
-    """Fits of one approximation, and what they go on with.
+    """The fits of one approximation, and the state from which the next one starts.
 
     Parameters
     ----------
@@ -128,22 +102,22 @@ class Runs:
         self.insecure_noise_seed = insecure_noise_seed
         self.base_draws = np.random.default_rng(random_seed)
         self.streams: Streams | None = None
-        self._begun: _Begun | None = None
+        self._last: _LastFit | None = None
         self._iterate: list[np.ndarray] | None = None
         self._steps_run = 0
 
     @property
     def step(self) -> PrivateStep | None:
         """The compiled step of the last fit; None before it, and after a run that a record ended."""
-        return None if self._begun is None else self._begun.step
+        return None if self._last is None else self._last.step
 
     @property
     def mechanism(self) -> Mechanism | None:
         """The mechanism of the last fit."""
-        return None if self._begun is None else self._begun.mechanism
+        return None if self._last is None else self._last.mechanism
 
     def fit(
-        self, asked: FitArguments, mechanism: Mechanism, candidates: list[Backend], optimizer: Any, bar: Bar
+        self, asked: FitArguments, mechanism: Mechanism, candidates: list[Backend], optimizer: Any
     ) -> None:
         """Compile a step on the first backend that can, and run it."""
         cost = self._cost(mechanism, asked.n)
@@ -155,17 +129,17 @@ class Runs:
         if self._budget is None:
             log_earlier_fit(self._approx._report, cost)
         self._approx.groups[0].include_transformed = asked.include_transformed
-        self._begun = _Begun(step, mechanism, asked, backend)
-        self._run(self._begun, cost, bar)
+        self._last = _LastFit(step, mechanism, asked, backend)
+        self._run(self._last, cost, asked.bar)
 
     def refine(self, n: int, bar: Bar) -> None:
         """Run `n` more steps of the last fit."""
-        assert self._begun is not None
-        mechanism = self._begun.mechanism
-        cost = replace(self._cost(mechanism, n), backend=self._begun.backend)
+        assert self._last is not None
+        mechanism = self._last.mechanism
+        cost = replace(self._cost(mechanism, n), backend=self._last.backend)
         self._warn()
         self._charge_budget(cost, mechanism, "refine")
-        self._run(self._begun, cost, bar)
+        self._run(self._last, cost, bar)
 
     def public_batch(self, mechanism: Mechanism) -> float | None:
         """Return the expected number of rows in a batch, if it is public."""
@@ -253,19 +227,19 @@ class Runs:
         seeded = self.insecure_noise_seed is not None
         warn_before_charge(self._settings, self._record.model, self._record.num_units, seeded=seeded)
 
-    def _run(self, begun: _Begun, planned: PrivacyRun, bar: Bar) -> None:
+    def _run(self, last: _LastFit, planned: PrivacyRun, bar: Bar) -> None:
         """Report the cost, run the steps, average the iterates."""
         if self.streams is None:
             self.streams = Streams.make(self.insecure_noise_seed)
         self._report_planned_cost(planned, self.streams)  # nothing has been drawn yet
-        n, step, report = planned.n_steps, begun.step, self._approx.privacy
+        n, step, report = planned.n_steps, last.step, self._approx.privacy
         before, withdraw = step.calls, self._withdrawal()
         self._restore_iterate()
         step.trace.begin(n)
         self._approx._trace = step.trace
         self._approx._running_clip = step.running_clip
         try:
-            self._make_steps(begun, self.streams, n, bar)
+            self._make_steps(last, self.streams, n, bar)
         except StopIteration as stop:
             _logger.info(str(stop))
         except KeyboardInterrupt:
@@ -287,19 +261,19 @@ class Runs:
                     if done > averages_from(n):
                         self._average(step)
         step.raise_failed()  # if an interrupt came while the bar was closed
-        _log_no_records(step.running_clip, begun.mechanism)
+        log_no_records(step.running_clip, last.mechanism)
 
-    def _make_steps(self, begun: _Begun, streams: Streams, n: int, bar: Bar) -> None:
+    def _make_steps(self, last: _LastFit, streams: Streams, n: int, bar: Bar) -> None:
         """Make `n` steps, show how far they are, and call the callbacks."""
-        step, report = begun.step, self._approx.privacy
+        step, report = last.step, self._approx.privacy
         steps = iterate(
             step,
-            begun.mechanism,
+            last.mechanism,
             streams,
             self.base_draws,
             self._record.num_units,
             n,
-            every=begun.asked.every,
+            every=last.asked.every,
             before=self._steps_run,
             units=self._record.units,
             sources=self._sources if isinstance(self._sources, SourceRecords) else None,
@@ -308,12 +282,12 @@ class Runs:
         # How fast steps are tells how many rows persons have.
         public = self._settings.num_records_public and self._record.units is None
         drawn = 0
-        with closing(steps), StepProgress(n, cost, bar.shown, bar.theme, keep_speed=public) as progress:
+        with closing(steps), StepProgress(n, cost, bar.visible, bar.theme, keep_speed=public) as progress:
             try:
                 for done in steps:
                     progress.advance(done - drawn)
                     drawn = done
-                    for callback in begun.asked.callbacks:
+                    for callback in last.asked.callbacks:
                         callback(self._approx, None, self._steps_run + done)
             except BaseException:
                 if step.failed is None:
@@ -347,7 +321,7 @@ class Runs:
             self.base_draws.bit_generator.state = place
             for variable, value in state:
                 variable.set_value(value)
-            self._begun = self._iterate = None
+            self._last = self._iterate = None
             self._approx._running_clip, self._approx._trace = clip, trace
 
         return withdraw

@@ -646,6 +646,31 @@ def prior_centred_on_data() -> pm.Model:
     return model
 
 
+@refusal("number_that_steps_update", "UnsupportedModelError", "level", "default_update")
+def number_that_steps_update() -> pm.Model:
+    # PyTensor adds the records to it at each call, and no graph shows that.
+    x, y, _ = _xy(22, 2, 60)
+    level = pytensor.shared(np.asarray(0.0), name="level")
+    with pm.Model() as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTensor 3: deprecated
+        x_data = pm.Data("x", x)
+        level.default_update = level + x_data.mean()
+        beta = pm.Normal("beta", level, 1.0, shape=2)
+        pm.Normal("y", x_data @ beta, 1.0, observed=y)
+    return model
+
+
+@refusal("score_for_each_record", "UnsupportedModelError", "score", "latent value per record", "unit='id'")
+def score_for_each_record() -> pm.Model:
+    # A factor analysis as in PyMC's gallery: the scores have a dim of their own.
+    x, _, _ = _xy(23, 3, 61)
+    with pm.Model(coords={"respondent": range(23)}) as model:
+        score = pm.Normal("score", dims="respondent")
+        loading = pm.Normal("loading", shape=3)
+        pm.Normal("y", (1.0 + score)[list(range(23))][:, None] * loading, 1.0, observed=x)
+    return model
+
+
 @refusal("g_prior", "UnsupportedModelError", "beta", "prior", OUTSIDE)
 def g_prior() -> pm.Model:
     # Zellner's g-prior: the prior covariance is the inverse Gram matrix of the records.

@@ -9,6 +9,9 @@ Two graphs have the same name only if they compute the same (`graph_keys`) and w
 by numba in the default mode of a fit, with the same settings of PyTensor, on arrays of the same layout.
 Everything else is compiled anew each time, and not kept.
 
+Code that is written at run time (`generated_code`) is also kept on the disk, by numba, under a key for all
+that it computes: `compiled_source`.
+
 Privacy: a compiled step holds no records. Records are inputs of it, as are parameters, noise and batches. It
 refers to no shared variable and no model, so data do not outlive their fit. It holds the model's own
 constants, which are part of the name.

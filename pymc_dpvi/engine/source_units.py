@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pymc_dpvi.engine.sources import Source
+from pymc_dpvi.engine.sources import Source, parts_of
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graph.units import Units, codes_of
 from pymc_dpvi.redaction import shielded
@@ -59,7 +59,7 @@ def units_of(name: str, source: Source, template: Units) -> Units:
             for first in range(0, length, _AT_ONCE):
                 rows = np.arange(first, min(first + _AT_ONCE, length))
                 # Ids are compared exactly: of floats among them no whole number is made.
-                parts += source.parts(rows) if hasattr(source, "parts") else [np.asarray(source.rows(rows))]
+                parts += parts_of(source, rows)
             return codes_of(np.concatenate(parts), template.words, length)
         except MemoryError:  # its text tells how many rows there are; raised below, not chained
             return None

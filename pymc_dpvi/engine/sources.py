@@ -33,7 +33,7 @@ import numpy as np
 
 from pymc_dpvi.errors import ArgumentError
 
-__all__ = ["Source", "in_type", "source_of"]
+__all__ = ["Source", "in_type", "parts_of", "source_of"]
 
 
 class Source(Protocol):
@@ -275,6 +275,11 @@ def _of_numpy(given: np.ndarray) -> _Array:
         return plain[indices]
 
     return _Array(plain, read)
+
+
+def parts_of(source: Source, indices: np.ndarray) -> list[np.ndarray]:
+    """Return rows in pieces, each in the type that it was read in: nothing is brought into another type."""
+    return source.parts(indices) if isinstance(source, _Dask) else [np.asarray(source.rows(indices))]
 
 
 def source_of(given: Any) -> Source:

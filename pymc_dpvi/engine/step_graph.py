@@ -48,7 +48,7 @@ from pymc_dpvi.graph.gradients import (
     prior_gradients,
     vanilla_gradients,
 )
-from pymc_dpvi.graph.private_constants import is_opaque_value, opaque_part
+from pymc_dpvi.graph.private_constants import hides_numbers
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.guide.whole import Family
@@ -231,23 +231,16 @@ class StepGraph:
         """Raise an ArgumentError if an update reads data, batch or noise other than through the noisy sum.
 
         The gradients that an optimiser gets are graphs, and it could go back from them through the release to
-        the records, the clipped sum's rows, the batch and its size, and the noise. A ``default_update`` is an
-        update too.
+        the records, the clipped sum's rows, the batch and its size, and the noise. What hides what it reads,
+        such as a ``default_update``, may do the same.
         """
         model = self.record.model
         held = {*self.data, self.indices, self.count, self.noise}
         held |= {*self.record.arrays, *model.data_vars, *model.observed_RVs}
-        todo, behind = [*updates, *updates.values()], set[Variable]()
-        while todo:
-            found = set(walk(todo, stop=public, into_size=True)) - behind
-            behind |= found
-            changes = [getattr(v, "default_update", None) for v in found if isinstance(v, SharedVariable)]
-            todo = [v for v in changes if v is not None]
-        own = behind - set(public)
-        hides = [v for v in own if is_opaque_value(v) or (v.owner and opaque_part(v.owner.op) is not None)]
-        if held & behind or hides:
+        behind = set(walk([*updates, *updates.values()], stop=public, into_size=True))
+        if held & behind or any(hides_numbers(v) for v in behind - set(public)):
             raise ArgumentError(
                 "obj_optimizer brings data of the model, or what stands behind its gradients, into its "
-                "updates, unaccounted, or may do so (an operation that is none of PyTensor's). It may use "
-                "its gradients, its parameters and numbers of its own."
+                "updates, unaccounted, or may do so (by an operation that is none of PyTensor's, or a "
+                "default_update). It may use its gradients, its parameters and numbers of its own."
             )

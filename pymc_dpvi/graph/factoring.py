@@ -37,23 +37,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import EquilibriumGraphRewriter, MergeOptimizer, node_rewriter
-from pytensor.scalar.basic import Mul, ScalarType
+from pytensor.scalar.basic import Mul
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.graph.blocks import MOST_PRODUCTS, Form
+from pymc_dpvi.graph.indexing import READING, integer_indices
 from pymc_dpvi.graph.traversal import walk
 
-__all__ = ["Use", "find_uses", "integer_indices", "lift_uses"]
+__all__ = ["Use", "find_uses", "lift_uses"]
 
-_INDEXING = ("AdvancedSubtensor", "AdvancedSubtensor1", "Subtensor")
 #: A look-up, or several products, must be shorter than the gradient by this factor.
 _GAIN = 2
 
@@ -86,39 +85,10 @@ class _Depends:
 
 def _integers(node: Apply) -> list[tuple[int, TensorVariable]]:
     """Return axes and indices of a node that looks up some axes by integers and takes the others whole."""
-    if type(node.op).__name__ not in _INDEXING:
+    if type(node.op).__name__ not in READING:
         return []
     entries = enumerate(integer_indices(node) or ())
     return [(axis, pt.as_tensor_variable(e)) for axis, e in entries if e is not None]
-
-
-def integer_indices(node: Apply) -> list[Variable | None] | None:
-    """Return an integer index per axis, None where all of it is taken; None if there is anything else.
-
-    `node` is one that reads entries of an array.
-    """
-    if type(node.op).__name__ == "AdvancedSubtensor1":
-        return [node.inputs[1]]
-    idx_list = getattr(node.op, "idx_list", None)
-    given = list(node.inputs[1:])
-    entries = given if idx_list is None else indices_from_subtensor(given, idx_list)
-    out: list[Variable | None] = []
-    for entry in entries:
-        if isinstance(entry, Constant) and isinstance(entry.data, slice):
-            entry = entry.data
-        if isinstance(entry, slice):
-            if any(getattr(b, "data", b) is not None for b in (entry.start, entry.stop, entry.step)):
-                return None
-            out.append(None)
-        elif isinstance(entry, Variable) and isinstance(entry.type, ScalarType | TensorType):
-            if entry.type.dtype == "bool":
-                return None
-            out.append(entry)
-        elif isinstance(entry, int | np.integer):
-            out.append(pt.constant(int(entry)))
-        else:
-            return None
-    return out
 
 
 # -------------------------------------------------------------------------------- rewrites
@@ -307,7 +277,7 @@ def _lookups(v: TensorVariable, clients: Clients, from_record: Callable[[Variabl
     found: dict[TensorVariable, TensorVariable] = {}
     alone = True
     for way, node, k in ends:
-        if k != 0 or type(node.op).__name__ not in _INDEXING or not from_record(node.outputs[0]):
+        if k != 0 or type(node.op).__name__ not in READING or not from_record(node.outputs[0]):
             return None
         if None in node.outputs[0].type.shape:
             return None

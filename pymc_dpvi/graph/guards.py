@@ -32,12 +32,10 @@ from pytensor.scan.op import Scan
 from pytensor.tensor.basic import AllocDiag, get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
-from pytensor.tensor.subtensor import indices_from_subtensor
-from pytensor.tensor.type import TensorType
-from pytensor.tensor.type_other import NoneTypeT
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graph.indexing import INDEXING, index_axes
 from pymc_dpvi.graph.shape_constants import is_structural
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
@@ -70,9 +68,6 @@ _RANGES = {
 }
 #: The same of operations whose second derivatives, which local variables need, are among those above.
 _RANGES_TWICE = {"GammaLn": ((-1e4, np.inf, 1),), "Gamma": ((-1e4, np.inf, 1),)}
-_READING = {"AdvancedSubtensor", "AdvancedSubtensor1", "Subtensor"}
-_INDEXING = {*_READING, "AdvancedIncSubtensor", "AdvancedIncSubtensor1", "IncSubtensor"}
-
 
 _ELEMENTWISE = (
     "Write it with elementwise operations, indexing, sums and matrix products, or do it outside the model, "
@@ -134,7 +129,7 @@ def guard_records(
             def where(var: Variable = var) -> str:
                 return name(var)
 
-            if type(node.op).__name__ in _INDEXING:
+            if type(node.op).__name__ in INDEXING:
                 table = node.inputs[0]
                 if _looks_up(node, marked, where) and table not in seen | free:
                     _refuse_table(table, declared, where)
@@ -144,7 +139,7 @@ def guard_records(
             else:
                 _check_total(node, marked, where)
         loose: list[tuple[int, Variable, Variable]] = []
-        if type(node.op).__name__ in _INDEXING:
+        if type(node.op).__name__ in INDEXING:
             loose = [(k, *_in_range(inputs[k], inputs[0], axis)) for k, axis in _loose_indices(node)]
         elif isinstance(node.op, Scan):
             loose = _bounded_steps(node.op, inputs)
@@ -224,7 +219,7 @@ def _representable(value: Variable, dtype: str) -> tuple[Variable, Variable]:
 
 def _looks_up(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> bool:
     """Whether the record chooses an entry of the table; raise where it would choose how many."""
-    axes = dict(_index_axes(node))
+    axes = dict(index_axes(node))
     first = 2 if "Inc" in type(node.op).__name__ else 1
     own = [position for position in marked if position >= first]
     if any(position not in axes or node.inputs[position].type.dtype == "bool" for position in own):
@@ -241,7 +236,7 @@ def _loose_indices(node: Apply) -> list[tuple[int, int]]:
     A constant number is not among them where no index is an array: there all backends check it.
     """
     loose = []
-    for position, axis in _index_axes(node):
+    for position, axis in index_axes(node):
         index, shape = node.inputs[position], node.inputs[0].type.shape
         if isinstance(index, Constant):
             values = np.asarray(index.data)
@@ -269,38 +264,14 @@ def _hidden_index(op: Any, itself: bool = True) -> str | None:
     """Name an operation inside this one that indexes by arrays or loops; None if there is none."""
     if itself and (type(op).__name__.startswith("Advanced") or isinstance(op, Scan)):
         return type(op).__name__
-    core = getattr(op, "core_op", None)
-    inside = [node.op for node in getattr(getattr(op, "fgraph", None), "apply_nodes", ())]
     if type(op) is AllocDiag:  # it indexes by 0, 1, 2, ..., as many as the diagonal has
         return None
+    core = getattr(op, "core_op", None)
+    inside = [node.op for node in getattr(getattr(op, "fgraph", None), "apply_nodes", ())]
     for part in [*inside, *([] if core is None else [core])]:
         if (found := _hidden_index(part)) is not None:
             return found
     return None
-
-
-def _index_axes(node: Apply) -> list[tuple[int, int]]:
-    """Input position and axis of every index variable of an indexing node, in PyTensor 2 and 3."""
-    name = type(node.op).__name__
-    first = 2 if "Inc" in name else 1
-    indices = list(node.inputs[first:])
-    if name.endswith("1"):
-        return [(first, 0)]
-    idx_list = getattr(node.op, "idx_list", None)
-    entries: Sequence[Any] = indices if idx_list is None else indices_from_subtensor(indices, idx_list)
-    axes: list[tuple[int, int]] = []
-    axis, used = 0, set()
-    for entry in entries:
-        if isinstance(entry, Variable) and isinstance(entry.type, NoneTypeT):
-            continue
-        if isinstance(entry, Variable) and isinstance(entry.type, ScalarType | TensorType):
-            position = next(k for k, i in enumerate(indices) if i is entry and k not in used)
-            used.add(position)
-            axes.append((first + position, axis))
-            axis += entry.type.ndim if getattr(entry.type, "dtype", "") == "bool" else 1
-        else:
-            axis += 1
-    return axes
 
 
 def _check_total(node: Apply, marked: Sequence[int], where: Callable[[], str]) -> None:

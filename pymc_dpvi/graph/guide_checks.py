@@ -16,7 +16,7 @@ import pymc as pm
 from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
-from pymc_dpvi.graph.private_constants import is_opaque_value, opaque_part, says_nothing
+from pymc_dpvi.graph.private_constants import hides_numbers, says_nothing
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 from pymc_dpvi.graph.unrolled_loops import is_long
@@ -99,8 +99,7 @@ def check_reads_no_record(record: RecordModel, group: Joint) -> None:
             if var in own:
                 continue
             is_table = is_array(var) and array_value(var).ndim > 0 and not says_nothing(var)
-            hides = is_opaque_value(var) if var.owner is None else opaque_part(var.owner.op) is not None
-            if var in held or isinstance(var, SharedVariable) or is_table or hides:
+            if var in held or isinstance(var, SharedVariable) or is_table or hides_numbers(var):
                 raise UnsupportedModelError(_READS.format(shown(part.family), list(part.names)))
         if is_long([v for v in found if v not in own]):
             raise UnsupportedModelError(_READS.format(shown(part.family), list(part.names)))

@@ -18,7 +18,7 @@ from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.factoring import integer_indices
+from pymc_dpvi.graph.indexing import integer_indices
 from pymc_dpvi.graph.traversal import array_value, depends_on, is_array, walk
 from pymc_dpvi.graph.units import Units
 

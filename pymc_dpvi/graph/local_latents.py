@@ -36,7 +36,7 @@ from pytensor.tensor.type import TensorType, discrete_dtypes
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
-from pymc_dpvi.graph.factoring import integer_indices
+from pymc_dpvi.graph.indexing import LOOKING_UP, integer_indices
 from pymc_dpvi.graph.local_checks import (
     PRIOR,
     number_of,
@@ -52,8 +52,6 @@ from pymc_dpvi.graph.units import Units
 from pymc_dpvi.lowering import fast_compile
 
 __all__ = ["PRIOR", "Locals", "split_local"]
-
-_LOOKING_UP = ("AdvancedSubtensor", "AdvancedSubtensor1")
 
 
 @dataclass(frozen=True)
@@ -252,11 +250,7 @@ def _look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variabl
     found: dict[Variable, tuple[Variable, tuple[Any, ...]]] = {}
     for var in walk(terms, stop=model.free_RVs):
         node = var.owner
-        if (
-            node is None
-            or type(node.op).__name__ not in _LOOKING_UP
-            or not (entries := integer_indices(node))
-        ):
+        if node is None or type(node.op).__name__ not in LOOKING_UP or not (entries := integer_indices(node)):
             continue
         if not _is_ids(entries[0], source) or not depends_on([node.inputs[0]], model.free_RVs):
             continue

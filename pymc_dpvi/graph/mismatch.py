@@ -21,7 +21,7 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.marginalised import how_to_marginalise
-from pymc_dpvi.graph.model_checks import array_name, hint_of_orientation, hint_of_own_rows
+from pymc_dpvi.graph.model_checks import array_name, hint_of_orientation
 from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.records import RecordModel, build_record_model
 from pymc_dpvi.graph.separability import CannotBeWrittenError, check_separable, write_for_several
@@ -52,15 +52,7 @@ def explained(action: Callable[[], T], model: pm.Model) -> T:
         failure = UnsupportedModelError(_reason(model) or _UNKNOWN.format(error))
     except CannotBeWrittenError as error:
         reason = _reason(model, only=_outcome_and_mean)
-        failure = (
-            NotSeparableError(f"{error}{hint_of_own_rows(model)}")
-            if reason is None
-            else UnsupportedModelError(reason)
-        )
-    except (NotSeparableError, UnsupportedModelError) as error:
-        if not (hint := hint_of_own_rows(model)):
-            raise
-        failure = type(error)(f"{error}{hint}")
+        failure = NotSeparableError(str(error)) if reason is None else UnsupportedModelError(reason)
     raise failure  # outside the handler, so that nothing is chained
 
 

@@ -6,21 +6,21 @@ The checks read types, shapes, dims and the graph, and no data value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pymc as pm
 from pymc.distributions.continuous import InterpolatedRV
 from pymc.distributions.simulator import SimulatorRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import discrete_dtypes
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graph.indexing import LOOKING_UP, numbers_rows, row_position
 from pymc_dpvi.graph.marginalised import how_to_marginalise, is_marginal, marginalised_name, per_record
-from pymc_dpvi.graph.rebuild import counts_up, row_position
 from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
 
 __all__ = [
@@ -33,15 +33,13 @@ __all__ = [
     "hint_of_loops",
     "hint_of_orientation",
     "hint_of_own_rows",
+    "is_updated",
     "record_potentials",
     "refuse_discrete",
     "refuse_draws",
     "refuse_shape_alone",
     "refuse_updates",
 ]
-
-
-_LOOKING_UP = {"AdvancedSubtensor", "AdvancedSubtensor1"}
 
 
 def global_dims(model: pm.Model) -> set[str]:
@@ -66,8 +64,8 @@ def _axes_over_records(model: pm.Model, var: Variable, num_records: int) -> list
 def check_before_records(model: pm.Model) -> None:
     """Refuse what can be seen before the record axis is known.
 
-    Missing values, no free variables, Minibatch, total_size, sparse or xtensor data,
-    distributions whose density is no formula.
+    Missing values, no free variables, numbers that functions update, Minibatch, total_size, sparse or xtensor
+    data, distributions whose density is no formula.
     """
     if not model.free_RVs:
         raise UnsupportedModelError(
@@ -129,14 +127,19 @@ def check_before_records(model: pm.Model) -> None:
             )
 
 
-def refuse_updates(variables: Iterable[Variable]) -> None:
-    """Raise for a shared variable with a ``default_update``, by which each call of a function changes it.
+def is_updated(var: Variable) -> bool:
+    """Whether each call of a function changes a shared variable, by its ``default_update``.
 
-    No graph shows where it stands that it reads what its update reads. (A random generator passes: what draws
-    from it is refused.)
+    No graph shows where it stands that it reads what its update reads. (A random generator does not count:
+    what draws from it is refused.)
     """
+    return getattr(var, "default_update", None) is not None and not isinstance(var.type, RandomType)
+
+
+def refuse_updates(variables: Iterable[Variable]) -> None:
+    """Raise for a variable that :func:`is_updated`."""
     for var in variables:
-        if getattr(var, "default_update", None) is not None and not isinstance(var.type, RandomType):
+        if is_updated(var):
             raise UnsupportedModelError(
                 f"{repr(var.name) if var.name else 'A shared variable'} has a default_update, so each step "
                 "would change it, and nothing protects what the update reads. Set default_update = None, and "
@@ -165,30 +168,41 @@ def _runs_over_records(
     )
 
 
-def _counted_through(model: pm.Model, rv: Variable, num_records: int) -> bool:
-    """Whether the likelihood takes the entries of a free variable one after the other, one for each record.
+def _by_id(rv: Variable) -> str:
+    """Say how values of records are integrated out."""
+    return (
+        f"Or let one or two values of each record be integrated out: look them up, {rv.name}[id] with id = "
+        "pm.Data('id', np.arange(n)), and give DPADVI unit='id'."
+    )
 
-    Its index is then the number of the record, and no group's.
+
+def _counted_through(
+    model: pm.Model, num_records: int, arrays: Sequence[Variable], shapes: Mapping[str, Sequence[int]]
+) -> list[str]:
+    """Name the free variables of which the likelihood takes one entry for each record, by 0, 1, 2, ...
+
+    Their index is then the number of the record, and no group's.
     """
+    found: list[str] = []
     for var in walk([*model.observed_RVs, *model.potentials], stop=model.free_RVs):
         node = var.owner
-        if node is not None and type(node.op).__name__ in _LOOKING_UP and node.inputs[0] is rv:
-            if any(counts_up(index) == num_records for index in node.inputs[1:]):
-                return True
-    return False
+        if node is None or type(node.op).__name__ not in LOOKING_UP:
+            continue
+        behind = set(walk([node.inputs[0]], stop=model.free_RVs))
+        if behind.isdisjoint(arrays) and any(numbers_rows(index, num_records) for index in node.inputs[1:]):
+            found += [rv.name for rv in model.free_RVs if rv in behind and num_records in shapes[rv.name]]
+    return found
 
 
-def hint_of_own_rows(model: pm.Model) -> str:
-    """Say how to pick an entry of each record's own row, if the model may do so by a ``pm.Data``."""
-    for var in walk([*model.observed_RVs, *model.potentials], stop=model.free_RVs):
-        node = var.owner
-        if node is not None and (at := row_position(node)) is not None and len(node.inputs) > at + 1:
-            if node.inputs[at] in model.data_vars:
-                return (
-                    f" If '{node.inputs[at].name}' does no more than number the rows, to pick an entry of "
-                    "each record's own row, write np.arange(n) in its place."
-                )
-    return ""
+def hint_of_own_rows(model: pm.Model, node: Apply) -> str:
+    """Say how to pick an entry of each record's own row, if an operation may do so by a ``pm.Data``."""
+    at = row_position(node)
+    if at is None or node.inputs[at] not in model.data_vars:
+        return ""
+    return (
+        f" If '{node.inputs[at].name}' does no more than number the rows, to pick an entry of each record's "
+        "own row, write np.arange(n) in its place."
+    )
 
 
 def _also_local(local: Sequence[Variable]) -> str:
@@ -213,6 +227,7 @@ def check_against_records(
     """
     held = [*arrays, *model.observed_RVs]
     shapes = model.eval_rv_shapes()
+    counted = _counted_through(model, num_records, arrays, shapes)
     local = [rv for rv in model.free_RVs if _runs_over_records(model, rv, shapes[rv.name], num_records, dims)]
     for var in arrays:
         if axes := _axes_over_records(model, var, num_records):
@@ -239,18 +254,14 @@ def check_against_records(
                     f"The free variable '{rv.name}' has an axis over records (axis {axis}, as long as the "
                     "observations): one latent value per record cannot be released. "
                     f"{how_to_marginalise(model, rv)} Or give it an encoder: guide={{'{rv.name}': "
-                    "Amortized(mean, sigma)}, expressions of the record. Or let one or two values of each "
-                    f"record be integrated out: look them up, {rv.name}[id] with id = pm.Data('id', "
-                    "np.arange(n)), and give DPADVI unit='id'. If the length is the same by chance, and "
-                    "no entry belongs to a record, give the variable dims=... of its own."
+                    f"Amortized(mean, sigma)}}, expressions of the record. {_by_id(rv)} If the length is the "
+                    "same by chance, and no entry belongs to a record, give the variable dims=... of its own."
                     f"{hint_of_orientation(model)}"
                 )
-        if _counted_through(model, rv, num_records):
+        if rv.name in counted:
             raise UnsupportedModelError(
                 f"The free variable '{rv.name}' is looked up by 0, 1, 2, ..., one entry for each record: one "
-                f"latent value per record cannot be released. {how_to_marginalise(model, rv)} Or let it be "
-                f"integrated out: put the ids into id = pm.Data('id', np.arange(n)), look it up by them, "
-                f"{rv.name}[id], and give DPADVI unit='id'."
+                f"latent value per record cannot be released. {how_to_marginalise(model, rv)} {_by_id(rv)}"
             )
         initval = model.rvs_to_initial_values.get(rv)
         if isinstance(initval, Variable) and depends_on([initval], held, into_size=True):

@@ -63,13 +63,13 @@ from pytensor.tensor.type_other import NoneTypeT, SliceType
 from scipy.interpolate import InterpolatedUnivariateSpline
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.model_checks import array_name, global_dims, refuse_updates
+from pymc_dpvi.graph.model_checks import array_name, global_dims, is_updated, refuse_updates
 from pymc_dpvi.graph.scalar_constants import holds_table
 from pymc_dpvi.graph.shape_constants import is_grid, is_structural, shape_vectors
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.unrolled_loops import MOST_NUMBERS, spells_data
 
-__all__ = ["is_opaque_value", "opaque_part", "refuse_private_constants", "says_nothing"]
+__all__ = ["hides_numbers", "is_opaque_value", "opaque_part", "refuse_private_constants", "says_nothing"]
 
 _AXIS_ADVICE = (
     "If that axis holds records, transpose the array so that they run along the first axis only; if the "
@@ -328,6 +328,17 @@ def _is_not_its_graph(op: OpFromGraph) -> bool:
         return any(not _COMPUTES.isdisjoint(vars(k)) for k in own)
     overrides = [v for name, v in vars(op).items() if name.endswith("_overrides")]
     return bool(own) or any(isinstance(v, OpFromGraph) or _is_data(v, 3) for v in overrides)
+
+
+def hides_numbers(var: Variable) -> bool:
+    """Whether a variable may hold numbers that no graph shows.
+
+    That is an operation that is opaque, a constant that is no dense array, or a number that a function
+    updates.
+    """
+    if var.owner is not None:
+        return opaque_part(var.owner.op) is not None
+    return is_opaque_value(var) or is_updated(var)
 
 
 def is_opaque_value(var: Variable) -> bool:

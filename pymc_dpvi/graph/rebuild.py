@@ -32,29 +32,23 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scan.op import Scan
-from pytensor.tensor.basic import Alloc, ARange, MakeVector, ScalarFromTensor
+from pytensor.tensor.basic import Alloc, MakeVector, ScalarFromTensor
 from pytensor.tensor.math import All
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor
-from pytensor.tensor.type import TensorType, discrete_dtypes
+from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT, SliceType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import NotSeparableError
+from pymc_dpvi.graph.indexing import LOOKING_UP, numbers_rows, row_position
 from pymc_dpvi.graph.marginalised import is_marginal, remake_marginal
 from pymc_dpvi.graph.traversal import walk
 
-__all__ = [
-    "counts_up",
-    "fold_shapes",
-    "is_static_shape",
-    "resize_records",
-    "row_position",
-    "with_leading_indices",
-]
+__all__ = ["fold_shapes", "is_static_shape", "resize_records", "with_leading_indices"]
 
-_LOOP = "Write a loop over the entries of one row in Python, in place of pytensor.scan. "
+_LOOP = " A loop (pytensor.scan) over the entries of one row can be written out, as a loop in Python."
 
 
 def resize_records(
@@ -114,9 +108,11 @@ def resize_records(
             raise NotSeparableError(
                 f"{describe(var)} cannot be written for one record at a time: the operation "
                 f"{type(node.op).__name__} does not work on fewer records than it was built with "
-                f"({failure}). {_LOOP if isinstance(node.op, Scan) else ''}It probably mixes records, or "
-                "uses an array whose leading length equals the number of records by chance; if so, put that "
-                "array into pm.Data(name, ..., dims=...) with its own dim, or name it in public_data=[...]."
+                f"({failure}). It probably mixes records, or uses an array whose leading "
+                "length equals the number of records by chance; if so, put that array into "
+                "pm.Data(name, ..., dims=...) with its own dim, or name it in public_data=[...]."
+                + _LOOP
+                * isinstance(node.op, Scan)
             )
         for old, fresh in zip(olds, new, strict=True):
             if fresh.name is None:
@@ -151,35 +147,15 @@ def is_static_shape(var: Variable) -> bool:
     return bool(getattr(var.tag, "static_shape", False))
 
 
-def counts_up(index: Variable) -> int:
-    """Return n if an index is written 0, 1, ..., n - 1, by `numpy.arange` or PyTensor's; else 0."""
-    op = None if index.owner is None else index.owner.op
-    if isinstance(op, ARange) and all(isinstance(i, Constant) for i in index.owner.inputs):
-        start, stop, step = (int(i.data) for i in index.owner.inputs)
-        return stop if (start, step) == (0, 1) else 0
-    if not isinstance(index, Constant) or getattr(index.type, "ndim", 0) != 1:
-        return 0
-    n = len(index.data)
-    return n if index.type.dtype in discrete_dtypes and np.array_equal(index.data, np.arange(n)) else 0
-
-
-def row_position(node: Apply) -> int | None:
-    """Return the position of the index of the first axis, where arrays pick entries by several axes."""
-    at = {"AdvancedSubtensor": 1, "AdvancedIncSubtensor": 2}.get(type(node.op).__name__)
-    sliced = any(isinstance(entry, slice) for entry in getattr(node.op, "idx_list", None) or ())
-    return None if sliced else at
-
-
-def _own_rows(node: Apply, inputs: Sequence[Variable], num_records: int, rows: int) -> dict[int, Variable]:
-    """Return the index of ``x[np.arange(N), choice]`` for so many rows, by its position, if it is one.
-
-    It names each record's own row, so it is no number of the records.
-    """
+def _with_own_rows(node: Apply, inputs: list[Variable], num_records: int, rows: int) -> list[Variable]:
+    """Let the index of ``x[np.arange(N), choice]``, which names each record's own row, have so many rows."""
     at = row_position(node)
-    is_table_of_records = inputs[0] is not node.inputs[0] and inputs[0].type.shape[:1] == (rows,)  # type: ignore[attr-defined]
-    if at is None or not is_table_of_records or counts_up(node.inputs[at]) != num_records:
-        return {}
-    return {at: pt.arange(rows)}
+    if at is None or not numbers_rows(node.inputs[at], num_records):
+        return inputs
+    if inputs[0] is node.inputs[0] or inputs[0].type.shape[:1] != (rows,):  # type: ignore[attr-defined]
+        return inputs  # the table is not the records'
+    axes = range(1, node.inputs[at].type.ndim)  # type: ignore[attr-defined]
+    return [*inputs[:at], pt.expand_dims(pt.arange(rows), tuple(axes)), *inputs[at + 1 :]]
 
 
 def _rows_for(dim: Variable, num_records: int, rows: int) -> Variable:
@@ -202,8 +178,7 @@ def _rows_for_vector(shape: Variable, num_records: int, rows: int) -> Variable:
 
 def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, inline: bool) -> list[Variable]:
     op = node.op
-    for position, own in _own_rows(node, inputs, num_records, rows).items():
-        inputs[position] = own
+    inputs = _with_own_rows(node, inputs, num_records, rows)
     leading = getattr(node.outputs[0].type, "shape", (None,))[:1] == (num_records,)
     if (entries := _one_table(node, inputs)) is not None:
         return [entries]
@@ -245,7 +220,7 @@ def _one_table(node: Apply, inputs: Sequence[Variable]) -> Variable | None:
     all have length one, an entry at batch position b is ``T[z[b]]``: the entry at b of ``T[z]``.
     """
     core = getattr(node.op, "core_op", None)
-    if type(core).__name__ not in ("AdvancedSubtensor", "AdvancedSubtensor1"):
+    if type(core).__name__ not in LOOKING_UP:
         return None
     table, *indices = inputs
     signature: tuple[tuple[str, ...], ...] = getattr(node.op, "inputs_sig", ())

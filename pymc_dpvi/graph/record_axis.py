@@ -12,10 +12,10 @@ from pytensor.graph.replace import graph_replace
 from pytensor.raise_op import CheckAndRaise
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
+from pymc_dpvi.graph.indexing import numbers_rows, row_position
 from pymc_dpvi.graph.model_checks import global_dims, hint_of_orientation
 from pymc_dpvi.graph.private_constants import opaque_part
 from pymc_dpvi.graph.public_data import shown
-from pymc_dpvi.graph.rebuild import counts_up, row_position
 from pymc_dpvi.graph.selections import function_of_lengths
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, substituted, walk
 from pymc_dpvi.graph.units import Units
@@ -161,7 +161,8 @@ def find_record_arrays(
     """Return every array of leading length N behind likelihood, prior and initial values, and their dims.
 
     There are four exceptions: arrays declared public, arrays whose leading dim is a free variable's too (as
-    many groups as records, by chance), arrays that only the conditions of checks read, and numbers of rows.
+    many groups as records, by chance), arrays that only the conditions of checks read, and constants
+    0, 1, 2, ... that only number the rows.
     """
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
     found: list[Variable] = []
@@ -195,7 +196,7 @@ def _row_numbers(outputs: Iterable[Variable], num_records: int) -> set[Variable]
         if var.owner is not None:
             at = row_position(var.owner)
             for position, index in enumerate(var.owner.inputs):
-                names = position == at and isinstance(index, Constant) and counts_up(index) == num_records
+                names = position == at and isinstance(index, Constant) and numbers_rows(index, num_records)
                 (naming if names else otherwise).add(index)
     return naming - otherwise
 

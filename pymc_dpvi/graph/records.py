@@ -46,7 +46,7 @@ from pymc_dpvi.graph.model_checks import (
     refuse_discrete,
 )
 from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
-from pymc_dpvi.graph.private_constants import is_opaque_value, opaque_part, refuse_private_constants
+from pymc_dpvi.graph.private_constants import hides_numbers, refuse_private_constants
 from pymc_dpvi.graph.public_data import describe_public, public_variables
 from pymc_dpvi.graph.record_axis import describe_unit, find_record_arrays, find_record_axis
 from pymc_dpvi.graph.selections import refuse_masks
@@ -172,17 +172,13 @@ class RecordModel:
         return is_array(var) and var not in self.public and array_value(var).ndim > 0
 
     def _holds_data(self, var: Variable) -> bool:
-        """Whether `var` holds records, is their number, or hides what it holds (`opaque_part`)."""
+        """Whether `var` holds records, is their number, or hides what it holds."""
         held = {*self.arrays, *self.model.observed_RVs, *_lengths(self)}
         if self.local is not None:
             held.update(self.local.variables, self.local.values_of_model)
         if self.encoded is not None:
             held.update(self.encoded.held)
-        if var in held or getattr(var, "default_update", None) is not None:
-            return True
-        if var.owner is not None:
-            return var not in self.model.free_RVs and opaque_part(var.owner.op) is not None
-        return is_opaque_value(var)
+        return var in held or (var not in self.model.free_RVs and hides_numbers(var))
 
     @property
     def released_dims(self) -> frozenset[str]:

@@ -30,7 +30,7 @@ from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.graph.blocks import as_matrix
 from pymc_dpvi.graph.densities import Likelihood, rebuild_likelihood
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients, in_draws, put
-from pymc_dpvi.graph.model_checks import hint_of_loops
+from pymc_dpvi.graph.model_checks import hint_of_loops, hint_of_own_rows
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.selections import cuts_records, has_bounds
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
@@ -313,6 +313,7 @@ def _mixing(record: RecordModel, many: Likelihood, rows: Rows) -> str:
                 f"The first operation that mixes records is {_op_name(var)}{where}. Put in its place a "
                 "number that is known without these records (a known constant, not their mean: computed "
                 "from them in NumPy it would be released unprotected), or do it along an axis of one record."
+                + hint_of_own_rows(record.model, var.owner)
             )
     return (
         "One record enters another record's term. Write the likelihood so that each term uses its own "

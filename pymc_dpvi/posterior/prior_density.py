@@ -32,7 +32,7 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.graph.batched_ops import stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import Latents, prior_and_slope
-from pymc_dpvi.graph.private_constants import is_opaque_value, opaque_part
+from pymc_dpvi.graph.private_constants import hides_numbers
 from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
@@ -117,9 +117,7 @@ class Prior:
 
 
 def _is_known(record: RecordModel, var: Variable) -> bool:
-    if var.owner is not None:
-        return opaque_part(var.owner.op) is None
-    return not (is_opaque_value(var) or (isinstance(var, SharedVariable) and record.is_private(var)))
+    return not (hides_numbers(var) or (isinstance(var, SharedVariable) and record.is_private(var)))
 
 
 def _unconstrained(model: Any, rv: Variable) -> Variable:

@@ -21,8 +21,8 @@ and a digest of all that was written,
 where a line break stands before each text. If anything is off, the file is refused. This finds accidents:
 rows edited or removed by hand, a file cut short or mixed from two versions. It is no signature: whoever may
 write the file can make a consistent one. An older copy that is put back is consistent too, and forgets later
-charges. A budget that is open notices if it lacks what was there before; a new process cannot. So a budget
-file must not be restored from a backup, nor copied to be used twice.
+charges. A budget that is open notices if its file lacks what was there before; a new process cannot. So a
+budget file must not be restored from a backup, nor copied to be used twice.
 
 A connection lives for one operation only. A fork waits until no connection is open in this process, because a
 child must not inherit SQLite's locks and journals; the child opens its own.
