@@ -102,6 +102,7 @@ class Prior:
         return evaluate
 
     @cached_property
+    @quiet_pytensor()
     def compiled(self) -> Callable[[np.ndarray], list[np.ndarray]]:
         """PyTensor's function behind `density`, without loops over points or entries."""
         latents = self.latents
@@ -112,8 +113,7 @@ class Prior:
         value, slope = stacked(without_loops(vectorize_graph(one, swap)))
         value = pt.broadcast_to(value, (z.shape[0],))
         slope = pt.broadcast_to(slope, (z.shape[0], latents.size))
-        with quiet_pytensor():
-            return pm_compile([z], [value, slope], mode=fast_compile(), on_unused_input="ignore")
+        return pm_compile([z], [value, slope], mode=fast_compile(), on_unused_input="ignore")
 
 
 def _is_known(record: RecordModel, var: Variable) -> bool:

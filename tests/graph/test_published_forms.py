@@ -143,7 +143,7 @@ def test_several_entries_of_ones_own_row_may_be_picked(how: str, column: bool) -
 
 
 def test_a_number_of_the_row_among_the_records_is_explained() -> None:
-    """No entry of a pm.Data is looked at, so it may be anybody's row. Nothing is said where it is no cause."""
+    """No entry of a pm.Data is looked at, so it may be anybody's row. Elsewhere nothing is said."""
     text = r" If 'rows' does no more than number the rows, .* write np.arange\(n\) in its place"
     with picked(lambda x: pm.Data("rows", np.arange(N)), False), pytest.raises(PrivacyError, match=text):
         DPADVI(**METHOD)
@@ -169,11 +169,15 @@ PRIORS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("prior", PRIORS)
-def test_a_matrix_made_of_a_diagonal_may_stand_in_a_prior(prior: str) -> None:
-    """Its index is its own, and is refused nowhere."""
+def test_a_matrix_made_of_a_diagonal_may_stand_in_a_prior(
+    prior: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its index is its own, and is refused nowhere; nor does PyTensor say anything of its constants."""
     with areas(PRIORS[prior]):
-        approx = DPADVI(**METHOD).fit(3, progressbar=False, backend="python")
+        approx = DPADVI(**METHOD).fit(40, progressbar=False, backend="python")
+        approx.sample(2)
     assert all(np.isfinite(p.get_value()).all() for p in approx.params)
+    assert "Rewrite failure" not in caplog.text + "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("trailing", [(4,), (4, 7), (2, 5, 3)])
