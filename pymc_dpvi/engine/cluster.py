@@ -67,7 +67,7 @@ class Cluster:
     Raises
     ------
     ArgumentError
-        The arrays are not cut in the same way, or into blocks of unknown length.
+        The arrays are not cut in the same way.
     """
 
     def __init__(self, client: Any, arrays: Mapping[str, Any], dtypes: Sequence[np.dtype]) -> None:
@@ -230,10 +230,6 @@ def _check_blocks(name: str, array: Any, first: str, of_first: Any) -> None:
             "dask.array.from_zarr(...), or what else reads files on the workers."
         )
     lengths = array.chunks[0]
-    if any(not float(n).is_integer() for n in lengths):
-        raise ArgumentError(
-            f"records[{name!r}] has blocks of unknown length: call .compute_chunk_sizes() on it first."
-        )
     if any(len(c) > 1 for c in array.chunks[1:]):
         raise ArgumentError(
             f"records[{name!r}] is cut along another axis than that of the rows: give "

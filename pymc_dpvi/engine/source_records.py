@@ -96,8 +96,8 @@ class SourceRecords:
                 part = indices[first : first + step]
                 try:
                     with np.errstate(all="ignore"):  # of a lazy source, on a record
-                        found = np.asarray(source.rows(part))
-                    if found.shape != (len(part), *source.row_shape):
+                        found = source.rows(part)
+                    if np.shape(found) != (len(part), *source.row_shape):
                         raise TypeError("rows of another shape")
                     rows[first : first + step] = in_type(found, dtype)
                 except Exception as error:  # raised below, so that it is not chained

@@ -25,8 +25,10 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from importlib import import_module
 from itertools import pairwise
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,29 +54,71 @@ class Source(Protocol):
         """The type of an entry."""
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return the rows at `indices`: int64, ascending, all different, and at least one."""
+        """Return the rows at `indices`: int64, ascending, all different, and at least one.
+
+        Their type may be another one than `dtype`, and some entries masked.
+        """
 
 
 def in_type(found: Any, dtype: np.dtype) -> np.ndarray:
-    """Return what a source gave in the type that it had promised, entry by entry, whatever the entries are.
+    """Return what a source gave in the type that it had promised, entry by entry, whatever is beside it.
 
     The type of a part of a lazy array may turn on one record: pandas reads whole numbers with a gap as
-    floats, and with a word as objects. The other entries are the same in the promised type. What is none of
-    its numbers becomes NaN, or some number of the type. A TypeError for complex numbers.
+    floats, and truth values with a gap as objects. The other entries are the same in the promised type. A
+    gap, masked or not, is NaN; in a type without NaN it is the least number, and so is what the type does not
+    hold. A TypeError for text, dates and complex numbers: one word makes text of a whole column, and only
+    who read the file knows which numbers the others would have been.
     """
-    array = np.asarray(found)
-    if array.dtype.kind == "c":
-        raise TypeError("complex numbers")
-    if array.dtype.kind in "biuf":
-        with np.errstate(all="ignore"):
-            return array.astype(dtype, copy=False)
-    out = np.empty(array.shape, dtype)
-    for place in np.ndindex(array.shape):
-        try:
-            out[place] = array[place]
-        except Exception:
-            out[place] = np.nan if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min
+    array = found if isinstance(found, np.ma.MaskedArray) else np.asarray(found)
+    plain, masked = np.asarray(array), np.ma.getmaskarray(array) if np.ma.is_masked(array) else None
+    if plain.dtype.kind == "O":
+        out = np.empty(plain.shape, dtype)
+        for place in np.ndindex(plain.shape):
+            hidden = masked is not None and masked[place]
+            out[place] = in_type(np.nan if hidden else _number(plain[place]), dtype)
+        return out
+    if plain.dtype.kind not in "biuf":
+        raise TypeError("no real numbers")
+    if plain.dtype == dtype and masked is None:
+        return plain
+    with np.errstate(all="ignore"):
+        if dtype.kind == "f":
+            out, least = plain.astype(np.float64).astype(dtype), np.nan
+        else:
+            out, least = plain.astype(dtype), 0 if dtype.kind == "b" else np.iinfo(dtype).min
+            out[~_holds(dtype, plain)] = least
+    if masked is not None:
+        out[masked] = least
     return out
+
+
+def _number(entry: Any) -> Any:
+    """Return an object as one of NumPy's numbers, NaN if it says that something is missing."""
+    if entry is None or entry is np.ma.masked or type(entry).__name__ in ("NAType", "NaTType"):
+        return np.nan
+    if not isinstance(entry, Real | Decimal | np.bool_):
+        raise TypeError("no real numbers")
+    number = np.asarray(entry)
+    if number.dtype.kind != "O":
+        return number
+    try:
+        return float(entry)  # a long whole number, or a fraction
+    except OverflowError:
+        return np.inf
+
+
+def _holds(dtype: np.dtype, array: np.ndarray) -> np.ndarray:
+    """Say of each number whether a type of whole numbers, or of truth values, has it without its fraction."""
+    if dtype.kind == "b":
+        return ~np.isnan(array)
+    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    if array.dtype.kind == "f":  # low and high + 1 are powers of two
+        exact = array.astype(np.float64)
+        return (exact >= float(low)) & (exact < float(high + 1))
+    if array.dtype.kind == "b":
+        return np.ones(array.shape, np.bool_)
+    own = np.iinfo(array.dtype)
+    return (array >= max(low, int(own.min))) & (array <= min(high, int(own.max)))
 
 
 class _Array:
@@ -88,7 +132,8 @@ class _Array:
     dtype = property(lambda self: np.dtype(self._given.dtype))
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        return np.asarray(self._read(indices))
+        found: np.ndarray = self._read(indices)
+        return found
 
 
 def _by_part(
@@ -115,43 +160,51 @@ class _Dask:
     """
 
     def __init__(self, given: Any) -> None:
-        self._given = given
+        if any(not float(n).is_integer() for lengths in given.chunks for n in lengths):
+            raise ArgumentError("it has blocks of unknown length: call .compute_chunk_sizes() on it first")
         self.dtype = np.dtype(given.dtype)
         self.row_shape = tuple(int(n) for n in given.shape[1:])
         ends = np.cumsum([0, *given.chunks[0]])
-        self.num_rows, self._bounds, self._lengths = int(ends[-1]), ends[:-1], given.chunks[0]
+        self.num_rows, self._bounds = int(ends[-1]), ends[:-1]
+        self._chunks, self._blocks = given.chunks, given.to_delayed()
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
         out = np.empty((len(indices), *self.row_shape), dtype=self.dtype)
-        for place, part in self._blocks(indices):
+        for place, part in self._read(indices):
             out[place] = in_type(part, self.dtype)
         return out
 
     def parts(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return single numbers or words as they are, in the type of each block."""
-        return [part for _, part in self._blocks(indices)]
+        return [part for _, part in self._read(indices)]
 
-    def _blocks(self, indices: np.ndarray) -> list[tuple[tuple[slice, ...], np.ndarray]]:
-        """Read the blocks that have some of the rows; say where in these rows each belongs.
+    def _read(self, indices: np.ndarray) -> list[tuple[tuple[slice, ...], np.ndarray]]:
+        """Compute the blocks that have some of the rows; say where in these rows each belongs.
 
-        The last row of a block is read with them: a block that is shorter than its array says raises.
+        Blocks are made whole, and one is given up before the next is made.
         """
+        dask = import_module("dask")
+        picked = dask.delayed(_picked, pure=False, traverse=False)
         asked, places = [], []
-        tails = [_slices(lengths) for lengths in self._given.chunks[1:]]
+        tails = [_slices(lengths) for lengths in self._chunks[1:]]
         for k, rows, own in _parts_of(self._bounds, indices):
-            last = self._lengths[k] - 1
-            whole = own if own[-1] == last else np.append(own, last)
             for tail in np.ndindex(*map(len, tails)):
-                asked.append(self._given.blocks[(k, *tail)][whole])
+                block = (k, *tail)
+                shape = tuple(int(lengths[b]) for lengths, b in zip(self._chunks, block, strict=True))
+                asked.append(picked(self._blocks[block], own, shape))
                 places.append((rows, *(of_axis[t] for of_axis, t in zip(tails, tail, strict=True))))
-        computed = import_module("dask").compute(*asked, **_HERE)
-        out = []
-        for place, block, found in zip(places, asked, computed, strict=True):
-            part = np.asarray(found)
-            if part.shape != block.shape:
-                raise TypeError("a block of another shape than its array says")
-            out.append((place, part[: place[0].stop - place[0].start]))
-        return out
+        return list(zip(places, dask.compute(*asked, **_HERE), strict=True))
+
+
+def _picked(block: Any, rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return rows of a block, by their places, if it has as many as its array says.
+
+    With a row too few or too many, the later ones would be other records'.
+    """
+    found = block if isinstance(block, np.ma.MaskedArray) else np.asarray(block)
+    if found.shape != shape:
+        raise TypeError("a block of another shape than its array says")
+    return found[rows]
 
 
 def _slices(lengths: Sequence[int]) -> list[slice]:
@@ -278,8 +331,14 @@ def _of_numpy(given: np.ndarray) -> _Array:
 
 
 def parts_of(source: Source, indices: np.ndarray) -> list[np.ndarray]:
-    """Return rows in pieces, each in the type that it was read in: nothing is brought into another type."""
-    return source.parts(indices) if isinstance(source, _Dask) else [np.asarray(source.rows(indices))]
+    """Return rows in pieces, each in the type that it was read in: nothing is brought into another type.
+
+    A TypeError if one of them is masked.
+    """
+    parts = source.parts(indices) if isinstance(source, _Dask) else [source.rows(indices)]
+    if any(np.ma.is_masked(part) for part in parts):
+        raise TypeError("a row without an id")
+    return [np.asarray(part) for part in parts]
 
 
 def source_of(given: Any) -> Source:

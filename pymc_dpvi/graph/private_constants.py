@@ -91,8 +91,8 @@ _KNOWN_PACKAGES = frozenset({"pymc", "pymc_extras", "pytensor"})
 _CALLS_OUT = frozenset({"FromFunctionOp", "JAXOp"})
 #: Where classes above all others stand.
 _ABSTRACT = frozenset({"abc", "builtins", "typing"})
-#: Methods by which an operation that is given by a graph computes, or is differentiated.
-_COMPUTES = frozenset({"L_op", "fn", "grad", "infer_shape", "make_thunk", "perform", "pullback"})
+#: What an operation that is given by a graph is made of, which is looked at otherwise or holds no number.
+_MADE_OF = frozenset({"fgraph", "input_types", "output_types", "shared_inputs"})
 #: Packages whose objects are settings, not data, where an operation keeps them.
 _SETTINGS = _KNOWN_PACKAGES | {"builtins", "collections", "functools", "numpy", "pathlib", "types", "weakref"}
 #: Most numbers of a setting.
@@ -320,14 +320,32 @@ def _is_not_its_graph(op: OpFromGraph) -> bool:
     """Whether an operation that is given by a graph may compute something else, or have another derivative.
 
     Graphs are searched before they are differentiated, so what such a derivative brings in would be seen by
-    nobody. A class of the user's passes if it is a random variable by its graph alone.
+    nobody. A class of the user's passes if it is a random variable by its graph alone: it has a method of its
+    own only where PyTensor's class has none. An operation may have been changed after it was made.
     """
     known = _KNOWN_PACKAGES | _ABSTRACT
-    own = [k for k in type(op).__mro__ if k.__module__.partition(".")[0] not in known]
-    if isinstance(op, SymbolicRandomVariable):
-        return any(not _COMPUTES.isdisjoint(vars(k)) for k in own)
-    overrides = [v for name, v in vars(op).items() if name.endswith("_overrides")]
-    return bool(own) or any(isinstance(v, OpFromGraph) or _is_data(v, 3) for v in overrides)
+    own = [vars(k) for k in type(op).__mro__ if k.__module__.partition(".")[0] not in known]
+    if own and not isinstance(op, SymbolicRandomVariable):
+        return True
+    methods = {name for name in dir(OpFromGraph) if _computes(getattr(OpFromGraph, name))}
+    named = set(vars(op)).union(*own) - {"__init__", "__repr__", "__str__"}
+    if named & methods or op.kwargs.keys() - {"on_unused_input"}:
+        return True
+    held = {name: value for name, value in vars(op).items() if name not in _MADE_OF and value is not None}
+    given = [value for name, value in held.items() if name.endswith("_overrides")]
+    derived = [value for name, value in held.items() if name.startswith("_frozen_")]
+    return any(not _is_theirs(v) for v in given) or bool(derived and not given) or _is_data(held, 3)
+
+
+def _computes(attribute: Any) -> bool:
+    """Whether an attribute of a class is code: a method or a property."""
+    return callable(attribute) or isinstance(attribute, property | functools.cached_property)
+
+
+def _is_theirs(override: Any) -> bool:
+    """Whether a derivative is a function of PyTensor's or PyMC's."""
+    package = str(getattr(override, "__module__", "")).partition(".")[0]
+    return isinstance(override, FunctionType) and package in _KNOWN_PACKAGES
 
 
 def hides_numbers(var: Variable) -> bool:

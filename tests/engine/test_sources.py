@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import xarray as xr
 
 from pymc_dpvi.engine.read_ahead import _distinct
+from pymc_dpvi.engine.shards import hold
 from pymc_dpvi.engine.source_units import units_of
 from pymc_dpvi.engine.sources import in_type, source_of
 from pymc_dpvi.errors import ArgumentError
@@ -111,8 +114,8 @@ def blocks_of(*blocks: np.ndarray, lengths: tuple[int, ...] = (), dtype: str = "
 @pytest.mark.parametrize("wrap", [lambda a: a, xr.DataArray], ids=["dask", "xarray"])
 def test_a_row_is_the_same_whatever_is_read_with_it(wrap: Any) -> None:
     """Dask gives what it reads together the type of the first block: fractions in others were cut off."""
-    whole, words = np.arange(5), np.array([1, None, "x", 2.5], dtype=object)
-    source = source_of(wrap(blocks_of(whole, whole + 0.25, np.array([1.0, np.nan, 3.0]), words)))
+    whole, objects = np.arange(5), np.array([1, None, True, 2.5], dtype=object)
+    source = source_of(wrap(blocks_of(whole, whole + 0.25, np.array([1.0, np.nan, 3.0]), objects)))
     everything = np.arange(17)
     together = source.rows(everything)
     alone = np.concatenate([source.rows(everything[k : k + 1]) for k in everything])
@@ -123,11 +126,38 @@ def test_a_row_is_the_same_whatever_is_read_with_it(wrap: Any) -> None:
 
 def test_a_block_of_another_length_than_its_array_says_is_not_read() -> None:
     """Else every later row of the block would be another record's."""
-    source = source_of(blocks_of(np.arange(5.0), np.arange(4.0), np.arange(5.0), lengths=(5, 5, 5)))
-    assert source.rows(np.array([1, 12])).tolist() == [1.0, 2.0]
-    for row in (5, 7, 9):
-        with pytest.raises((ValueError, IndexError, TypeError)):
-            source.rows(np.array([row, 12]))
+    for block in (np.arange(4.0), np.arange(6.0), np.arange(5.0)[:, None]):
+        source = source_of(blocks_of(np.arange(5.0), block, np.arange(5.0), lengths=(5, 5, 5)))
+        assert source.rows(np.array([1, 12])).tolist() == [1.0, 2.0]
+        for row in (5, 7, 9):
+            with pytest.raises(TypeError, match="another shape"):
+                source.rows(np.array([row, 12]))
+
+
+def test_rows_of_a_block_are_counted_and_not_looked_up() -> None:
+    """A series is indexed by its labels, and a frame by its columns."""
+    pd = pytest.importorskip("pandas")
+    rows = np.array([1, 3])
+    series = pd.Series(Y[:5]).sort_values()
+    assert np.array_equal(source_of(blocks_of(series)).rows(rows), series.to_numpy()[rows])
+    da, dask = pytest.importorskip("dask.array"), pytest.importorskip("dask")
+    square = pd.DataFrame(X[:4, :1] + np.arange(4.0))
+    lazy = da.from_delayed(dask.delayed(square), shape=(4, 4), dtype="float64")
+    assert np.array_equal(source_of(lazy).rows(rows), square.to_numpy()[rows])
+
+
+def test_masked_entries_are_gaps() -> None:
+    """As netCDF4 gives them. What lies beneath a mask is no entry."""
+    masked = np.ma.array(np.arange(5.0), mask=[0, 1, 0, 0, 0])
+    for dtype, gap in (("float64", np.nan), ("float32", np.nan), ("int64", -(2**63)), ("uint8", 0)):
+        source = source_of(blocks_of(masked, masked.astype(object), dtype=dtype))
+        for rows in (np.arange(5), np.array([1, 3]), np.arange(5, 10)):
+            found = in_type(source.rows(rows), np.dtype(dtype))
+            expected = np.array([gap if n % 5 == 1 else n % 5 for n in rows], dtype=dtype)
+            np.testing.assert_array_equal(found, expected)
+    template = Units.by_codes(np.array([0, 1]), "person", None)
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        units_of("person", source_of(blocks_of(masked.astype("int64"), dtype="int64")), template)
 
 
 def test_ids_in_blocks_are_compared_exactly() -> None:
@@ -215,10 +245,12 @@ def test_parquet(tmp_path: Path) -> None:
 
 
 def test_the_type_of_a_part_tells_nothing_of_one_entry() -> None:
-    """As pandas reads a column: whole numbers, with a gap floats, with a word objects."""
+    """As pandas reads a column: whole numbers, with a gap floats, truth values with a gap objects."""
     whole = np.arange(20, 26)
-    for dtype in map(np.dtype, ("int32", "int64", "float64", "uint8")):
-        for entry in (np.nan, None, "n/a", 1e300, -1e300, 2**70, np.inf, "7", b"7", [1, 2], pd.NA, pd.NaT):
+    numbers = (np.nan, 1e300, -1e300, np.float64(1e300), 2**70, 10**400, np.inf, Decimal(3), True)
+    entries = (*numbers, None, pd.NA, pd.NaT, np.ma.masked)
+    for dtype in map(np.dtype, ("int32", "int64", "float32", "float64", "uint8")):
+        for entry in entries:
             for kind in ("float64", object):
                 if kind == "float64" and not isinstance(entry, float):
                     continue
@@ -228,9 +260,41 @@ def test_the_type_of_a_part_tells_nothing_of_one_entry() -> None:
                 assert found.dtype == dtype
                 np.testing.assert_array_equal(np.delete(found, 3), np.delete(whole, 3))
     assert np.isnan(in_type(np.array([1.0, None], dtype=object), np.dtype("float64"))[1])
-    assert in_type(np.array(["1.5", "x"]), np.dtype("float64"))[0] == 1.5
-    with pytest.raises(TypeError):
-        in_type(np.ones(2, dtype=complex), np.dtype("float64"))
+    days = np.array(["2020-01-01"], "M8[D]")
+    for block in (np.ones(2, complex), np.array(["1.5", "2"]), np.array([b"1"]), days, days - days):
+        for kind in (block.dtype, object):
+            with pytest.raises(TypeError):
+                in_type(block.astype(kind), np.dtype("float64"))
+
+
+def test_what_a_type_does_not_hold_is_one_number_wherever_it_stands() -> None:
+    """Of NaN as an unsigned number, compiled loops make another one than the loop over the rest."""
+    for dtype in map(np.dtype, ("int8", "uint8", "int32", "uint32", "int64", "uint64", "bool")):
+        least = 0 if dtype.kind == "b" else np.iinfo(dtype).min
+        for kind in ("float64", "float32", "int64", "uint64", "object"):
+            for entry in (np.nan, 1e20, -1e20, 2**62, -5, 300, 2**31, 2**63 - 1):
+                if kind.endswith("64") and "int" in kind and not 0 <= entry < 2**63:
+                    continue
+                given, expected = np.full(1, entry, kind)[0], least
+                if dtype.kind == "b":
+                    expected = not np.isnan(entry)
+                elif not np.isnan(entry) and np.iinfo(dtype).min <= int(given) <= np.iinfo(dtype).max:
+                    expected = int(given)
+                for rows in (1, 2, 3, 8, 33):
+                    found = set(in_type(np.full(rows, entry, dtype=kind), dtype).tolist())
+                    assert found == {expected}, (dtype, kind, entry)
+
+
+@pytest.mark.parametrize("entry", [1e300, np.ma.masked, None, np.nan, 2**70])
+def test_nothing_is_printed_of_an_entry(entry: Any) -> None:
+    objects = np.array([1.0, None, 2.0], dtype=object)
+    objects[1] = entry
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for dtype in ("float32", "float64", "uint8", "int64"):
+            in_type(objects, np.dtype(dtype))
+            assert not isinstance(hold([[objects]], [dtype], [()], [3]), str)
+    assert not said
 
 
 @pytest.mark.parametrize("empty", [False, True])
