@@ -569,6 +569,9 @@ def kept(reads: Any) -> Any:
     return state
 
 
+DETERMINISTIC = ("deterministic", "deterministic alone")
+
+
 def updated(place: str) -> pm.Model:
     with pm.Model() as model:
         x = pm.Data("x", X)
@@ -582,11 +585,13 @@ def updated(place: str) -> pm.Model:
             pm.Potential("p", b.sum() * kept(x))
         if place == "deterministic":
             pm.Deterministic("d", b + kept(x))
+        if place == "deterministic alone":
+            pm.Deterministic("d", kept(x))
     return model
 
 
 @pytest.mark.filterwarnings("ignore:Setting default_update")  # PyTensor 3
-@pytest.mark.parametrize("place", ["prior", "likelihood", "custom", "potential", "deterministic"])
+@pytest.mark.parametrize("place", ["prior", "likelihood", "custom", "potential", *DETERMINISTIC])
 def test_a_number_that_steps_would_update_is_refused(place: str) -> None:
     """Nothing in the graph shows that it reads the records: PyTensor updates it by itself."""
     with updated(place), pytest.raises(UnsupportedModelError, match="'state' has a default_update"):

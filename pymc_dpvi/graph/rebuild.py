@@ -153,7 +153,12 @@ def _with_own_rows(node: Apply, inputs: list[Variable], num_records: int, rows: 
     if at is None or not numbers_rows(node.inputs[at], num_records):
         return inputs
     if inputs[0] is node.inputs[0] or inputs[0].type.shape[:1] != (rows,):  # type: ignore[attr-defined]
-        return inputs  # the table is not the records'
+        if any(new is not old for new, old in zip(inputs[1:], node.inputs[1:], strict=True)):
+            raise NotSeparableError(
+                "Each record reads a row of its own of a table, as table[np.arange(n), k], and the table's rows "
+                "are not the records'. If it has a row for each record, leave it out of public_data=."
+            )
+        return inputs
     axes = range(1, node.inputs[at].type.ndim)  # type: ignore[attr-defined]
     return [*inputs[:at], pt.expand_dims(pt.arange(rows), tuple(axes)), *inputs[at + 1 :]]
 

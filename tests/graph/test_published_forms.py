@@ -104,6 +104,15 @@ def test_an_entry_of_ones_own_row_may_be_picked(second: bool) -> None:
     assert np.all(means == means[0])
 
 
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_a_table_with_a_row_for_each_record_is_not_public(rows: Callable[[Any], Any]) -> None:
+    with pm.Model():
+        x, choice = pm.Data("x", X), pm.Data("choice", CHOICE)
+        pm.Normal("y", x[rows(x), choice] * pm.Normal("b"), 1.0, observed=X[:, 0])
+        with pytest.raises(PrivacyError, match="leave it out of public_data="):
+            DPADVI(public_data=["x"], **METHOD)
+
+
 @pytest.mark.parametrize("rows", [np.arange(N)[::-1].copy(), (np.arange(N) + 1) % N], ids=["back", "next"])
 def test_an_entry_of_anothers_row_may_not(rows: Any) -> None:
     with picked(lambda x: rows, False), pytest.raises(PrivacyError):
