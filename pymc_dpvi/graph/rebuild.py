@@ -155,8 +155,8 @@ def _with_own_rows(node: Apply, inputs: list[Variable], num_records: int, rows: 
     if inputs[0] is node.inputs[0] or inputs[0].type.shape[:1] != (rows,):  # type: ignore[attr-defined]
         if any(new is not old for new, old in zip(inputs[1:], node.inputs[1:], strict=True)):
             raise NotSeparableError(
-                "Each record reads a row of its own of a table, as table[np.arange(n), k], and the table's rows "
-                "are not the records'. If it has a row for each record, leave it out of public_data=."
+                "Each record reads a row of its own of a table, as table[np.arange(n), k], and its rows are "
+                "not the records'. If the table has a row for each record, leave it out of public_data=."
             )
         return inputs
     axes = range(1, node.inputs[at].type.ndim)  # type: ignore[attr-defined]
