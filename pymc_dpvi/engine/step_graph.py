@@ -48,7 +48,7 @@ from pymc_dpvi.graph.gradients import (
     prior_gradients,
     vanilla_gradients,
 )
-from pymc_dpvi.graph.private_constants import hides_numbers
+from pymc_dpvi.graph.opaque import hides_numbers
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.guide.whole import Family

@@ -9,8 +9,8 @@ is refused.
 ==================  ==========================================================================================
 what is checked     `records.build_record_model` is the list, in order. The checks: `public_data`,
                     `model_checks`, `selections`, `record_axis`, `precomputed`, `private_constants` (with
-                    `scalar_constants`, `unrolled_loops`, `shape_constants`), `guards`; then `start`, and
-                    `separability` against the model itself, on `synthetic_records`
+                    `opaque`, `scalar_constants`, `unrolled_loops`, `shape_constants`), `guards`, then
+                    `start`; and `separability` against the model itself, on `synthetic_records`
 the graphs          `densities`, with `rebuild`, `marginalised` and `traversal`
 gradients           `gradients`, by a family's parameters (`guide`) too; factored where that is shorter
                     (`factoring`, `blocks`), without loops over a batch (`batched_ops`)

@@ -14,7 +14,7 @@ from pytensor.raise_op import CheckAndRaise
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.indexing import numbers_rows, row_position
 from pymc_dpvi.graph.model_checks import global_dims, hint_of_orientation
-from pymc_dpvi.graph.private_constants import opaque_part
+from pymc_dpvi.graph.opaque import opaque_part
 from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.selections import function_of_lengths
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, substituted, walk

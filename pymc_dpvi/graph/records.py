@@ -45,8 +45,9 @@ from pymc_dpvi.graph.model_checks import (
     record_potentials,
     refuse_discrete,
 )
+from pymc_dpvi.graph.opaque import hides_numbers
 from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
-from pymc_dpvi.graph.private_constants import hides_numbers, refuse_private_constants
+from pymc_dpvi.graph.private_constants import refuse_private_constants
 from pymc_dpvi.graph.public_data import describe_public, public_variables
 from pymc_dpvi.graph.record_axis import describe_unit, find_record_arrays, find_record_axis
 from pymc_dpvi.graph.selections import refuse_masks

@@ -32,7 +32,7 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.graph.batched_ops import stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import Latents, prior_and_slope
-from pymc_dpvi.graph.private_constants import hides_numbers
+from pymc_dpvi.graph.opaque import hides_numbers
 from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function

@@ -15,7 +15,7 @@ from pytensor.graph.replace import graph_replace
 from zoo import ZOO
 
 from pymc_dpvi.errors import UnsupportedModelError
-from pymc_dpvi.graph import private_constants
+from pymc_dpvi.graph import opaque
 from pymc_dpvi.graph.blocks import as_matrix
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients, vanilla_gradients
 from pymc_dpvi.graph.records import RecordModel, build_record_model
@@ -191,9 +191,7 @@ def test_a_gradient_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPat
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", Opaque()(mu) * pm.Data("x", np.ones(8)), 1.0, observed=np.zeros(8))
     # An operation that is not PyTensor's is refused earlier; one of PyTensor's may have no gradient either.
-    monkeypatch.setattr(
-        private_constants, "_KNOWN_PACKAGES", {Opaque.__module__, *private_constants._KNOWN_PACKAGES}
-    )
+    monkeypatch.setattr(opaque, "_KNOWN_PACKAGES", {Opaque.__module__, *opaque._KNOWN_PACKAGES})
     record = build_record_model(model)
     latents, start = latents_of(model)
     with pytest.raises(UnsupportedModelError, match="no gradient"):

@@ -27,7 +27,7 @@ from pytensor.typed_list import length as list_length
 from scipy.interpolate import InterpolatedUnivariateSpline
 
 from pymc_dpvi import UnsupportedModelError
-from pymc_dpvi.graph.private_constants import is_opaque_value, opaque_part
+from pymc_dpvi.graph.opaque import is_opaque_value, opaque_part
 from pymc_dpvi.graph.records import RecordModel, build_record_model
 from pymc_dpvi.posterior.approximation import DPMeanField
 
