@@ -3,7 +3,10 @@
 ``python benchmarks/scale.py`` measures
 
 * *threads*: seconds of a step in one compiled call, and with ``cores=1`` and ``cores=2``, in turn, for a wide
-  logistic regression, a full batch as large as Adult, a small model, and a network (784-1000-10);
+  logistic regression, a full batch as large as Adult, a small model, and a network (784-1000-10). Beside
+  them stands what the machine has to give: the seconds of a step in one compiled call while another process
+  takes the same steps. Two processes share no work, no lock and no barrier, so their gain, twice the seconds
+  alone over the seconds beside another, is the most that two threads could gain;
 * *cluster*: seconds of a step with ``client=`` on two workers of a ``LocalCluster``, and on one thread, for
   batches of different sizes: what a round costs, and from which size on two workers are faster.
 
@@ -15,10 +18,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -107,7 +111,7 @@ class Steps:
         return (last - first) / (self.at_once - 1)
 
 
-def in_turn(variants: dict[str, Steps]) -> dict[str, float]:
+def in_turn(variants: Mapping[str, Steps | Beside]) -> dict[str, float]:
     """Return the median seconds of a step of each variant."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(TURNS):
@@ -116,18 +120,68 @@ def in_turn(variants: dict[str, Steps]) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
+class Beside:
+    """Steps of one compiled call, while a process of its own takes the same steps."""
+
+    def __init__(self, problem: str, alone: Steps) -> None:
+        self._alone = alone
+        context = multiprocessing.get_context("spawn")
+        self._wanted, self._busy = context.Event(), context.Event()
+        self._process = context.Process(
+            target=_keep_busy, args=(problem, self._wanted, self._busy), daemon=True
+        )
+        self._process.start()
+        self._busy.wait()
+        self._wait_until(busy=False)
+
+    def _wait_until(self, busy: bool) -> None:
+        while self._busy.is_set() is not busy:
+            time.sleep(0.01)
+
+    def time(self) -> float:
+        """Return the seconds of a step, the mean of many."""
+        self._wanted.set()
+        self._wait_until(busy=True)
+        found = self._alone.time()
+        assert self._busy.is_set(), "the other process ended"
+        self._wanted.clear()
+        self._wait_until(busy=False)
+        return found
+
+    def close(self) -> None:
+        """End the other process."""
+        self._process.terminate()
+        self._process.join()
+
+
+def _keep_busy(problem: str, wanted: Any, busy: Any) -> None:
+    """Take steps of a problem whenever they are wanted."""
+    make, kwargs = THREADS[problem]
+    steps = Steps(make(), None, **kwargs)
+    busy.set()
+    while True:
+        if not wanted.is_set():
+            busy.clear()
+            wanted.wait()
+            busy.set()
+        steps.time()
+
+
 def threads() -> dict[str, dict[str, float]]:
-    """Measure steps in one call, and on one and two threads."""
+    """Measure steps in one call, on one and two threads, and beside another process."""
     found = {}
-    print(f"{'':52} one call   cores=1   cores=2   one call / cores=2")
+    print(f"{'':52} one call   cores=1   cores=2    beside    gain   most")
     for problem, (make, kwargs) in THREADS.items():
         build = make()
-        variants = {"one call": Steps(build, None, **kwargs)}
+        alone = Steps(build, None, **kwargs)
+        other = Beside(problem, alone)
+        variants: dict[str, Steps | Beside] = {"one call": alone}
         variants |= {f"cores={n}": Steps(build, n, **kwargs) for n in (1, 2)}
-        found[problem] = in_turn(variants)
+        found[problem] = in_turn({**variants, "beside another process": other})
+        other.close()
         texts = "  ".join(f"{1e3 * seconds:5.2f} ms" for seconds in found[problem].values())
-        gain = found[problem]["one call"] / found[problem]["cores=2"]
-        print(f"{problem:52} {texts}   {gain:.2f}", flush=True)
+        one, _, two, beside = found[problem].values()
+        print(f"{problem:52} {texts}   {one / two:.2f}   {2 * one / beside:.2f}", flush=True)
     return found
 
 
