@@ -9,11 +9,13 @@ What it must never do: let an id, the number of persons or of anybody's rows int
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pymc_dpvi.engine.sources import Source, parts_of
 from pymc_dpvi.errors import ArgumentError
-from pymc_dpvi.graph.units import Units, codes_of
+from pymc_dpvi.graph.units import Units, codes_of, is_integer
 from pymc_dpvi.redaction import shielded
 
 __all__ = ["BY_NAME", "Unread", "units_of"]
@@ -60,7 +62,7 @@ def units_of(name: str, source: Source, template: Units) -> Units:
                 rows = np.arange(first, min(first + _AT_ONCE, length))
                 # Ids are compared exactly: of floats among them no whole number is made.
                 parts += parts_of(source, rows)
-            return codes_of(np.concatenate(parts), template.words, length)
+            return codes_of(_joined(name, parts, source.dtype), template.words, length)
         except MemoryError:  # its text tells how many rows there are; raised below, not chained
             return None
 
@@ -73,3 +75,29 @@ def units_of(name: str, source: Source, template: Units) -> Units:
         )
     held = {"source": template.source, "ids": template.ids}
     return Units.by_codes(codes, template.words, template.max_rows, **held)
+
+
+def _joined(name: str, parts: Sequence[np.ndarray], promised: np.dtype) -> np.ndarray:
+    """Put parts of the ids together, if all of them are what the source says: integers, or strings.
+
+    A part whose type was inferred turns on one id: with a word among them, whole numbers are read as text,
+    where 001 is not 1. NumPy would make text of the other parts too.
+    """
+    integers = promised.kind in "iu"
+    wanted = "integers" if integers else "strings"
+    if promised.kind in "iuUO" and not all(_are(part, integers) for part in parts):
+        raise ArgumentError(
+            f"records[{name!r}] has ids of the type {promised}, and some part of them holds others than "
+            f"{wanted}, or rows without an id. Read all ids as one type, such as pandas.read_csv(..., "
+            f"dtype={{{name!r}: str}}), say that type to dask, and drop the rows without an id."
+        )
+    if len({part.dtype.kind for part in parts}) > 1:
+        parts = [part.astype(object) for part in parts]  # of signed and unsigned, NumPy makes floats
+    return np.concatenate(parts)
+
+
+def _are(ids: np.ndarray, integers: bool) -> bool:
+    """Whether all ids of a part are integers, or all strings."""
+    if ids.dtype.kind == "O":
+        return all(is_integer(i) if integers else isinstance(i, str) for i in ids)
+    return ids.dtype.kind in ("iu" if integers else "U")

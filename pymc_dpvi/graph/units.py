@@ -27,7 +27,7 @@ from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
-__all__ = ["Units", "codes_of", "find_units", "refuse_axes_over_units"]
+__all__ = ["Units", "codes_of", "find_units", "is_integer", "refuse_axes_over_units"]
 
 _EXAMPLE = (
     "Type unit='person' for a pm.Data of the model with one id per row, or unit=ids for an array of them."
@@ -214,7 +214,7 @@ def _objects(ids: Any) -> np.ndarray:
 
 def _codes_of_objects(ids: np.ndarray) -> np.ndarray:
     """As `codes_of` for ids that are Python objects: all strings, or all integers, by their equality."""
-    kinds = {str if isinstance(i, str) else int if _is_integer(i) else type(i) for i in ids}
+    kinds = {str if isinstance(i, str) else int if is_integer(i) else type(i) for i in ids}
     if kinds not in ({str}, {int}):
         strange = sorted(k.__name__ for k in kinds - {str, int}) or ["both strings and integers"]
         raise ArgumentError(
@@ -225,7 +225,8 @@ def _codes_of_objects(ids: np.ndarray) -> np.ndarray:
     return np.array([number.setdefault(i, len(number)) for i in ids], dtype=np.int64)
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
+    """Whether an id is a whole number, of Python's or NumPy's; True and False are none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 

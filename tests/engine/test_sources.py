@@ -161,14 +161,46 @@ def test_masked_entries_are_gaps() -> None:
 
 
 def test_ids_in_blocks_are_compared_exactly() -> None:
-    """One row without an id makes floats of a block, and long whole numbers would be rounded and merged."""
+    """Of signed and unsigned numbers NumPy makes floats, and long ones would be rounded and merged."""
     template = Units.by_codes(np.array([0, 1]), "person", None)
     ids = 10**17 + np.arange(6)
     whole = source_of(blocks_of(ids[:3], ids[3:].astype(object), dtype="int64"))
+    assert len(units_of("person", whole, template)) == 6
     assert len(units_of("person", source_of(blocks_of(ids[:3], ids[3:], dtype="int64")), template)) == 6
-    with pytest.raises(ArgumentError, match="found floats"):
-        units_of("person", source_of(blocks_of(ids[:3], ids[3:].astype(float), dtype="int64")), template)
     assert len(whole.parts(np.arange(6))) == 2  # type: ignore[attr-defined]
+    large = np.array([2**53 + 1, 2**53]), np.array([2**63, 5], dtype="uint64")
+    assert len(units_of("person", source_of(blocks_of(*large, dtype="int64")), template)) == 4
+
+
+NUMBERS, WORDS = np.array([1, 2, 3]), np.array(["1", "2", "x"])
+MIXED: dict[str, tuple[str, np.ndarray, np.ndarray]] = {
+    "floats": ("int64", NUMBERS, NUMBERS.astype(float)),
+    "truth values": ("int64", NUMBERS, NUMBERS > 1),
+    "words": ("int64", NUMBERS, WORDS),
+    "words alone": ("int64", WORDS, WORDS),
+    "words as objects": ("int64", NUMBERS, WORDS.astype(object)),
+    "an id that is missing": ("int64", NUMBERS, np.array([1, None, 3], dtype=object)),
+    "numbers": ("object", WORDS.astype(object), NUMBERS),
+    "numbers alone": ("object", NUMBERS, NUMBERS),
+    "a word that is missing": ("object", WORDS, np.array(["1", np.nan, "x"], dtype=object)),
+    "bytes": ("object", WORDS, WORDS.astype("S1")),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_ids_are_all_of_the_type_that_the_array_says(case: str) -> None:
+    """Read as text by one word among them, 001 is another id than 1, and a person falls into two."""
+    dtype, *blocks = MIXED[case]
+    template = Units.by_codes(np.array([0, 1]), "person", None)
+    for order in (blocks, blocks[::-1]):
+        with pytest.raises(ArgumentError, match=f"ids of the type {dtype}, and some part"):
+            units_of("person", source_of(blocks_of(*order, dtype=dtype)), template)
+
+
+def test_ids_may_be_words_in_arrays_of_two_kinds() -> None:
+    template = Units.by_codes(np.array([0, 1]), "person", None)
+    source = source_of(blocks_of(WORDS, WORDS.astype(object), dtype="object"))
+    assert len(units_of("person", source, template)) == 3
 
 
 def arrow() -> Any:

@@ -143,7 +143,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "one person": (np.zeros(N, dtype=int), "All rows have the same 'person'"),
     "broken": (Broken(), "OSError was raised. Nothing is spent"),
     "too large": (TooLarge(), "no room in memory for the ids"),
-    "a missing id": (np.array(["a", None] * (N // 2) + ["b"], dtype=object), "none missing"),
+    "a missing id": (np.array(["a", None] * (N // 2) + ["b"], dtype=object), "without an id"),
 }
 
 
