@@ -110,15 +110,17 @@ def log_earlier_fit(earlier: PrivacyReport | None, cost: PrivacyRun) -> None:
         )
 
 
-def log_no_records(clip: RunningClip | None, mechanism: Mechanism) -> None:
+def log_no_records(clip: RunningClip | None, mechanism: Mechanism, by_unit: bool) -> None:
     """Log that a run's noisy counts, which are released, tell of no record where they would see `_SEEN`.
 
     Their numbers are left out: what a fit says is the same for all data but at that edge.
     """
     found = clip and clip.records_and_noise(mechanism.noise_multiplier, mechanism.sampler.sampling_prob)
     if found and found[0] < 4.0 * found[1] <= _SEEN:
+        one, many = ("person", "persons") if by_unit else ("record", "records")
         _logger.warning(
-            "The private counts of this fit tell of no record with a finite gradient, so the result is the "
-            "prior. If there are more than two hundred records, look for NaN in the predictors, and try the "
-            "model on made-up data (model.point_logps()): a log-density or its gradient is not finite there."
+            f"The private counts of this fit tell of no {one} with a finite gradient, and the result may be "
+            f"the prior. With at most two hundred {many}, their noise may be why. Else look for NaN in the "
+            "predictors, and try the model on made-up data (model.point_logps()): a log-density or its "
+            "gradient is not finite there."
         )

@@ -261,7 +261,7 @@ class Runs:
                     if done > averages_from(n):
                         self._average(step)
         step.raise_failed()  # if an interrupt came while the bar was closed
-        log_no_records(step.running_clip, last.mechanism)
+        log_no_records(step.running_clip, last.mechanism, self._record.units is not None)
 
     def _make_steps(self, last: _LastFit, streams: Streams, n: int, bar: Bar) -> None:
         """Make `n` steps, show how far they are, and call the callbacks."""

@@ -135,8 +135,9 @@ def rebuild_likelihood(
             raise NotSeparableError(
                 f"The log-density of '{name}' for {rows} record(s) does not have one entry per record. An "
                 "array whose leading length is the number of records did not follow "
-                "the records: give it to the model as data (pm.Data(name, array, dims=...)), or drop the "
-                "fixed length from pt.zeros, pt.ones, reshape or shape=."
+                "the records: give it to the model as data (pm.Data(name, array, dims=...)), and to a "
+                "pm.CustomDist as an argument, logp=lambda value, ..., array; or drop the fixed length from "
+                "pt.zeros, pt.ones, reshape or shape=."
             )
     made = tuple(new), tuple(derived), tuple(of_local)
     return Likelihood(factors, tuple(placeholders), memo, free, *made)

@@ -61,7 +61,14 @@ __all__ = ["refuse_private_constants", "says_nothing"]
 _AXIS_ADVICE = (
     "If that axis holds records, transpose the array so that they run along the first axis only; if the "
     "length is the same by chance, put the array into pm.Data(name, ..., dims=...) and give that axis "
-    "the dim of a free variable, or name it in public_data=[...] if everybody may know it."
+    "the dim of a free variable, or name it in public_data=[...] if everybody may know it. An array that a "
+    "logp= or dist= function brings along has to be an argument of pm.CustomDist."
+)
+
+_LAG = (
+    " A slice of the outcomes, such as y[:-1], is a lag: each value then stands in two rows, of which one is "
+    "all that is protected. Take lags within each person, as columns, and say unit= (the user guide, "
+    "'Several rows of one person')."
 )
 
 _MANY = (
@@ -153,7 +160,7 @@ def refuse_private_constants(
                 raise UnsupportedModelError(
                     f"The pm.Data '{var.name}' enters the {where} but is not indexed by records, so nothing "
                     f"protects it. If everybody may know it, say public_data=['{var.name}']; if it holds "
-                    "personal data, expand it to one row per record."
+                    "personal data, expand it to one row per record." + _LAG * _is_sliced(var, found)
                 )
             if isinstance(var, SharedVariable) or (strict and not is_grid(array_value(var))):
                 raise UnsupportedModelError(
@@ -173,6 +180,12 @@ def refuse_private_constants(
         raise UnsupportedModelError(_MANY.format("data-free Potential " + _names(data_free)))
     if spells_data(walk([prior, *own, *start], into_size=True, columns_of=held), [model.free_RVs]):
         raise UnsupportedModelError(_MANY.format("prior"))
+
+
+def _is_sliced(var: Variable, found: Sequence[Variable]) -> bool:
+    """Whether a part of an array is taken by a slice, as in ``y[:-1]``."""
+    nodes = [v.owner for v in found if v.owner is not None]
+    return any(type(node.op).__name__ == "Subtensor" and node.inputs[0] is var for node in nodes)
 
 
 def _refuse_closure(rv: Variable, public: Collection[Variable], held: Collection[Variable]) -> None:

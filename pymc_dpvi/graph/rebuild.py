@@ -48,7 +48,14 @@ from pymc_dpvi.graph.traversal import walk
 
 __all__ = ["fold_shapes", "is_static_shape", "resize_records", "with_leading_indices"]
 
-_LOOP = " A loop (pytensor.scan) over the entries of one row can be written out, as a loop in Python."
+_LOOP = (
+    "A loop (pytensor.scan) over records mixes them; one over the entries of one row can be written out, as a "
+    "loop in Python."
+)
+_MIXES = (
+    "It probably mixes records, or uses an array whose leading length equals the number of records by chance; "
+    "if so, put that array into pm.Data(name, ..., dims=...) with its own dim, or name it in public_data=[...]."
+)
 
 
 def resize_records(
@@ -108,11 +115,7 @@ def resize_records(
             raise NotSeparableError(
                 f"{describe(var)} cannot be written for one record at a time: the operation "
                 f"{type(node.op).__name__} does not work on fewer records than it was built with "
-                f"({failure}). It probably mixes records, or uses an array whose leading "
-                "length equals the number of records by chance; if so, put that array into "
-                "pm.Data(name, ..., dims=...) with its own dim, or name it in public_data=[...]."
-                + _LOOP
-                * isinstance(node.op, Scan)
+                f"({failure}). " + (_LOOP if isinstance(node.op, Scan) else _MIXES)
             )
         for old, fresh in zip(olds, new, strict=True):
             if fresh.name is None:

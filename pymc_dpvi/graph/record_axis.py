@@ -38,7 +38,9 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
         if value.type.ndim == 0 or not roots:
             raise UnsupportedModelError(
                 f"The observed variable '{rv.name}' is a single number (a scalar), so there are no "
-                "records along a leading axis. Observe an array with one row per record."
+                "records along a leading axis. Observe an array with one row per record. If it is no data "
+                "but holds parameters together, such as a sum near zero, write it as a "
+                "pm.Potential('c', pm.logp(pm.Normal.dist(0, 0.01), b.sum())), or use pm.ZeroSumNormal."
             )
         length = value.type.shape[0]
         lengths[rv.name] = _length(value, rv.name) if length is None else length
@@ -104,10 +106,11 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
     if len(set(lengths.values())) > 1:
         raise UnsupportedModelError(
             f"The observed variables {sorted(lengths)} have different lengths, so one row is not one "
-            "record. Bring them to one row per person (for example one matrix with a column each), or "
-            "put the tables one under the other, with unit= (the user guide, 'Several tables'), or "
-            "fit them separately and add up the privacy costs. Rows that are censored belong to the others: "
-            f"pm.Censored takes both in one variable.{hint_of_orientation(model)}"
+            "record. Groups of other people, as in an A/B test, are one variable with all outcomes, and "
+            "parameters by the group, mu[group]. Rows that are censored belong to the others: pm.Censored "
+            "takes both in one variable. What one person did goes into one row (for example a matrix with a "
+            "column each), or into tables one under the other, with unit= (the user guide, 'Several "
+            f"tables'). Or fit them separately and add up the privacy costs.{hint_of_orientation(model)}"
         )
     num_records = next(iter(lengths.values()))
     if num_records < 2:

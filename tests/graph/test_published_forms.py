@@ -104,6 +104,43 @@ def test_an_entry_of_ones_own_row_may_be_picked(second: bool) -> None:
     assert np.all(means == means[0])
 
 
+def lagged(m: pm.Model) -> None:
+    pm.Normal("y", pm.Normal("r") * pm.Data("series", X[:, 0])[:-1], 1.0, observed=X[1:, 0])
+
+
+def by_closure(m: pm.Model) -> None:
+    bring = pm.Data("x", X[:, 1])
+    pm.CustomDist("y", pm.Normal("b"), logp=lambda v, b: -((v - b * bring) ** 2), observed=X[:, 0])
+
+
+def two_groups(m: pm.Model) -> None:
+    mu = pm.Normal("mu", shape=2)
+    pm.Normal("one", mu[0], 1.0, observed=X[:, 0])
+    pm.Normal("other", mu[1], 1.0, observed=X[:9, 0])
+
+
+def soft_sum(m: pm.Model) -> None:
+    b = pm.Normal("b", shape=3)
+    pm.Normal("sum", b.sum(), 0.01, observed=0.0)
+    pm.Normal("y", pm.Data("x", X) @ b, 1.0, observed=X[:, 0])
+
+
+ADVICE: dict[str, tuple[Callable[[pm.Model], None], str]] = {
+    "lag": (lagged, "each value then stands in two rows"),
+    "closure": (by_closure, "an argument of pm.CustomDist"),
+    "groups": (two_groups, r"mu\[group\]"),
+    "constraint": (soft_sum, "holds parameters together"),
+}
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_what_to_write_instead(case: str) -> None:
+    build, text = ADVICE[case]
+    with pm.Model() as model, pytest.raises(UnsupportedModelError, match=text):
+        build(model)
+        DPADVI(**METHOD)
+
+
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 def test_a_table_with_a_row_for_each_record_is_not_public(rows: Callable[[Any], Any]) -> None:
     with pm.Model():
