@@ -49,12 +49,13 @@ from pymc_dpvi.graph.traversal import walk
 __all__ = ["fold_shapes", "is_static_shape", "resize_records", "with_leading_indices"]
 
 _LOOP = (
-    "A loop (pytensor.scan) over records mixes them; one over the entries of one row can be written out, as a "
-    "loop in Python."
+    "A loop (pytensor.scan) over records mixes them; one over the entries of one row can be written out, as "
+    "a loop in Python."
 )
 _MIXES = (
-    "It probably mixes records, or uses an array whose leading length equals the number of records by chance; "
-    "if so, put that array into pm.Data(name, ..., dims=...) with its own dim, or name it in public_data=[...]."
+    "It probably mixes records, or uses an array whose leading length equals the number of records by "
+    "chance; if so, put that array into pm.Data(name, ..., dims=...) with its own dim, or name it in "
+    "public_data=[...]."
 )
 
 
