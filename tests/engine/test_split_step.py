@@ -278,20 +278,49 @@ def test_cores_needs_noise_that_pieces_fit_in() -> None:
 
 
 def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    four = threads.Threads(4)
-    submit, begun = threads.ThreadPoolExecutor.submit, []
+    four, start, begun = threads.Threads(4), threading.Thread.start, []
 
-    def once(self: Any, work: Any) -> Any:
+    def once(self: threading.Thread) -> None:
         if begun:
             raise RuntimeError("can't start new thread")
-        begun.append(submit(self, work))
-        return begun[0]
+        begun.append(self)
+        start(self)
 
-    monkeypatch.setattr(threads.ThreadPoolExecutor, "submit", once)
+    monkeypatch.setattr(threading.Thread, "start", once)
     with pytest.raises(RuntimeError, match="new thread"):
-        four._all_begun()
-    with pytest.raises(threading.BrokenBarrierError):
-        begun[0].result(5.0)
+        four.each(int, 4)
+    begun[0].join(5.0)
+    assert not begun[0].is_alive()
+
+
+@pytest.mark.parametrize("looks", [0, 1 << 20])
+def test_threads_share_work_and_hand_on_what_is_raised(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they are awake or asleep when work comes."""
+    monkeypatch.setattr(threads, "_LOOKS", looks)
+    monkeypatch.setattr(threads, "available_cores", lambda: 3)
+    three, caller = threads.Threads(3), threading.current_thread()
+    all_there = threading.Barrier(3)
+
+    def who() -> threading.Thread:
+        all_there.wait(5.0)
+        return threading.current_thread()
+
+    def fails() -> None:
+        if who() is not caller:
+            raise MemoryError("of a thread")
+
+    for _ in range(50):
+        assert len(set(three.each(who, 9))) == 3
+    with pytest.raises(MemoryError, match="of a thread"):
+        three.each(fails, 9)
+    assert len(set(three.each(who, 9))) == 3
+    all_there = threading.Barrier(2)
+    assert len(three.each(who, 2)) == 2 and three.each(lambda: 1, 1) == [1]
+    helpers = set(three._helpers)
+    three.close()
+    for helper in helpers:
+        helper._thread.join(5.0)
+        assert not helper._thread.is_alive()
 
 
 @pytest.mark.turns
