@@ -229,7 +229,8 @@ def main() -> None:
         if args.only in (None, name):
             found[name] = part()
     if args.write:
-        FIGURE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        earlier = json.loads(FIGURE.read_text(encoding="utf-8"))
+        FIGURE.write_text(json.dumps({**earlier, **found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
