@@ -158,8 +158,12 @@ class Threads:
         if self.cores > 1 and not self._helpers:
             self._begin_all()
         others = self._helpers[: max(0, pieces - 1)]
-        for other in others:
-            other.give(work)
+        try:
+            for other in others:
+                other.give(work)
+        except BaseException:  # an interrupt: one may have work, and no bell have been rung
+            self.close()
+            raise
         failed: BaseException | None = None
         results = []
         for result in (work, *(other.result for other in others)):
@@ -168,6 +172,7 @@ class Threads:
             except BaseException as error:
                 failed = error
         if failed is not None:
+            self.close()  # an interrupt may have left a thread at work
             raise failed
         return results
 

@@ -293,6 +293,10 @@ def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.Monkey
     assert not begun[0].is_alive()
 
 
+def _interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("looks", [0, 1 << 20])
 def test_threads_share_work_and_hand_on_what_is_raised(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are awake or asleep when work comes."""
@@ -314,6 +318,12 @@ def test_threads_share_work_and_hand_on_what_is_raised(looks: int, monkeypatch: 
     with pytest.raises(MemoryError, match="of a thread"):
         three.each(fails, 9)
     assert len(set(three.each(who, 9))) == 3
+    helpers = set(three._helpers)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threads.Bell, "ring", _interrupted)
+        three.each(who, 9)
+    for helper in helpers:  # ended, or without a bell
+        helper._given.ring()
     all_there = threading.Barrier(2)
     assert len(three.each(who, 2)) == 2 and three.each(lambda: 1, 1) == [1]
     helpers = set(three._helpers)
