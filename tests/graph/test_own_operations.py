@@ -151,6 +151,21 @@ def test_an_operation_that_is_not_its_graph_is_not_released(how: str) -> None:
         assert list(approx.sample(2)["posterior"].data_vars) == ["b"] and approx.withheld == ("d",)
 
 
+def test_an_operation_that_was_used_before_passes() -> None:
+    """PyTensor keeps its compiled graph and its derivative with it."""
+    inside = pt.vector(shape=(2,))
+    op = OpFromGraph([inside], [1.0 * inside])
+    op.perform(None, [np.ones(2)], [[None]])
+    pytensor.grad(op(inside).sum(), inside)
+    with pm.Model():
+        b = pm.Normal("b", shape=2)
+        pm.Deterministic("d", op(b))
+        pm.Potential("p", -(op(b).sum() ** 2))
+        fitted(b)
+        approx = DPADVI(**METHOD).fit(2, progressbar=False, backend="python")
+        assert sorted(approx.sample(2)["posterior"].data_vars) == ["b", "d"]
+
+
 @pytest.mark.parametrize("how", GRADIENTS)
 def test_a_gradient_of_the_users_in_the_likelihood_is_not_used(how: str) -> None:
     """There the operation is written out, and its graph is differentiated."""
