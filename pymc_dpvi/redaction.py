@@ -17,11 +17,16 @@ from typing import ParamSpec, TypeVar
 
 from pymc_dpvi.errors import PrivacyError
 
-__all__ = ["clear_locals", "sealed", "shielded"]
+__all__ = ["LEFT_OUT", "clear_locals", "sealed", "shielded"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+#: Said of what ended a run, and may have come of a record.
+LEFT_OUT = (
+    "What it said is left out, as it may tell of the records. Keep to yourself that it came: a single record "
+    "may be the cause."
+)
 #: Packages whose frames are cleared; all others are the caller's.
 _LIBRARIES = frozenset(
     {

@@ -34,15 +34,12 @@ from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.pieces import Batch
 from pymc_dpvi.engine.shards import Recipe, hold, packed, sum_of_group
 from pymc_dpvi.errors import ArgumentError, WorkersError
+from pymc_dpvi.redaction import LEFT_OUT
 
 __all__ = ["Cluster", "OnWorkers", "check_client"]
 
 #: Seconds from one look at the cluster to the next, and how many find no worker before the fit ends.
 _LOOK, _LOOKS = 5.0, 12
-_LEFT_OUT = (
-    "What it said is left out, as it may tell of the records. Keep to yourself that it came: a single record "
-    "may be the cause."
-)
 #: No sum of records comes near: a group would need some millions of pieces.
 _LARGEST = 2**62
 
@@ -159,7 +156,7 @@ class OnWorkers:
         except Exception as error:  # its text may hold records; raised below, so that it is not chained
             failed = type(error).__name__
         self._cluster.release()
-        raise WorkersError(f"The cluster failed: {failed} was raised. {_LEFT_OUT}")
+        raise WorkersError(f"The cluster failed: {failed} was raised. {LEFT_OUT}")
 
     def _sum(self, batch: Batch) -> np.ndarray:
         call, client = next(self._calls), self._cluster.client
@@ -205,7 +202,7 @@ def _checked(answer: Any, call: int, size: int) -> tuple[np.ndarray, str]:
     if isinstance(answer, tuple) and len(answer) == 3 and answer[0] == call:
         _, sum_, processor = answer
         if isinstance(sum_, str):
-            raise WorkersError(f"A worker raised {sum_[:80]}. {_LEFT_OUT}")
+            raise WorkersError(f"A worker raised {sum_[:80]}. {LEFT_OUT}")
         if type(sum_) is np.ndarray and sum_.dtype == np.int64 and sum_.shape == (2, size):
             if ((sum_ > -_LARGEST) & (sum_ < _LARGEST)).all():
                 return sum_, str(processor)

@@ -20,14 +20,14 @@ from pytensor.graph.basic import Variable
 
 from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.source_units import BY_NAME, Unread, units_of
-from pymc_dpvi.engine.sources import Source, in_type, source_of
+from pymc_dpvi.engine.sources import Source, read_into, source_of
 from pymc_dpvi.errors import ArgumentError, RecordSourceError
 from pymc_dpvi.graph.amortized import Numbers
 from pymc_dpvi.graph.model_checks import array_name
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.traversal import array_value
 from pymc_dpvi.graph.units import Units
-from pymc_dpvi.redaction import shielded
+from pymc_dpvi.redaction import LEFT_OUT, shielded
 
 __all__ = ["SourceRecords", "source_records"]
 
@@ -96,17 +96,13 @@ class SourceRecords:
                 part = indices[first : first + step]
                 try:
                     with np.errstate(all="ignore"):  # of a lazy source, on a record
-                        found = source.rows(part)
-                    if np.shape(found) != (len(part), *source.row_shape):
-                        raise TypeError("rows of another shape")
-                    rows[first : first + step] = in_type(found, dtype)
+                        read_into(rows[first : first + len(part)], source, part)
                 except Exception as error:  # raised below, so that it is not chained
                     failure = type(error).__name__
                 if failure:
                     raise RecordSourceError(
-                        f"records[{name!r}] raised {failure} while rows were read. What it said is left out, "
-                        "as it may tell of the records. What was planned has been charged. Keep to yourself "
-                        "that it came: a single record may be the cause."
+                        f"records[{name!r}] raised {failure} while rows were read. What was planned has been "
+                        f"charged. {LEFT_OUT}"
                     )
             out.append(rows)
         return out

@@ -83,21 +83,31 @@ def _joined(name: str, parts: Sequence[np.ndarray], promised: np.dtype) -> np.nd
     A part whose type was inferred turns on one id: with a word among them, whole numbers are read as text,
     where 001 is not 1. NumPy would make text of the other parts too.
     """
-    integers = promised.kind in "iu"
+    integers = promised.kind not in "UO"
     wanted = "integers" if integers else "strings"
-    if promised.kind in "iuUO" and not all(_are(part, integers) for part in parts):
+    if promised.kind not in "iuUO" or not all(_are(part, integers) for part in parts):
         raise ArgumentError(
-            f"records[{name!r}] has ids of the type {promised}, and some part of them holds others than "
-            f"{wanted}, or rows without an id. Read all ids as one type, such as pandas.read_csv(..., "
-            f"dtype={{{name!r}: str}}), say that type to dask, and drop the rows without an id."
+            f"records[{name!r}] has ids of the type {promised}, which must be integers or strings. Some part "
+            f"holds others than {wanted}, or rows without an id. Drop these rows, and give all ids one type "
+            f"where the file is read, as by pandas.read_csv(..., dtype={{{name!r}: str}}). Later is too "
+            "late: to .astype(str), 1 and 1.0 are two persons."
         )
+    parts = [np.asarray(part) for part in parts]
     if len({part.dtype.kind for part in parts}) > 1:
         parts = [part.astype(object) for part in parts]  # of signed and unsigned, NumPy makes floats
     return np.concatenate(parts)
 
 
+#: What becomes of a missing id where it is made text.
+_MISSING = frozenset({"nan", "NaN", "None", "<NA>", "NaT"})
+
+
 def _are(ids: np.ndarray, integers: bool) -> bool:
-    """Whether all ids of a part are integers, or all strings."""
-    if ids.dtype.kind == "O":
-        return all(is_integer(i) if integers else isinstance(i, str) for i in ids)
-    return ids.dtype.kind in ("iu" if integers else "U")
+    """Whether all ids of a part are there, and are integers, or all strings."""
+    if np.ma.is_masked(ids) or ids.dtype.kind not in ("iuO" if integers else "UO"):
+        return False
+    if ids.dtype.kind in "iu":
+        return True
+    if integers:
+        return all(map(is_integer, ids))
+    return all(isinstance(i, str) and i not in _MISSING for i in ids)

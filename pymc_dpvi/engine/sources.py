@@ -35,7 +35,7 @@ import numpy as np
 
 from pymc_dpvi.errors import ArgumentError
 
-__all__ = ["Source", "in_type", "parts_of", "source_of"]
+__all__ = ["Source", "in_type", "parts_of", "read_into", "source_of"]
 
 
 class Source(Protocol):
@@ -61,10 +61,10 @@ class Source(Protocol):
 
 
 def in_type(found: Any, dtype: np.dtype) -> np.ndarray:
-    """Return what a source gave in the type that it had promised, entry by entry, whatever is beside it.
+    """Return what a source gave in the model's type, entry by entry, whatever is beside it.
 
     The type of a part of a lazy array may turn on one record: pandas reads whole numbers with a gap as
-    floats, and truth values with a gap as objects. The other entries are the same in the promised type. A
+    floats, and truth values with a gap as objects. The other entries are the same in the model's type. A
     gap, masked or not, is NaN; in a type without NaN it is the least number, and so is what the type does not
     hold. A TypeError for text, dates and complex numbers: one word makes text of a whole column, and only
     who read the file knows which numbers the others would have been.
@@ -102,9 +102,11 @@ def _number(entry: Any) -> Any:
     if number.dtype.kind != "O":
         return number
     try:
-        return float(entry)  # a long whole number, or a fraction
+        return float(entry)  # a long whole number, a fraction or a Decimal
     except OverflowError:
-        return np.inf
+        return np.inf if entry > 0 else -np.inf  # type: ignore[operator]
+    except ValueError:  # of a Decimal: a NaN that signals
+        return np.nan
 
 
 def _holds(dtype: np.dtype, array: np.ndarray) -> np.ndarray:
@@ -170,9 +172,13 @@ class _Dask:
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
         out = np.empty((len(indices), *self.row_shape), dtype=self.dtype)
-        for place, part in self._read(indices):
-            out[place] = in_type(part, self.dtype)
+        self.read_into(out, indices)
         return out
+
+    def read_into(self, out: np.ndarray, indices: np.ndarray) -> None:
+        """Put rows into an array, in its type."""
+        for place, part in self._read(indices):
+            out[place] = in_type(part, out.dtype)
 
     def parts(self, indices: np.ndarray) -> list[np.ndarray]:
         """Return single numbers or words as they are, in the type of each block."""
@@ -330,15 +336,20 @@ def _of_numpy(given: np.ndarray) -> _Array:
     return _Array(plain, read)
 
 
-def parts_of(source: Source, indices: np.ndarray) -> list[np.ndarray]:
-    """Return rows in pieces, each in the type that it was read in: nothing is brought into another type.
+def read_into(out: np.ndarray, source: Source, indices: np.ndarray) -> None:
+    """Put rows into an array, (len(indices), ...), each entry in the array's type (`in_type`)."""
+    if isinstance(source, _Dask):
+        source.read_into(out, indices)
+        return
+    found = source.rows(indices)
+    if np.shape(found) != out.shape:
+        raise TypeError("rows of another shape")
+    out[...] = in_type(found, out.dtype)
 
-    A TypeError if one of them is masked.
-    """
-    parts = source.parts(indices) if isinstance(source, _Dask) else [source.rows(indices)]
-    if any(np.ma.is_masked(part) for part in parts):
-        raise TypeError("a row without an id")
-    return [np.asarray(part) for part in parts]
+
+def parts_of(source: Source, indices: np.ndarray) -> list[np.ndarray]:
+    """Return rows in pieces, each in the type that it was read in: nothing is brought into another type."""
+    return source.parts(indices) if isinstance(source, _Dask) else [source.rows(indices)]
 
 
 def source_of(given: Any) -> Source:

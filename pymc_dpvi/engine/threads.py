@@ -139,6 +139,7 @@ class _Helper:
                     self._found = work()
             except BaseException as error:
                 self._failed = error
+            work = None  # it holds a batch
             self._done.ring()
 
 
@@ -153,28 +154,28 @@ class Threads:
         """Let as many threads `work` as there are cores, and at most one a piece; return what they return.
 
         `work` takes pieces until none is left, and releases Python's lock meanwhile. If one raises, so does
-        this when all have stopped. The caller holds `silence`.
+        this: when all have stopped, or at once if an interrupt ends the waiting. Then all threads are ended.
+        The caller holds `silence`.
         """
         if self.cores > 1 and not self._helpers:
             self._begin_all()
-        others = self._helpers[: max(0, pieces - 1)]
         try:
+            others = self._helpers[: max(0, pieces - 1)]
             for other in others:
                 other.give(work)
-        except BaseException:  # an interrupt: one may have work, and no bell have been rung
+            failed: BaseException | None = None
+            results = []
+            for result in (work, *(other.result for other in others)):
+                try:
+                    results.append(result())
+                except BaseException as error:
+                    failed = error
+            if failed is not None:
+                raise failed
+            return results
+        except BaseException:  # a thread may be at work, or have some without having heard its bell
             self.close()
             raise
-        failed: BaseException | None = None
-        results = []
-        for result in (work, *(other.result for other in others)):
-            try:
-                results.append(result())
-            except BaseException as error:
-                failed = error
-        if failed is not None:
-            self.close()  # an interrupt may have left a thread at work
-            raise failed
-        return results
 
     def _begin_all(self) -> None:
         """Begin all threads, whatever the batch: which of them are there would tell how large it is."""

@@ -15,7 +15,7 @@ So is any constant that is sparse, a list or another Python object, and a shared
 updates by itself.
 
 Graphs are searched before they are differentiated, so what a derivative brings in would be seen by nobody.
-What this cannot see is code that a user puts in the place of PyTensor's own.
+What this cannot see is what a user puts in the place of PyTensor's own, such as a compiled function.
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ _CALLS_OUT = frozenset({"FromFunctionOp", "JAXOp"})
 _ABSTRACT = frozenset({"abc", "builtins", "typing"})
 #: What an operation that is given by a graph is made of, which is looked at otherwise or holds no number.
 _MADE_OF = frozenset({"fgraph", "input_types", "output_types", "shared_inputs"})
+#: Methods and properties by which PyTensor computes, differentiates and compiles such an operation.
+_METHODS = frozenset(
+    name
+    for name in dir(OpFromGraph)
+    if callable(code := getattr(OpFromGraph, name)) or isinstance(code, property | functools.cached_property)
+) - {"__eq__", "__hash__", "__init__", "__ne__", "__repr__", "__str__"}
 #: Packages whose objects are settings, not data, where an operation keeps them.
 _SETTINGS = _KNOWN_PACKAGES | {"builtins", "collections", "functools", "numpy", "pathlib", "types", "weakref"}
 #: Most numbers of a setting.
@@ -82,26 +88,23 @@ def opaque_part(op: Op) -> str | None:
 def _is_not_its_graph(op: OpFromGraph) -> bool:
     """Whether an operation that is given by a graph may compute something else, or have another derivative.
 
-    A class of the user's passes if it is a random variable by its graph alone: it has a method of its own
-    only where PyTensor's class has none.
+    A class of the user's passes if it is a random variable by its graph alone: it has no other base that
+    computes, and a method of its own only where PyTensor's class has none.
     """
     known = _KNOWN_PACKAGES | _ABSTRACT
-    own = [vars(k) for k in type(op).__mro__ if k.__module__.partition(".")[0] not in known]
-    if own and not isinstance(op, SymbolicRandomVariable):
+    own = [k for k in type(op).__mro__ if k.__module__.partition(".")[0] not in known]
+    if own and not all(
+        k in own or k in SymbolicRandomVariable.__mro__ or issubclass(k, SymbolicRandomVariable)
+        for k in type(op).__mro__
+    ):
         return True
-    methods = {name for name in dir(OpFromGraph) if _computes(getattr(OpFromGraph, name))}
-    named = set(vars(op)).union(*own) - {"__init__", "__repr__", "__str__"}
-    if named & methods or op.kwargs.keys() - {"on_unused_input"}:
+    named = set(vars(op)).union(*map(vars, own))
+    if named & _METHODS or not all(isinstance(v, str | bool | None) for v in op.kwargs.values()):
         return True
     held = {name: value for name, value in vars(op).items() if name not in _MADE_OF and value is not None}
     given = [value for name, value in held.items() if name.endswith("_overrides")]
     derived = [value for name, value in held.items() if name.startswith("_frozen_")]
     return any(not _is_theirs(v) for v in given) or bool(derived and not given) or _is_data(held, 3)
-
-
-def _computes(attribute: Any) -> bool:
-    """Whether an attribute of a class is code: a method or a property."""
-    return callable(attribute) or isinstance(attribute, property | functools.cached_property)
 
 
 def _is_theirs(override: Any) -> bool:

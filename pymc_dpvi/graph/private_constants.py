@@ -42,6 +42,7 @@ import pymc as pm
 from pymc.distributions.continuous import InterpolatedRV
 from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
 from pymc.distributions.dist_math import SplineWrapper
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import Op
@@ -273,6 +274,8 @@ def _refuse_opaque(model: pm.Model, var: Variable, where: str, factors: Mapping[
             f"The operation {name} in the {where}{whose} is not one of PyTensor's or PyMC's that computes "
             "from its inputs alone, so it cannot be seen which numbers it holds: data inside it would enter "
             "unprotected. Write it with PyTensor's operations."
+            + " An OpFromGraph has to be without a derivative, methods and settings of yours."
+            * isinstance(var.owner.op, OpFromGraph)
         )
 
 

@@ -227,7 +227,7 @@ def _codes_of_objects(ids: np.ndarray) -> np.ndarray:
 
 def is_integer(value: Any) -> bool:
     """Whether an id is a whole number, of Python's or NumPy's; True and False are none."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
 
 
 def refuse_axes_over_units(

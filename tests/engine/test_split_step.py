@@ -293,10 +293,6 @@ def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.Monkey
     assert not begun[0].is_alive()
 
 
-def _interrupted(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("looks", [0, 1 << 20])
 def test_threads_share_work_and_hand_on_what_is_raised(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are awake or asleep when work comes."""
@@ -319,11 +315,20 @@ def test_threads_share_work_and_hand_on_what_is_raised(looks: int, monkeypatch: 
         three.each(fails, 9)
     assert len(set(three.each(who, 9))) == 3
     helpers = set(three._helpers)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(threads.Bell, "ring", _interrupted)
-        three.each(who, 9)
-    for helper in helpers:  # ended, or without a bell
-        helper._given.ring()
+    ring, rung = threads.Bell.ring, []
+
+    def interrupted_once(self: threads.Bell) -> None:
+        rung.append(self)
+        if len(rung) == 1:
+            raise KeyboardInterrupt
+        ring(self)
+
+    monkeypatch.setattr(threads.Bell, "ring", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        three.each(int, 9)
+    for helper in helpers:  # told to end, the one that had work and the one that had none
+        helper._thread.join(5.0)
+        assert not helper._thread.is_alive()
     all_there = threading.Barrier(2)
     assert len(three.each(who, 2)) == 2 and three.each(lambda: 1, 1) == [1]
     helpers = set(three._helpers)

@@ -137,7 +137,7 @@ class TooLarge(Broken):
 
 BAD: dict[str, tuple[Any, str]] = {
     "missing": (None, r"records lacks 'person'"),
-    "floats": (PERSON.astype(float), "found floats"),
+    "floats": (PERSON.astype(float), "of the type float64"),
     "a matrix": (PERSON[:, None], r"records\['person'\] must have one id for each row"),
     "another length": (PERSON[:-1], "different lengths"),
     "one person": (np.zeros(N, dtype=int), "All rows have the same 'person'"),
