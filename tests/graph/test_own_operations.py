@@ -22,10 +22,12 @@ from pymc.distributions.transforms import Transform
 from pymc.logprob.abstract import _logprob
 from pymc.pytensorf import normalize_rng_param
 from pytensor.compile.builders import OpFromGraph
+from pytensor.link.c.op import COp
 from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi import DPADVI, ArgumentError, PrivacyError, UnsupportedModelError
+from pymc_dpvi.graph.opaque import opaque_part
 
 METHOD: dict[str, Any] = dict(noise_multiplier=2.0, delta=1e-5, sampling_prob=0.3, accountant="rdp")
 X = np.random.default_rng(3).normal(size=(41, 2))
@@ -201,6 +203,36 @@ class OwnDraws(SymbolicRandomVariable):
 @_logprob.register(OwnDraws)
 def _(op: Any, values: Any, *inputs: Any, **_: Any) -> Any:
     return pm.logp(pm.Normal.dist(*inputs[-2:]), values[0])
+
+
+class Named(SymbolicRandomVariable):
+    """Is its graph, has properties by which PyTensor compares, and says how its generator goes on."""
+
+    extended_signature = OwnDraws.extended_signature
+    _print_name = ("Named", "Named")
+    __props__ = ("label",)
+
+    def __init__(self, *arguments: Any, label: str = "a", **options: Any) -> None:
+        self.label = label
+        super().__init__(*arguments, **options)
+
+    def update(self, node: Any) -> dict[Any, Any]:
+        return {node.inputs[0]: node.outputs[0]}
+
+    rv_op = classmethod(OwnDraws.rv_op.__func__)  # type: ignore[attr-defined]
+
+
+class ByC(COp, Named):
+    """Has another base that computes."""
+
+
+def made(kind: Any) -> Any:
+    return kind.rv_op(0.0, 1.0, size=(2,)).owner.op
+
+
+def test_random_variables_of_the_users() -> None:
+    assert opaque_part(made(Named)) is None
+    assert opaque_part(made(OwnDraws)) == "OwnDraws" and opaque_part(made(ByC)) == "ByC"
 
 
 class ByOwnDraws(pm.Distribution):
