@@ -311,6 +311,15 @@ def test_the_type_of_a_part_tells_nothing_of_one_entry() -> None:
     given = np.array([1.0, None, -(10**400), 10**400, Decimal("sNaN")], dtype=object)
     expected = [1.0, np.nan, -np.inf, np.inf, np.nan]
     np.testing.assert_array_equal(in_type(given, np.dtype("float64")), expected)
+    long = np.array([2**60 + 2**36 + 1, 0])  # half a unit of float32, and a little more
+    beside_a_gap = np.array([long[0], None], dtype=object)
+    assert in_type(long, np.dtype("f4"))[0] == in_type(beside_a_gap, np.dtype("f4"))[0]
+    assert in_type(long, np.dtype("f4"))[0] == in_type(long.astype("f8"), np.dtype("f4"))[0]
+    for entry in (np.array([5.0]), [5.0], "5", 5j):
+        within = np.array([1.0, None], dtype=object)
+        within[1] = entry
+        with pytest.raises(TypeError, match="no real numbers"):
+            in_type(within, np.dtype("float64"))
     days = np.array(["2020-01-01"], "M8[D]")
     for block in (np.ones(2, complex), np.array(["1.5", "2"]), np.array([b"1"]), days, days - days):
         for kind in (block.dtype, object):
