@@ -85,7 +85,8 @@ def _joined(name: str, parts: Sequence[np.ndarray], promised: np.dtype) -> np.nd
     """
     integers = promised.kind not in "UO"
     wanted = "integers" if integers else "strings"
-    if promised.kind not in "iuUO" or not all(_are(part, integers) for part in parts):
+    of_one_type = promised.kind in "iuUO" and all(_are(part, integers) for part in parts)
+    if not of_one_type or (not integers and _were_floats(parts)):
         raise ArgumentError(
             f"records[{name!r}] has ids of the type {promised}, which must be integers or strings. Some part "
             f"holds others than {wanted}, or rows without an id. Drop these rows, and give all ids one type "
@@ -96,6 +97,12 @@ def _joined(name: str, parts: Sequence[np.ndarray], promised: np.dtype) -> np.nd
     if len({part.dtype.kind for part in parts}) > 1:
         parts = [part.astype(object) for part in parts]  # of signed and unsigned, NumPy makes floats
     return np.concatenate(parts)
+
+
+def _were_floats(parts: Sequence[np.ndarray]) -> bool:
+    """Whether "1" and "1.0" are ids: of whole numbers made text, where a missing one had made some floats."""
+    ids = {i for part in parts for i in part.tolist()}
+    return any(i.endswith(".0") and i[:-2] in ids for i in ids)
 
 
 #: What becomes of a missing id where it is made text.

@@ -198,6 +198,7 @@ MIXED: dict[str, tuple[str, np.ndarray, np.ndarray]] = {
     "numbers": ("object", WORDS.astype(object), NUMBERS),
     "numbers alone": ("object", NUMBERS, NUMBERS),
     "a word that is missing": ("object", WORDS, np.array(["1", np.nan, "x"], dtype=object)),
+    "floats that were made text": ("object", WORDS, np.array(["7.0", "1.0"])),
     "one that was made text": ("object", WORDS, np.array([1.0, np.nan, 2.0]).astype(str)),
     "spans of time": ("int64", NUMBERS, np.array([*NUMBERS.astype("m8[s]")], dtype=object)),
     "bytes": ("object", WORDS, WORDS.astype("S1")),
