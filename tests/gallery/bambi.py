@@ -83,9 +83,14 @@ def bambi_hierarchical_binomial() -> pm.Model:
     return model
 
 
-@accepted("Bambi docs: hierarchical_binomial_bambi (as published: one row per player)", 16)
+@refused(
+    "Bambi docs: hierarchical_binomial_bambi (as published: one row per player)",
+    "UnsupportedModelError",
+    "1|playerID_offset",
+    ("one latent value per record",),
+)
 def bambi_one_row_per_player() -> pm.Model:
-    # A player's effect is read by index, and the index is a column of the row's own: as private as any group.
+    # Row k reads effect k: each effect is one player's alone, and would be released.
     rng = np.random.default_rng(205)
     player, at_bat = np.arange(16), rng.integers(10, 300, 16)
     with pm.Model(coords={"playerID__factor_dim": np.arange(16), "__obs__": range(16)}) as model:
