@@ -28,6 +28,8 @@ BY_NAME = (
 
 #: Ids that are read in one go.
 _AT_ONCE = 1 << 20
+#: What becomes of a missing id where it is made text.
+_MISSING = frozenset({"nan", "NaN", "None", "<NA>", "NaT"})
 
 
 class Unread:
@@ -103,10 +105,6 @@ def _were_floats(parts: Sequence[np.ndarray]) -> bool:
     """Whether "1" and "1.0" are ids: of whole numbers made text, where a missing one had made some floats."""
     ids = {i for part in parts for i in part.tolist()}
     return any(i.endswith(".0") and i[:-2] in ids for i in ids)
-
-
-#: What becomes of a missing id where it is made text.
-_MISSING = frozenset({"nan", "NaN", "None", "<NA>", "NaT"})
 
 
 def _are(ids: np.ndarray, integers: bool) -> bool:
