@@ -28,9 +28,9 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.engine.unit_batches import in_rows
-from pymc_dpvi.graph.densities import rebuild_likelihood
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.separability import write_for_several
 from pymc_dpvi.graph.synthetic_records import Rows, hostile_records, synthetic_records
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.graph.units import Units
@@ -52,11 +52,11 @@ Vector = NDArray[np.float64]
 class _SyntheticModel(RecordModel):
     """The user's model with synthetic records in place of the data."""
 
-    tables: tuple[SharedVariable, ...] = field(default=(), repr=False)
+    synthetic: tuple[SharedVariable, ...] = field(default=(), repr=False)
 
     def data(self) -> list[SharedVariable]:
         """Return the synthetic records."""
-        return list(self.tables)
+        return list(self.synthetic)
 
 
 class _Release:
@@ -85,7 +85,7 @@ class _Release:
         noisy = _noisy_sums(updates)
         clip = () if step.running_clip is None else step.running_clip.state
         public = {*self._params, step.scale, *clip, *walk([record.prior_logp])}
-        public -= {*record.arrays, *record.tables}
+        public -= {*record.arrays, *record.synthetic}
         found = [] if noisy else ["no noisy sum at all"]
         if len(noisy) > 1:
             found.append("more than one noisy sum")
@@ -114,7 +114,7 @@ def _noisy_sums(graphs: list[Any]) -> list[Any]:
 
 
 def _what(var: Variable, record: _SyntheticModel) -> str:
-    if var in record.tables or var in record.arrays:
+    if var in record.synthetic or var in record.arrays:
         return f"the records ({var.name!r})"
     kind = {"indices": "the batch", "count": "the size of the batch", "noise": "the noise on its own"}
     return kind.get(str(var.name), f"{var.name!r}")
@@ -168,7 +168,7 @@ class Probe:
                 pytensor.shared(p[:1], name=a.name) for p, a in zip(self.pool, record.arrays, strict=True)
             ]
             fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(RecordModel)}
-            synthetic = _SyntheticModel(**fields, tables=tuple(tables))
+            synthetic = _SyntheticModel(**fields, synthetic=tuple(tables))
             self._release = _Release(synthetic, (n_mc, approx.groups[0].num_base_draws))
             self.step = PrivateStep(
                 synthetic,
@@ -256,8 +256,7 @@ class Probe:
 
 
 def _ordinary(record: RecordModel, latents: Latents, start: np.ndarray, rng: np.random.Generator) -> Rows:
-    own = record.model, record.num_records, record.record_dims, record.arrays
-    many = rebuild_likelihood(*own, rows=_ROWS, local=record.local)
+    many = write_for_several(record, _ROWS)
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
     made = [rows for rows, _ in synthetic_records(record, many, latents, z, start, rng)]
     return [np.concatenate([rows[k] for rows in made]) for k in range(len(record.arrays))]

@@ -15,10 +15,10 @@ import pytensor
 import pytensor.tensor as pt
 
 from pymc_dpvi.engine import local_sums
-from pymc_dpvi.graph.densities import rebuild_likelihood
 from pymc_dpvi.graph.fine_integrals import MarginalGradient, can_integrate
 from pymc_dpvi.graph.gradients import Latents, local_terms
 from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.separability import write_for_several
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
 
 __all__ = ["Derivatives", "find_modes", "roughness"]
@@ -49,8 +49,7 @@ def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float
     if local is None or not local.places.adaptive or not can_integrate(record):
         return 0.0
     rows = sum(_PERSONS)
-    own = record.model, record.num_records, record.record_dims, record.arrays
-    many = rebuild_likelihood(*own, rows=rows, local=local)
+    many = write_for_several(record, rows)
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
     batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
     terms = python_function([*batch, z], local_terms(record, batch, latents, z)[1:])

@@ -75,8 +75,7 @@ def units_of(name: str, source: Source, template: Units) -> Units:
             f"There is no room in memory for the ids in records[{name!r}]: 8 bytes for each row, and as much "
             "again while they are sorted. Nothing is spent."
         )
-    held = {"source": template.source, "ids": template.ids}
-    return Units.by_codes(codes, template.words, template.max_rows, **held)
+    return Units.by_codes(codes, template.words, template.max_rows, source=template.source, ids=template.ids)
 
 
 def _joined(name: str, parts: Sequence[np.ndarray], promised: np.dtype) -> np.ndarray:

@@ -35,6 +35,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.model_views import copied, swap_variables
 from pymc_dpvi.graph.public_data import public_variables
 from pymc_dpvi.graph.selections import refuse_masks
 from pymc_dpvi.graph.traversal import depends_on
@@ -108,7 +109,7 @@ def encode(
     if not encoders:
         return model, None
     refuse_masks(model, public_variables(model, public_data))
-    view = _copy_of(model)
+    view = copied(model)
     free = {str(rv.name): rv for rv in model.free_RVs}
     swap: dict[Any, Any] = {}
     bounds: dict[str, TensorVariable] = {}
@@ -147,15 +148,6 @@ def encode(
     variables = tuple(free[name] for name in encoders)
     given = tuple(encoders.values())
     return view, Encoded(model, variables, given, tuple(shapes), numbers, tuple(turns), _counts(model))
-
-
-def _copy_of(model: pm.Model) -> pm.Model:
-    """Return a model of the same variables, with lists of its own."""
-    view = object.__new__(type(model))
-    for name, value in model.__dict__.items():
-        own = isinstance(value, dict | list)
-        view.__dict__[name] = type(value)(value) if own else value
-    return view
 
 
 def _check(
@@ -223,20 +215,7 @@ def _replace(view: pm.Model, swap: Mapping[Any, Any], bounds: Mapping[str, Tenso
     swapped = dict(zip(own, new, strict=False))
     for old, made in swapped.items():
         made.name = old.name
-    for kind in ("observed_RVs", "potentials", "deterministics"):
-        listed = getattr(view, kind)
-        setattr(view, kind, type(listed)(swapped[v] for v in listed))
-    view.free_RVs = type(view.free_RVs)(rv for rv in view.free_RVs if rv not in swap)
-    for table in ("rvs_to_values", "rvs_to_transforms", "rvs_to_initial_values"):
-        entries = getattr(view, table)
-        kept = {swapped.get(rv, rv): value for rv, value in entries.items() if rv not in swap}
-        setattr(view, table, type(entries)(kept))
-    view.values_to_rvs = type(view.values_to_rvs)({v: rv for rv, v in view.rvs_to_values.items()})
-    gone = {str(rv.name) for rv in swap}
-    named = {name: swapped.get(v, v) for name, v in view.named_vars.items() if name not in gone}
-    view.named_vars = type(view.named_vars)(named)
-    dims = {name: d for name, d in view.named_vars_to_dims.items() if name not in gone}
-    view.named_vars_to_dims = type(view.named_vars_to_dims)(dims)
+    swap_variables(view, swapped, gone=swap)
     for name, bound in zip(bounds, new[len(own) :], strict=True):
         bound.name = _BOUND.format(name)
         view.add_named_variable(bound)

@@ -30,6 +30,7 @@ from pymc_dpvi.graph.private_constants import says_nothing
 from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.scalar_constants import constant_parts
 from pymc_dpvi.graph.shape_constants import shape_vectors
+from pymc_dpvi.graph.tables import Tables
 from pymc_dpvi.graph.traversal import array_shape, is_array, substituted, walk
 
 __all__ = [
@@ -67,10 +68,12 @@ def rebuild_likelihood(
     *,
     rows: int,
     local: Locals | None = None,
+    tables: Tables | None = None,
 ) -> Likelihood:
     """Remake the likelihood with `rows` records instead of `num_records`.
 
     With `local` variables, each row has a person of its own; `model` is then the view of the global ones.
+    With `tables`, it is the view of all of them, and the last of `arrays` says which a row belongs to.
     """
     placeholders = [
         # Not pt.tensor(name=...), which reads a name such as "1|g" or "a, b" as a signature.
@@ -123,6 +126,9 @@ def rebuild_likelihood(
         if is_marginal(rv.owner.op) and isinstance(terms[k], Constant) and terms[k].type.ndim == 0:
             terms[k] = pt.zeros((rows,))
     names_of_terms = [v.name for v in (*observed, *potentials)]
+    if tables is not None:
+        which, named = placeholders[-1], zip(names_of_terms, terms, strict=False)
+        terms[: len(names_of_terms)] = [tables.own(name, term, which) for name, term in named]
     if local is not None:
         names_of_terms.append(PRIOR)
         placeholders += [at, first]

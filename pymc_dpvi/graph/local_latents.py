@@ -51,7 +51,7 @@ from pymc_dpvi.graph.traversal import depends_on, substituted, walk
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.lowering import fast_compile
 
-__all__ = ["PRIOR", "Locals", "split_local"]
+__all__ = ["PRIOR", "Locals", "look_ups", "split_local"]
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def split_local(
     """Find the local variables of a model; None if there are none. `public` are arrays declared to be."""
     free = list(model.free_RVs)
     everything = [str(rv.name) for rv in free]
-    found = {} if units is None or units.source is None else _look_ups(model, units.source)
+    found = {} if units is None or units.source is None else look_ups(model, units.source)
     if not found:
         rules_of(guide, (), everything)
         return None
@@ -244,7 +244,7 @@ def _is_ids(index: Any, source: Variable) -> bool:
     return index is source
 
 
-def _look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variable, tuple[Any, ...]]]:
+def look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variable, tuple[Any, ...]]]:
     """Map what the likelihood takes by person from free variables to its table and the other indices."""
     terms = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs), *model.potentials]
     found: dict[Variable, tuple[Variable, tuple[Any, ...]]] = {}

@@ -83,7 +83,7 @@ _MANY = (
 
 def refuse_private_constants(
     model: pm.Model,
-    num_records: int,
+    lengths: Collection[int],
     *,
     held: Collection[Variable],
     public: Collection[Variable],
@@ -96,12 +96,12 @@ def refuse_private_constants(
 ) -> None:
     """Raise if an array or an operation is left that may hold private data; the message names it.
 
-    `held` are the record arrays and the lengths of their dims. Of these only the lengths of trailing axes may
-    be read (a matrix's number of columns). `generative` are the observed variables for one record, `derived`
-    their log-densities. Both are searched: PyMC evaluates constants as it derives, and the mean of a constant
-    matrix is a number without an axis. `factors` are the log-densities in the unconstrained values, by
-    observed variable or Potential; `data_free` the Potentials in the log prior; `start` the initial points.
-    Arrays in inner graphs count.
+    `lengths` are the numbers of rows, and `held` the record arrays and the lengths of their dims. Of these
+    only the lengths of trailing axes may be read (a matrix's number of columns). `generative` are the
+    observed variables for one record, `derived` their log-densities. Both are searched: PyMC evaluates
+    constants as it derives, and the mean of a constant matrix is a number without an axis. `factors` are
+    the log-densities in the unconstrained values, by observed variable or Potential; `data_free` the
+    Potentials in the log prior; `start` the initial points. Arrays in inner graphs count.
     """
     own = {rv for rv in model.free_RVs}
     initial = [v for v in model.rvs_to_initial_values.values() if isinstance(v, np.ndarray)]
@@ -126,7 +126,7 @@ def refuse_private_constants(
     ):
         found = walk(graphs, into_size=into_size, columns_of=held)
         refuse_updates(found)
-        lengths = shape_vectors(found)
+        shapes = shape_vectors(found)
         strict = not into_size
         for var in found:
             _refuse_opaque(model, var, where, factors)
@@ -145,11 +145,11 @@ def refuse_private_constants(
                     f"The prior depends on {array_name(model, var)}, which holds the records (or on their "
                     "number). A prior must not look at private data: use a fixed number."
                 )
-            if not is_array(var) or var in public or var in lengths:
+            if not is_array(var) or var in public or var in shapes:
                 continue
             if where == "start" and array_shape(var) in entrywise:
                 continue  # one number per entry of a free variable, which has no axis over records
-            if not _may_stay(model, num_records, var):
+            if not _may_stay(model, lengths, var):
                 raise NotSeparableError(
                     f"{_named(model, var, where, factors)} has an axis as long as the number of records, "
                     "and it does not follow them as a leading axis of the likelihood would (in the "
@@ -245,13 +245,13 @@ def says_nothing(var: Variable) -> bool:
     return value.ndim == 0 or (isinstance(var, Constant) and is_structural(value))
 
 
-def _may_stay(model: pm.Model, num_records: int, var: Variable) -> bool:
+def _may_stay(model: pm.Model, lengths: Collection[int], var: Variable) -> bool:
     """Whether no axis of a remaining array runs over records.
 
     An axis that has that length by chance needs a dim that a free variable has too.
     """
     dims = model.named_vars_to_dims.get(var.name) if var.name else None
-    axes = [k for k, n in enumerate(array_shape(var)) if n == num_records]
+    axes = [k for k, n in enumerate(array_shape(var)) if n in lengths]
     return all(dims is not None and dims[k] in global_dims(model) for k in axes)
 
 

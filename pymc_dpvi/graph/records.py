@@ -17,7 +17,7 @@ The privacy report lists what counts as public (`public_data`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ from pymc_dpvi.graph.public_data import describe_public, public_variables
 from pymc_dpvi.graph.record_axis import describe_unit, find_record_arrays, find_record_axis
 from pymc_dpvi.graph.selections import refuse_masks
 from pymc_dpvi.graph.shape_constants import joined_numbers, shape_vectors, written_triangles
+from pymc_dpvi.graph.tables import Tables, by_ids, stack_tables
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.units import Units, find_units, refuse_axes_over_units
 from pymc_dpvi.graph.unrolled_loops import is_long
@@ -77,6 +78,7 @@ class RecordModel:
     unit: str  # what a record is, in words
     in_range: tuple[TensorVariable, ...] = ()  # conditions: indices from public arrays are in range
     units: Units | None = None  # the rows of each person; None if a record is a row
+    tables: Tables | None = None  # where the rows come from; `model` is a view with one table under the other
     held: tuple[Any, ...] = field(default=(), repr=False)  # what the arrays held, if ids are no pm.Data
     local: Locals | None = None  # variables with a value for each person; `model` is a view without them
     encoded: Encoded | None = None  # variables with encoders; `model` is a view without them
@@ -97,6 +99,8 @@ class RecordModel:
         """The user's model, with local variables if there are some."""
         if self.encoded is not None:
             return self.encoded.user_model
+        if self.tables is not None:
+            return self.tables.model
         return self.model if self.local is None else self.local.model
 
     @property
@@ -160,7 +164,12 @@ class RecordModel:
 
     def _behind(self, outputs: Iterable[Variable]) -> list[Variable]:
         """List what outputs depend on, up to the free variables."""
-        return walk(outputs, stop=self.model.free_RVs, into_size=True, columns_of=self.arrays)
+        return walk(outputs, stop=self.model.free_RVs, into_size=True, columns_of=self.all_arrays)
+
+    @property
+    def all_arrays(self) -> tuple[Variable, ...]:
+        """The record arrays of the model, and those of the user's that they were made of."""
+        return self.arrays if self.tables is None else (*self.arrays, *self.tables.originals)
 
     def is_private(self, var: Variable) -> bool:
         """Whether `var` may hold private numbers: records, or an array that nobody declared public.
@@ -174,7 +183,7 @@ class RecordModel:
 
     def _holds_data(self, var: Variable) -> bool:
         """Whether `var` holds records, is their number, or hides what it holds."""
-        held = {*self.arrays, *self.model.observed_RVs, *_lengths(self)}
+        held = {*self.all_arrays, *self.whole_model.observed_RVs, *self.model.observed_RVs, *_lengths(self)}
         if self.local is not None:
             held.update(self.local.variables, self.local.values_of_model)
         if self.encoded is not None:
@@ -217,9 +226,11 @@ class RecordModel:
                     "(pm.set_data), so the checks of the model hold no longer. Put the data of the fit "
                     "back. A new DPADVI is needed only to fit other data, at a new cost."
                 )
-        if self.units is not None:
+        if self.tables is not None:
+            self.tables.check_unchanged()
+        elif self.units is not None:
             self.units.check_unchanged(model)
-        # -1: no length is compared with N any more. A new array (of a Potential) is refused as undeclared.
+        # No length is compared with N any more. A new array (of a Potential) is refused as undeclared.
         assert_no_record_array(replace(self, num_records=-1))
         self.check_public()
 
@@ -237,18 +248,22 @@ class RecordModel:
 
         A later ``pm.set_data`` replaces the model's array and does not write into it: these stay as they are.
         If the records are in sources, copies of the made-up rows: what is compiled is for arrays in C order.
+        Of several tables, one made of all of them.
         """
         self.check_unchanged()
-        if self.units is not None and self.units.source is None:
+        if self.tables is not None:
+            values = [self.tables.values(a) for a in self.arrays]
+        elif self.num_in_sources is not None:
+            values = [np.array(array_value(a), order="C") for a in self.arrays]
+        else:
+            values = [array_value(a) for a in self.arrays]
+        if self.units is not None and self.units.source is None and self.tables is None:
             if any(array_value(a) is not v for a, v in zip(self.arrays, self.held, strict=True)):
                 raise UnsupportedModelError(
                     "The data of the model were exchanged (pm.set_data) since the method was made, "
                     "and the ids of unit= are no part of the model, so it is not known whose the rows are. "
                     "Make a new DPADVI."
                 )
-        values = [array_value(a) for a in self.arrays]
-        if self.num_in_sources is not None:
-            values = [np.array(value, order="C") for value in values]
         named = zip(self.arrays, values, strict=True)
         return [pytensor.shared(value, name=a.name or "records", borrow=True) for a, value in named]
 
@@ -285,9 +300,19 @@ def build_record_model(
     #    so that the refusal is the same whatever the values are.
     refuse_masks(model, public)
     # 4. The observed variables share one leading axis: a record is one row along it.
-    num_records, observed_dims = find_record_axis(model, record_dim)
     #    Or all rows of one person: then a variable with a value for each person is local, and integrated out.
-    units = find_units(model, unit, max_rows_per_unit, num_records, public)
+    #    These may be in several tables, which are put one under the other.
+    groups = by_ids(model, unit) if isinstance(unit, Mapping) else {}
+    tables = None
+    if len(groups) > 1:
+        model, tables = stack_tables(model, groups.values(), max_rows_per_unit, record_dim, public)
+    elif groups:
+        ((_, unit),) = groups.values()
+    num_records, observed_dims = find_record_axis(model, record_dim)
+    if tables is None:
+        units = find_units(model, unit, max_rows_per_unit, num_records, public)
+    else:
+        units, observed_dims = tables.units, observed_dims | tables.dims
     local = split_local(model, units, guide, public)
     model = model if local is None else local.view()
     refuse_discrete(model)
@@ -295,6 +320,8 @@ def build_record_model(
     refuse_axes_over_units(model, units, look_ups, length)
     # 5. The arrays that run along it. An array that is not found here must pass 10.
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
+    if tables is not None:
+        arrays.append(tables.which)
     # 6. No latent value per record, no prior or start from records, no draw or Potential for all records
     #    together.
     check_against_records(model, num_records, dims, arrays)
@@ -304,7 +331,7 @@ def build_record_model(
     # 8. No array has its records in columns: it would stay whole when the others become one row.
     check_orientation(model, num_records, arrays, public)
     # 9. The likelihood can be written for one record, and its density follows from numbers, not from draws.
-    one = rebuild_likelihood(model, num_records, dims, arrays, rows=1, local=local)
+    one = rebuild_likelihood(model, num_records, dims, arrays, rows=1, local=local, tables=tables)
     prior = log_prior(model, arrays)
     start = initial_points(model)
     record = RecordModel(
@@ -320,6 +347,7 @@ def build_record_model(
         public=frozenset(public),
         unit=describe_unit(model, observed_dims, units),
         units=units,
+        tables=tables,
         held=() if units is None or units.source is not None else tuple(array_value(a) for a in arrays),
         local=local,
     )
@@ -329,7 +357,7 @@ def build_record_model(
     assert_no_record_array(record, one.generative, derived, start)
     # 11. What is left counts as public, and the report lists it.
     evaluated = [*one.generative, *derived, *record.released]
-    listed = describe_public(model, arrays, evaluated, [prior, *start], record.released_dims)
+    listed = describe_public(model, record.all_arrays, evaluated, [prior, *start], record.released_dims)
     # 12. No value of a record can make its term raise, run on, or read memory beside an array.
     record = _guarded(replace(record, public_arrays=tuple(listed)))
     # 13. Nor can an index that no record and no latent value decides, with the data as they are now.
@@ -390,8 +418,8 @@ def assert_no_record_array(
     likelihood = record_potentials(model, record.arrays)
     refuse_private_constants(
         model,
-        record.num_records,
-        held={*record.arrays, *_lengths(record)},
+        {record.num_records, *(() if record.tables is None else record.tables.num_rows)},
+        held={*record.all_arrays, *_lengths(record)},
         public=record.public,
         generative=generative,
         derived=derived,

@@ -30,6 +30,7 @@ from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.graph.blocks import as_matrix
 from pymc_dpvi.graph.densities import Likelihood, rebuild_likelihood
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients, in_draws, put
+from pymc_dpvi.graph.local_latents import PRIOR
 from pymc_dpvi.graph.model_checks import hint_of_loops, hint_of_own_rows
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.selections import cuts_records, has_bounds
@@ -82,7 +83,7 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
                     f"The likelihood '{name}' is not a product over records: with several records its "
                     "terms differ from those of one record at a time. " + _mixing(record, many, rows)
                 )
-            seen[name] |= bool(np.isfinite(left).any())
+            seen[name] |= bool(np.isfinite(left[own_rows(record, name, rows)]).any())
         _check_isolated(grad, rows, point, tolerance)
     blind = [n for n, s in seen.items() if not s]
     if blind:
@@ -167,6 +168,13 @@ def _has_cuts(record: RecordModel, few: Likelihood) -> bool:
     )
 
 
+def own_rows(record: RecordModel, name: str, rows: Rows) -> np.ndarray:
+    """Return which of some rows belong to the table of a term, (rows,)."""
+    if record.tables is None or name == PRIOR:
+        return np.ones(len(rows[0]), dtype=bool)
+    return np.asarray(rows[record.arrays.index(record.tables.which)] == record.tables.number_of(name))
+
+
 def _rows_of(likelihood: Likelihood) -> int:
     return int(likelihood.rows[0].type.shape[0])  # type: ignore[arg-type]
 
@@ -228,7 +236,7 @@ def _paired(small: Variable, large: Variable) -> dict[Variable, Variable]:
 def write_for_several(record: RecordModel, rows: int = FEW) -> Likelihood:
     """Remake the likelihood for some rows, or raise whatever that raises."""
     own = record.model, record.num_records, record.record_dims, record.arrays
-    return rebuild_likelihood(*own, rows=rows, local=record.local)
+    return rebuild_likelihood(*own, rows=rows, local=record.local, tables=record.tables)
 
 
 def _over_rows(

@@ -55,6 +55,8 @@ def synthetic_records(
 ) -> Iterator[tuple[Rows, np.ndarray]]:
     """Yield synthetic records and latent values, ever more elaborate ones, until `done`.
 
+    With several tables, the rows belong to each in turn.
+
     `many` is the likelihood rebuilt for the wanted number of rows, `z` a placeholder of shape (1, D), `start`
     the unconstrained values, shape (D,), around which z is drawn. `done` is asked after each kind of records.
     Yields one array per record array, and a point of shape (1, D).
@@ -65,9 +67,17 @@ def synthetic_records(
         draw = start + rng.normal(scale=0.5, size=start.shape)
         return draw[None].astype(pytensor.config.floatX)
 
+    def made(high: int, simplex: bool = False) -> Rows:
+        rows = [_uniform(rng, *k, high=high, simplex=simplex) for k in kinds]
+        if (tables := record.tables) is not None:
+            which = record.arrays.index(tables.which)
+            turn = rng.integers(len(tables.tables)) + np.arange(len(rows[which]))
+            rows[which] = (turn % len(tables.tables)).astype(rows[which].dtype)
+        return rows
+
     for high, simplex in ((2, False), (1, False), (2, True)):
         for _ in range(_DRAWS):
-            yield [_uniform(rng, *k, high=high, simplex=simplex) for k in kinds], point()
+            yield made(high, simplex), point()
         if done():
             return
     # Draws from the likelihood lie in its support, whatever that is.
@@ -80,7 +90,7 @@ def synthetic_records(
         return
     for high in (2, 1):
         for _ in range(_DRAWS):
-            rows, at = [_uniform(rng, *k, high=high, simplex=False) for k in kinds], point()
+            rows, at = made(high), point()
             try:
                 drawn = draw_fn(*rows, at)
             except Exception:

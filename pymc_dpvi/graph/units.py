@@ -1,8 +1,9 @@
 """Whose rows are whose: ``DPADVI(unit=...)``, by which a record is all rows of one person.
 
 In: ids, one for each row, as an array, as the name of a ``pm.Data`` or as that of a dim whose labels they
-are. Out: :class:`Units`, the rows sorted by person. Equal ids are one person. Ids are compared exactly, as
-integers or as strings: two persons taken for one would have twice the influence that is accounted for.
+are; with several tables, the ids of each (`tables`). Out: :class:`Units`, the rows sorted by person. Equal
+ids are one person. Ids are compared exactly, as integers or as strings: two persons taken for one would have
+twice the influence that is accounted for.
 
 The likelihood stays a product over rows, and each row's log-density is the one of `records`. A person's
 gradient is the sum over their rows, and it is this sum that is clipped (`engine.unit_sums`).
@@ -27,11 +28,41 @@ from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
-__all__ = ["Units", "codes_of", "find_units", "is_integer", "refuse_axes_over_units"]
+__all__ = [
+    "Ids",
+    "Units",
+    "check_max_rows",
+    "codes_of",
+    "find_ids",
+    "find_units",
+    "is_integer",
+    "refuse_axes_over_units",
+]
 
 _EXAMPLE = (
     "Type unit='person' for a pm.Data of the model with one id per row, or unit=ids for an array of them."
 )
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Ids of rows, and where they come from: a ``pm.Data`` (`source`), the labels of a `dim`, or neither."""
+
+    values: Any = field(repr=False)
+    words: str  # for the report: "the same 'person'"
+    source: Variable | None = field(default=None, repr=False)
+    dim: str | None = None
+
+    def check_unchanged(self, model: pm.Model) -> None:
+        """Raise if ``pm.set_data`` has put other ids into the model."""
+        held = self.source is not None and not np.array_equal(array_value(self.source), self.values)
+        labels = self.dim is not None and list(model.coords.get(self.dim) or ()) != self.values
+        if held or labels:
+            name = self.dim if self.source is None else self.source.name
+            raise UnsupportedModelError(
+                f"The ids in '{name}' are others now than when the method was made "
+                "(pm.set_data), so it is not known whose the rows are. Make a new DPADVI."
+            )
 
 
 @dataclass(frozen=True)
@@ -40,7 +71,7 @@ class Units:
 
     Person p has the rows ``rows[starts[p] : starts[p + 1]]``, in the order of the data. With `max_rows`, a
     person who has more is represented by that many of them, drawn anew in every step. `source` is the
-    ``pm.Data`` that holds the ids, if one does, and `ids` what it held.
+    ``pm.Data`` that holds the ids, if one does, and `ids` are those of each table.
     """
 
     rows: np.ndarray = field(repr=False)  # int64, (N,)
@@ -48,8 +79,7 @@ class Units:
     words: str  # whose rows, for the report: "the same 'person'"
     max_rows: int | None = None
     source: Variable | None = field(default=None, repr=False)
-    dim: str | None = None
-    ids: Any = field(default=None, repr=False)
+    ids: tuple[Ids, ...] = field(default=(), repr=False)
 
     @classmethod
     def by_codes(cls, codes: np.ndarray, words: str, max_rows: int | None = None, **held: Any) -> Units:
@@ -64,14 +94,8 @@ class Units:
 
     def check_unchanged(self, model: pm.Model) -> None:
         """Raise if ``pm.set_data`` has put other ids into the model."""
-        held = self.source is not None and not np.array_equal(array_value(self.source), self.ids)
-        labels = self.dim is not None and list(model.coords.get(self.dim) or ()) != self.ids
-        if held or labels:
-            name = self.dim if self.source is None else self.source.name
-            raise UnsupportedModelError(
-                f"The ids in '{name}' are others now than when the method was made "
-                "(pm.set_data), so it is not known whose the rows are. Make a new DPADVI."
-            )
+        for ids in self.ids:
+            ids.check_unchanged(model)
 
     def describe(self, observed: str) -> str:
         """Say what one record is, for the report; `observed` names the observed variables."""
@@ -87,14 +111,28 @@ def find_units(
     model: pm.Model, unit: Any, max_rows: Any, num_rows: int, public: Collection[Variable]
 ) -> Units | None:
     """Return the rows of each person; None if a record is a row. The arguments are those of `DPADVI`."""
-    if max_rows is not None:
-        max_rows = check_integer("max_rows_per_unit", max_rows, high=2**31 - 1)
-        if unit is None:
-            raise ArgumentError(
-                "max_rows_per_unit= says how many rows of a person count, so it needs unit=. " + _EXAMPLE
-            )
+    max_rows = check_max_rows(unit, max_rows)
     if unit is None:
         return None
+    ids = find_ids(model, unit, public)
+    codes = codes_of(ids.values, ids.words, num_rows, of_data=ids.source is not None)
+    return Units.by_codes(codes, ids.words, max_rows, source=ids.source, ids=(ids,))
+
+
+def check_max_rows(unit: Any, max_rows: Any) -> int | None:
+    """Return `max_rows_per_unit`, which needs `unit`."""
+    if max_rows is None:
+        return None
+    max_rows = check_integer("max_rows_per_unit", max_rows, high=2**31 - 1)
+    if unit is None:
+        raise ArgumentError(
+            "max_rows_per_unit= says how many rows of a person count, so it needs unit=. " + _EXAMPLE
+        )
+    return max_rows
+
+
+def find_ids(model: pm.Model, unit: Any, public: Collection[Variable]) -> Ids:
+    """Return the ids that `unit` is or names; raise if they are public, or would be released."""
     source, ids, words = _ids(model, unit)
     dim = unit if isinstance(unit, str) and source is None else None
     if dim is not None and dim in _released_dims(model, public):
@@ -107,13 +145,9 @@ def find_units(
             f"unit={shown(unit)} is also named in public_data: the ids say whose the rows are, and are not "
             "public. Leave it out there."
         )
-    codes = codes_of(ids, words, num_rows, of_data=source is not None)
-    held: dict[str, Any] = {}
     if source is not None:
-        held = {"source": source, "ids": np.array(array_value(source))}
-    elif dim is not None:
-        held = {"dim": dim, "ids": list(ids)}
-    return Units.by_codes(codes, words, max_rows, **held)
+        ids = np.array(array_value(source))
+    return Ids(ids, words, source, dim)
 
 
 def _released_dims(model: pm.Model, public: Collection[Variable]) -> set[str]:

@@ -14,12 +14,15 @@ the result says of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
 
 from pymc_dpvi.engine import local_sums
 from pymc_dpvi.engine.local_search import find_modes
@@ -28,6 +31,8 @@ from pymc_dpvi.graph.gradients import Latents, local_terms, put
 from pymc_dpvi.graph.model_checks import array_name
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
+from pymc_dpvi.graph.tables import Tables
+from pymc_dpvi.graph.traversal import array_shape
 from pymc_dpvi.graph.units import Units, codes_of
 from pymc_dpvi.posterior.new_rows import check_names, new_rows
 
@@ -118,25 +123,60 @@ class LocalPosterior:
 def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any], Units]:
     """Return the arrays of new rows as the model has them, the persons' ids, and whose the rows are."""
     assert record.units is not None and record.units.source is not None
-    person = str(record.units.source.name)
-    names = [a.name for a in record.arrays]
-    for array, name in zip(record.arrays, names, strict=True):
-        if name is None:
-            raise UnsupportedModelError(
-                f"{array_name(record.model, array)} has no name, so data= cannot hold it. Put it into "
-                "pm.Data."
-            )
-    check_names(data, list(dict.fromkeys([person, *map(str, names)])))
+    if record.tables is not None:
+        return _rows_of_tables(record, record.tables, data)
+    source = record.units.source
+    read = [a for a in record.arrays if a is not source]
+    check_names(data, _names(record.model, [source, *read]))
+    person = str(source.name)
     if np.size(data[person]) == 0:
         raise ArgumentError(f"data[{person!r}] must have an id for each row; found none.")
     codes = codes_of(data[person], "the same id", np.size(data[person]), alone=True)
-    rows = []
-    for array, row, name in zip(record.arrays, record.rows, names, strict=False):
-        shape = (codes.size, *row.type.shape[1:])
-        if array is record.units.source:
-            rows.append(np.zeros(shape, row.type.dtype))
-            continue
-        rows.append(new_rows(str(name), data[str(name)], shape, row.type.dtype))
-    ids = np.asarray(data[person], dtype=object)
+    new = _new(read, data, codes.size)
+    rows = [np.zeros(codes.size, a.type.dtype) if a is source else new[a] for a in record.arrays]
+    return rows, *_persons(np.asarray(data[person], dtype=object), codes)
+
+
+def _rows_of_tables(
+    record: RecordModel, tables: Tables, data: Any
+) -> tuple[list[np.ndarray], list[Any], Units]:
+    """As `_rows_of`, of several tables; a new person may have no row in some, and a table none at all."""
+    sources: list[Variable] = []
+    for table in tables.tables:
+        if table.ids.source is None:
+            raise UnsupportedModelError(
+                f"The ids of the rows of {', '.join(map(repr, table.terms))} are no pm.Data, so data= cannot "
+                "hold them. Put them into pm.Data, and name it in unit=."
+            )
+        sources.append(table.ids.source)
+    reads = [[a for a in t.arrays if a is not s] for t, s in zip(tables.tables, sources, strict=True)]
+    check_names(data, _names(tables.model, [*sources, *chain(*reads)]))
+    ids = np.concatenate([np.asarray(data[str(s.name)], dtype=object) for s in sources])
+    if ids.size == 0:
+        raise ArgumentError(f"data[{str(sources[0].name)!r}] must have an id for each row; found none.")
+    codes = codes_of(ids, "the same id", ids.size, alone=True)
+    lengths = [len(data[str(s.name)]) for s in sources]
+    given: dict[Variable, np.ndarray] = {}
+    for read, length in zip(reads, lengths, strict=True):
+        given |= _new(read, data, length)
+    return [tables.stacked(a, given, lengths, codes) for a in record.arrays], *_persons(ids, codes)
+
+
+def _names(model: pm.Model, arrays: Sequence[Variable]) -> list[str]:
+    """Name arrays, each once."""
+    for array in arrays:
+        if array.name is None:
+            raise UnsupportedModelError(
+                f"{array_name(model, array)} has no name, so data= cannot hold it. Put it into pm.Data."
+            )
+    return list(dict.fromkeys(str(a.name) for a in arrays))
+
+
+def _new(arrays: Sequence[Any], data: Mapping[str, Any], length: int) -> dict[Variable, np.ndarray]:
+    """Return new rows of arrays in the model's types."""
+    return {a: new_rows(a.name, data[a.name], (length, *array_shape(a)[1:]), a.type.dtype) for a in arrays}
+
+
+def _persons(ids: np.ndarray, codes: np.ndarray) -> tuple[list[Any], Units]:
     units = Units.by_codes(codes, "the same id")
-    return rows, [ids[units.rows[a]] for a in units.starts[:-1]], units
+    return [ids[units.rows[a]] for a in units.starts[:-1]], units
