@@ -99,10 +99,12 @@ class DPADVI(Inference):  # type: ignore[misc]
     budget : PrivacyBudget, optional
         What all fits on these data may spend together. Each `fit` and `refine` is charged to it before
         noise is drawn, or refused. Without one, nothing limits the sum of several fits.
-    unit : str or array of int or str, optional
+    unit : str, array of int or str, or dict of them, optional
         Whose the rows are, if a person may have several: the name of a ``pm.Data`` that holds one id per
         row, that of a dim whose labels are ids, or the ids. A record is then all rows with one id; neither
-        ids nor anybody's number of rows are released. By default a record is a row. With `records`, a
+        ids nor anybody's number of rows are released. By default a record is a row. With several tables,
+        observed variables of different lengths, a dict that has the ids of each: ``{"cost": "who_came",
+        "smoker": "who_answered"}``; a record is then all rows with one id in all tables. With `records`, a
         ``pm.Data`` of made-up ids, for which `records` has a source of all ids.
     max_rows_per_unit : int, optional
         With `unit`: of a person with more rows, so many are drawn anew in every step. Without it, clipping

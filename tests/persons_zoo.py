@@ -1,8 +1,8 @@
 """Models by person, as people write them: several rows of each, and mostly latent values of their own.
 
-Each is fitted with ``unit="person"``. Data are made by `numpy.random.default_rng`; the numbers of
-persons, of rows and of everything else differ. An entry's `local` names the variables that are integrated
-out, in the model's order.
+Each is fitted with ``unit="person"``, or with the ids of several tables. Data are made by
+`numpy.random.default_rng`; the numbers of persons, of rows and of everything else differ. An entry's `local`
+names the variables that are integrated out, in the model's order.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def persons(
     def register(write: Callable[[], None]) -> Callable[[], None]:
         def build() -> pm.Model:
             with pm.Model(coords={"who": [f"p{i}" for i in range(P)], "coef": ["a", "b"]}) as model:
-                pm.Data("person", WHO)
+                if "unit" not in options:
+                    pm.Data("person", WHO)
                 write()
             return model
 
@@ -342,3 +343,74 @@ def autoregression_within_a_person() -> None:
     mean = slopes() + u[who()]
     sd = pm.HalfNormal("s") * pt.switch(later, 1.0, 1.0 / pt.sqrt(1.0 - rho**2))
     pm.Normal("y", mean + later * rho * (before - mean), sd, observed=Y)
+
+
+def visits_and_answers(local: bool) -> None:
+    """Write the models above with a table of each kind, of different lengths."""
+    came, answered = pm.Data("came", WHO[VISIT]), pm.Data("answered", WHO[~VISIT])
+    of_visit, of_answer = 0.0, 0.0
+    if local:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+        of_visit, of_answer = u[came], u[answered]
+    b, load = pm.Normal("b", 0, 1, dims="coef"), pm.LogNormal("load", 0, 0.3)
+    mean = pm.Deterministic("mean", pm.Data("x", X[VISIT]) @ b + of_visit, dims="visit")
+    pm.Normal("spent", mean, pm.HalfNormal("s"), observed=Y[VISIT], dims="visit")
+    pm.Bernoulli(
+        "says", logit_p=pm.Normal("a") + load * of_answer, observed=LABEL[~VISIT], shape=int((~VISIT).sum())
+    )
+
+
+TWO: dict[str, Any] = {"unit": {"spent": "came", "says": "answered"}}
+
+
+@persons(withheld="mean", **TWO)
+def tables_of_visits_and_answers() -> None:
+    pm.modelcontext(None).add_coord("visit", length=int(VISIT.sum()))
+    visits_and_answers(local=False)
+
+
+@persons("u", "mean", **TWO)
+def tables_with_an_intercept() -> None:
+    pm.modelcontext(None).add_coord("visit", [f"v{i}" for i in range(VISIT.sum())])
+    visits_and_answers(local=True)
+
+
+@persons("kind", unit={"y": "came", "says": "once", "extra": "once"})
+def tables_of_hidden_classes() -> None:
+    """The second table has one row of each person, as many as the variable has entries."""
+    kind = pm.Categorical("kind", pm.Dirichlet("share", np.ones(3)), shape=P)
+    level = pm.Normal("level", 0, 1, shape=3)
+    once = pm.Data("once", np.random.default_rng(5).permutation(P))
+    pm.Poisson("y", pm.math.exp(0.3 * level[kind[pm.Data("came", WHO)]]), observed=pm.Data("count", COUNT))
+    chance = pm.Beta("chance", 1, 1, shape=3)[kind[once]]
+    pm.Binomial("says", pm.Data("tries", np.arange(P) % 4 + 1), chance, observed=np.arange(P) % 2)
+    pm.Potential("extra", -0.5 * (pm.Data("z", EFFECT) - level[kind[once]]) ** 2)
+
+
+@persons(unit={"y": "came", "scores": "tested", "grade": "tested", "rated": "judged"})
+def tables_of_three_kinds() -> None:
+    """Rows that are vectors, ordered and censored outcomes, and tables of equal length."""
+    rng = np.random.default_rng(6)
+    tested, judged = rng.integers(0, P, size=40), rng.integers(0, P, size=40)
+    pm.Data("came", WHO), pm.Data("tested", tested), pm.Data("judged", judged)
+    chol = pm.LKJCholeskyCov("chol", n=3, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=3))[0]
+    pm.StudentT("y", 4, slopes(), sigma=pm.HalfNormal("s"), observed=Y)
+    pm.MvNormal("scores", pm.Normal("m", 0, 1, shape=3), chol=chol, observed=rng.normal(size=(40, 3)))
+    cuts = pm.Normal(
+        "cuts", 0, 1, shape=3, transform=pm.distributions.transforms.ordered, initval=[-1.0, 0, 1]
+    )
+    pm.OrderedLogistic(
+        "grade",
+        eta=pm.Normal("eta") * pm.Data("w", rng.normal(size=40)),
+        cutpoints=cuts,
+        observed=rng.integers(0, 4, size=40),
+        compute_p=False,
+    )
+    judge = pm.Data("judge", rng.integers(0, 5, size=40))
+    pm.Censored(
+        "rated",
+        pm.Normal.dist(pm.Normal("strict", 0, 1, shape=5)[judge], 1.0),
+        lower=None,
+        upper=1.0,
+        observed=np.minimum(rng.normal(size=40), 1.0),
+    )

@@ -25,7 +25,13 @@ NAMES = list(PERSONS_ZOO)
 LARGE = 1e6  # a clip norm that clips nobody
 #: Integrals over several values take long in Python.
 SLOW = {"three_effects", "correlated_effects", "own_spread", "ordered_answers", "frailty"}
-DISCRETE = {"hidden_classes", "hidden_classes_by_table", "hidden_states", "classes_with_a_reference"}
+DISCRETE = {
+    "hidden_classes",
+    "hidden_classes_by_table",
+    "hidden_states",
+    "classes_with_a_reference",
+    "tables_of_hidden_classes",
+}
 OPTIONS: dict[str, Any] = {"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "rdp", "random_seed": 1}
 #: The error of 15 nodes, or of the default in three dimensions, beside the gradient's length.
 ALLOWED = 0.02
@@ -34,7 +40,7 @@ ALLOWED_OF = {"own_spread": 0.1}
 
 
 def method(entry: Entry, **more: Any) -> DPADVI:
-    return DPADVI(**{**OPTIONS, **entry.options, **more}, unit="person", model=entry.build())
+    return DPADVI(**{**OPTIONS, "unit": "person", **entry.options, **more}, model=entry.build())
 
 
 def released_of_everybody(
@@ -81,7 +87,8 @@ def one_row(made: DPADVI) -> Any:
 def rows_of(made: DPADVI, p: int) -> list[list[np.ndarray]]:
     record = made._record
     own = record.units.rows[record.units.starts[p] : record.units.starts[p + 1]]  # type: ignore[union-attr]
-    return [[array_value(a)[r : r + 1] for a in record.arrays] for r in own]
+    data = [array_value(a) for a in record.data()]
+    return [[a[r : r + 1] for a in data] for r in own]
 
 
 def test_the_zoo_is_complete():

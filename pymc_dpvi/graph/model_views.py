@@ -34,8 +34,10 @@ def swap_variables(view: pm.Model, swapped: Mapping[Any, Any], gone: Collection[
     view.free_RVs = type(view.free_RVs)(rv for rv in view.free_RVs if rv not in gone)
     for table in _TABLES:
         entries = getattr(view, table)
-        kept = {swapped.get(rv, rv): swapped.get(v, v) for rv, v in entries.items() if rv not in gone}
+        kept = {swapped.get(rv, rv): value for rv, value in entries.items() if rv not in gone}
         setattr(view, table, type(entries)(kept))
+    values = {rv: swapped.get(value, value) for rv, value in view.rvs_to_values.items()}
+    view.rvs_to_values = type(view.rvs_to_values)(values)
     view.values_to_rvs = type(view.values_to_rvs)({v: rv for rv, v in view.rvs_to_values.items()})
     names = {str(rv.name) for rv in gone}
     named = {name: swapped.get(v, v) for name, v in view.named_vars.items() if name not in names}

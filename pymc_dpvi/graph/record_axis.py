@@ -109,8 +109,8 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
             "record. Groups of other people, as in an A/B test, are one variable with all outcomes, and "
             "parameters by the group, mu[group]. Rows that are censored belong to the others: pm.Censored "
             "takes both in one variable. What one person did goes into one row (for example a matrix with a "
-            "column each), or into tables one under the other, with unit= (the user guide, 'Several "
-            f"tables'). Or fit them separately and add up the privacy costs.{hint_of_orientation(model)}"
+            "column each). Or say of each variable whose its rows are, with ids of their own for each length: "
+            f"unit={{'cost': 'who_came', 'smoker': 'who_answered'}}.{hint_of_orientation(model)}"
         )
     num_records = next(iter(lengths.values()))
     if num_records < 2:

@@ -39,7 +39,7 @@ from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
 from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.record_axis import find_record_arrays, find_record_axis
-from pymc_dpvi.graph.traversal import array_shape, array_value, depends_on, walk
+from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.units import Ids, Units, check_max_rows, codes_of, find_ids
 
 __all__ = ["Tables", "by_ids", "stack_tables"]
@@ -183,7 +183,7 @@ def stack_tables(
         )
     max_rows = check_max_rows(groups, max_rows)
     found = [_table(model, terms, find_ids(model, ids, public), public) for terms, ids in groups]
-    _refuse_shared(model, found)
+    _refuse_shared(model, found, public)
     units, codes = _units(found, max_rows)
     total = sum(t.num_rows for t in found)
     tables = []
@@ -227,7 +227,7 @@ def _table(model: pm.Model, terms: tuple[str, ...], ids: Ids, public: set[Variab
     return Table(terms, num_rows, dims, ids, {a: a for a in arrays})
 
 
-def _refuse_shared(model: pm.Model, tables: Sequence[Table]) -> None:
+def _refuse_shared(model: pm.Model, tables: Sequence[Table], public: set[Variable]) -> None:
     """Raise if a term reads rows of another table than its own, or rows of a table and has no ids."""
     known = {name for t in tables for name in t.terms}
     for number, table in enumerate(tables):
@@ -241,9 +241,13 @@ def _refuse_shared(model: pm.Model, tables: Sequence[Table]) -> None:
                         "another table, reads it too. Rows of two tables have no order in common: give each "
                         "table an array of its own, with an entry for each of its rows."
                     )
-    arrays = [a for t in tables for a in t.arrays]
+    lengths = {t.num_rows for t in tables}
     for pot in model.potentials:
-        if pot.name not in known and depends_on([pot], [*arrays, *model.observed_RVs], stop=model.free_RVs):
+        if pot.name in known:
+            continue
+        found = set(walk([pot], stop=model.free_RVs, columns_of=None)) - public
+        of_rows = any(is_array(v) and array_shape(v)[:1] and array_shape(v)[0] in lengths for v in found)
+        if of_rows or not found.isdisjoint(model.observed_RVs):
             raise ArgumentError(
                 f"The Potential '{pot.name}' reads rows of a table, and unit= does not say whose they are. "
                 f"Name it there, as the observed variables are: {_EXAMPLE}."
@@ -252,25 +256,29 @@ def _refuse_shared(model: pm.Model, tables: Sequence[Table]) -> None:
 
 def _units(tables: Sequence[Table], max_rows: int | None) -> tuple[Units, np.ndarray]:
     """Return whose the rows of all tables are. Equal ids are one person, whichever tables they are in."""
-    all_ids = []
-    for t in tables:
-        ids = t.ids.values.to_numpy() if hasattr(t.ids.values, "to_numpy") else t.ids.values
-        out = np.empty(t.num_rows, dtype=object)
-        out[:] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        all_ids.append(out)
+    given = [t.ids.values.to_numpy() if hasattr(t.ids.values, "to_numpy") else t.ids.values for t in tables]
+    if not all(isinstance(ids, np.ndarray) and ids.dtype.kind == "i" for ids in given):
+        # Of signed and unsigned integers NumPy makes floats, and of integers and strings strings.
+        given = [_objects(ids) for ids in given]
     by_name = [
         f"'{t.ids.dim or t.ids.source.name}' of {_named(t.terms)}"  # type: ignore[union-attr]
         for t in tables
         if t.ids.dim is not None or t.ids.source is not None
     ]
     words = f"the same id ({'; '.join(by_name)})" if len(by_name) == len(tables) else "the same id in unit="
-    codes = codes_of(np.concatenate(all_ids), words, sum(t.num_rows for t in tables))
+    codes = codes_of(np.concatenate(given), words, sum(t.num_rows for t in tables))
     in_model = [t.ids.source for t in tables if t.ids.source is not None]
     source = None
     if in_model:
         source = pytensor.shared(codes, name=str(in_model[0].name))
     held = tuple(t.ids for t in tables)
     return Units.by_codes(codes, words, max_rows, source=source, ids=held), codes
+
+
+def _objects(ids: Any) -> np.ndarray:
+    out = np.empty(len(ids), dtype=object)
+    out[:] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    return out
 
 
 def _named(terms: Iterable[str]) -> str:

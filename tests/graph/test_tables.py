@@ -1,0 +1,362 @@
+"""Several tables of the same people: what ``unit={...}`` takes, what it refuses, and what a fit reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc_dpvi import DPADVI
+from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
+from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.traversal import array_value
+
+RNG = np.random.default_rng(3)
+P = 12
+CAME, ANSWERED = RNG.integers(0, P, size=30), RNG.permutation(P)[:9]
+COST, DOSE, SMOKES = RNG.gamma(2.0, 1.0, size=30), RNG.normal(size=30), RNG.integers(0, 2, size=9)
+UNIT: dict[str, Any] = {"cost": "came", "smokes": "answered"}
+OPTIONS: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-6, "sampling_prob": 0.5, "random_seed": 1}
+
+
+def two(more: Callable[[], None] = lambda: None, local: bool = True, came: Any = CAME) -> pm.Model:
+    """Visits that cost something, and answers to a questionnaire; they share a value of the person."""
+    coords = {
+        "who": range(P),
+        "visit": [f"v{i}" for i in range(len(came))],
+        "answer": [f"a{i}" for i in ANSWERED],
+    }
+    with pm.Model(coords=coords) as model:
+        visits, answers = pm.Data("came", came), pm.Data("answered", ANSWERED)
+        base, slope, share = pm.Normal("base"), pm.Normal("slope"), pm.Normal("share")
+        of_visit, of_answer = 0.0, 0.0
+        if local:
+            u = pm.Normal("u", 0, pm.HalfNormal("tau"), dims="who")
+            of_visit, of_answer = u[visits], u[answers]
+        mean = pm.Deterministic(
+            "mean", base + slope * pm.Data("dose", DOSE[: len(came)]) + of_visit, dims="visit"
+        )
+        cost = pm.Data("costs", COST[: len(came)])
+        pm.Gamma("cost", 2.0, pm.math.exp(-mean), observed=cost, dims="visit")
+        pm.Bernoulli("smokes", logit_p=share + of_answer * pt.ones(len(ANSWERED)), observed=SMOKES)
+        more()
+    return model
+
+
+def taken(model: pm.Model, unit: Any = UNIT, **more: Any) -> RecordModel:
+    return build_record_model(model, unit=unit, **more)
+
+
+def rows_by_person(record: RecordModel) -> list[list[int]]:
+    units = record.units
+    assert units is not None
+    found = (units.rows[a:b].tolist() for a, b in zip(units.starts[:-1], units.starts[1:], strict=True))
+    return sorted(found)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "names of pm.Data": UNIT,
+    "arrays": {"cost": CAME, "smokes": ANSWERED},
+    "a name and an array": {"cost": "came", "smokes": ANSWERED},
+    "strings": {
+        "cost": [f"p{i}" for i in CAME],
+        "smokes": pd.Series(ANSWERED, index=range(5, 14)).map("p{}".format),
+    },
+    "unsigned beside signed": {
+        "cost": CAME.astype("uint64") + 2**63,
+        "smokes": ANSWERED.astype(object) + 2**63,
+    },
+    "labels of dims": {"cost": "visit_id", "smokes": "answer_id"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equal_ids_are_one_person_whichever_table_they_are_in(way: str):
+    model = two(local=False)
+    if way == "labels of dims":
+        model = two(local=False)
+        model.add_coords({"visit_id": [f"p{i}" for i in CAME], "answer_id": [f"p{i}" for i in ANSWERED]})
+    ids = np.concatenate([CAME, ANSWERED])
+    expected = sorted([np.flatnonzero(ids == i).tolist() for i in np.unique(ids)])
+    assert rows_by_person(taken(model, WAYS[way])) == expected
+
+
+def test_the_ids_of_one_table_in_a_dict_are_those_without():
+    with pm.Model() as model:
+        pm.Data("came", CAME)
+        pm.Gamma("cost", 2.0, pm.HalfNormal("b"), observed=COST)
+    assert rows_by_person(taken(model, {"cost": "came"})) == rows_by_person(taken(model, "came"))
+    assert taken(model, {"cost": "came"}).tables is None
+
+
+def test_a_record_is_all_rows_of_a_person_and_the_report_says_so():
+    record = taken(two())
+    ids = "'came' of 'cost'; 'answered' of 'smokes'"
+    assert record.unit == f"all rows of 'cost', 'smokes' (dim 'visit') with the same id ({ids})"
+    assert record.local is not None and record.local.names == ("u",)
+    assert record.num_units == len({*CAME, *ANSWERED})
+    assert not {"visit", "answer"} & record.released_dims and not record.released
+
+
+def test_the_view_holds_no_number_of_the_data_but_whose_rows_are_whose():
+    model = two()
+    record = taken(model)
+    assert record.whole_model is model
+    for array in record.arrays:
+        assert record.units is not None
+        if array is not record.units.source:
+            assert not array_value(array).any(), array.name
+    held = {a.name: array_value(a) for a in record.data()}
+    assert held["costs"][:30].tolist() == COST.tolist() and not held["costs"][30:].any()
+    assert held["table"].tolist() == [0] * 30 + [1] * 9
+
+
+def test_padding_is_finite_and_the_same_for_all_data():
+    def outcomes_below_one() -> None:
+        pm.Potential("late", pm.logp(pm.Exponential.dist(1.0), pm.Data("days", np.ones(9)) - 0.01))
+
+    unit = {**UNIT, "late": "answered"}
+    found = []
+    for change in (0.0, 5.0):
+        model = two(outcomes_below_one)
+        with model:
+            pm.set_data({"costs": COST + change, "days": np.ones(9) + change})
+        made = DPADVI(**OPTIONS, unit=unit, model=model)
+        tables = made._record.tables
+        assert tables is not None
+        found.append({str(a.name): v.tolist() for a, v in tables.padding.items()})
+        values = {a.name: array_value(a) for a in made._record.data()}
+        assert (values["costs"][30:] > 0).all() and (values["days"][:30] > 0.01).all()
+    assert found[0] == found[1]
+
+
+def test_a_person_without_a_row_in_some_table_counts_as_the_others_do():
+    """Rows of the other table are no part of a person's log-density, nor of its gradient."""
+    record = taken(two(local=False))
+    point = {v.name: np.asarray(0.3) for v in record.value_vars}
+    data = [array_value(a) for a in record.data()]
+    terms = python_terms(record)
+    for row, name in ((3, "cost"), (33, "smokes")):
+        values = terms(*(d[row : row + 1] for d in data), *(point[v.name] for v in record.value_vars))
+        found = dict(zip(record.factors, values, strict=True))
+        assert found.pop(name) != 0.0 and not any(found.values())
+
+
+def python_terms(record: RecordModel) -> Any:
+    from pymc_dpvi.graph.synthetic_records import python_function
+
+    return python_function([*record.rows, *record.value_vars], [f.sum() for f in record.factors.values()])
+
+
+def shares_an_array() -> pm.Model:
+    return two(lambda: pm.Potential("p", -(pm.modelcontext(None)["dose"] ** 2) * pt.ones(30)))
+
+
+def of_equal_lengths() -> pm.Model:
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", CAME[::-1].copy())
+        x, b = pm.Data("dose", DOSE), pm.Normal("b")
+        pm.Normal("cost", b * x, 1.0, observed=COST)
+        pm.Normal("smokes", -b * x, 1.0, observed=DOSE)
+    return model
+
+
+def reads_the_other_table() -> pm.Model:
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        x, b = pm.Data("dose", DOSE), pm.Normal("b")
+        pm.Normal("cost", b * x, 1.0, observed=COST)
+        pm.Normal("smokes", b * x[:9], 1.0, observed=DOSE[:9])
+    return model
+
+
+def of_the_other_length() -> pm.Model:
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b = pm.Normal("b")
+        pm.Normal("cost", b, 1.0, observed=COST)
+        pm.Normal("smokes", b * pm.Data("x", DOSE).mean(), 1.0, observed=DOSE[:9])
+    return model
+
+
+def prior_of_a_table() -> pm.Model:
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b = pm.Normal("b", pm.Data("x", DOSE[:9]).mean())
+        pm.Normal("cost", b, 1.0, observed=COST)
+        pm.Normal("smokes", b, 1.0, observed=DOSE[:9])
+    return model
+
+
+def prior_of_a_number_of_rows() -> pm.Model:
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        x = pm.Data("x", DOSE[:9])
+        b = pm.Normal("b", x.shape[0])
+        pm.Normal("cost", b, 1.0, observed=COST)
+        pm.Normal("smokes", b * x, 1.0, observed=DOSE[:9])
+    return model
+
+
+def a_value_for_each_row() -> pm.Model:
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b = pm.Normal("b")
+        pm.Normal("cost", b, 1.0, observed=COST)
+        pm.Normal("smokes", pm.Normal("v", 0, 1, shape=9) * b, 1.0, observed=DOSE[:9])
+    return model
+
+
+def one_draw() -> pm.Model:
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b = pm.Normal("b")
+        pm.Normal("cost", b, 1.0, observed=COST)
+        pm.MvNormal("smokes", b * np.ones(9), np.eye(9), observed=DOSE[:9])
+    return model
+
+
+def another_value_by_copied_ids() -> pm.Model:
+    with pm.Model() as model:
+        came = pm.Data("came", CAME)
+        u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=P)
+        pm.Data("answered", ANSWERED)
+        pm.Normal("cost", u[came], 1.0, observed=COST)
+        pm.Normal("smokes", u[ANSWERED], 1.0, observed=DOSE[:9])
+    return model
+
+
+def of_records_without_ids() -> pm.Model:
+    def more() -> None:
+        pm.Potential("late", -(pm.Data("days", np.ones(9)) ** 2) * pm.modelcontext(None)["share"])
+
+    return two(more)
+
+
+REFUSED: dict[str, tuple[Callable[[], pm.Model], dict[str, Any], str]] = {
+    "a name that is none": (
+        two,
+        {"unit": {**UNIT, "costs": "came"}},
+        "'costs', which is no observed variable",
+    ),
+    "no name": (two, {"unit": {**UNIT, 3: "came"}}, "unit names a int, which is no observed variable"),
+    "one is missing": (two, {"unit": {"cost": "came"}}, "has no ids for 'smokes'"),
+    "a dict of nothing": (two, {"unit": {}}, "has no ids for 'cost', 'smokes'"),
+    "no such data": (two, {"unit": {**UNIT, "cost": "cane"}}, "'cane' is no pm.Data"),
+    "ids of the other table": (two, {"unit": {"cost": "answered", "smokes": "came"}}, "one id for each row"),
+    "floats": (two, {"unit": {**UNIT, "smokes": ANSWERED / 2}}, "found floats"),
+    "strings and integers": (
+        two,
+        {"unit": {"cost": CAME, "smokes": ANSWERED.astype(str)}},
+        "strings or integers as ids, all of one kind",
+    ),
+    "masked": (two, {"unit": {**UNIT, "smokes": np.ma.array(ANSWERED, mask=[1] + [0] * 8)}}, "masked"),
+    "all one person's": (
+        lambda: two(local=False),
+        {"unit": {"cost": [1] * 30, "smokes": [1] * 9}},
+        "they would be one person's",
+    ),
+    "ids that are public": (two, {"unit": UNIT, "public_data": ["came"]}, "not public"),
+    "labels that are released": (
+        two,
+        {"unit": {"cost": "who", "smokes": "answered"}},
+        "whose labels are released",
+    ),
+    "record_dim": (two, {"unit": UNIT, "record_dim": "visit"}, "Leave record_dim= out"),
+    "rows of a person": (two, {"unit": UNIT, "max_rows_per_unit": 0}, "max_rows_per_unit"),
+    "a Potential without ids": (of_records_without_ids, {"unit": UNIT}, "'late' reads rows of a table"),
+    "an array in two": (of_equal_lengths, {"unit": UNIT}, "'dose' has a row for each row of one table"),
+    "a part of the other": (
+        reads_the_other_table,
+        {"unit": UNIT},
+        "'dose' has a row for each row of one table",
+    ),
+    "another length": (of_the_other_length, {"unit": UNIT}, "'x'"),
+    "a prior": (prior_of_a_table, {"unit": UNIT}, "prior of 'b' depends on the records"),
+    "a prior of a length": (prior_of_a_number_of_rows, {"unit": UNIT}, "prior of 'b' depends on the records"),
+    "a value for each row": (a_value_for_each_row, {"unit": UNIT}, "'v' has an axis over records"),
+    "one draw": (one_draw, {"unit": UNIT}, "behind 'smokes' has a second axis"),
+    "copied ids": (another_value_by_copied_ids, {"unit": UNIT}, "'u'"),
+    "no dict": (two, {"unit": "came"}, "have different lengths"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_one_model_is_refused_by_name(name: str):
+    build, options, text = REFUSED[name]
+    with pytest.raises(PrivacyError) as caught:
+        DPADVI(**OPTIONS, **options, model=build())
+    assert text in str(caught.value), str(caught.value)
+    for number in ("30", "39", str(COST[0]), "'v1'"):
+        assert number not in str(caught.value)
+
+
+CHANGES: dict[str, tuple[dict[str, Any], Callable[[], None], str]] = {
+    "other ids": (UNIT, lambda: pm.set_data({"came": CAME[::-1].copy()}), "ids in 'came' are others now"),
+    "another length": (
+        UNIT,
+        lambda: pm.set_data(
+            {"dose": DOSE[:20], "costs": COST[:20], "came": CAME[:20]}, coords={"visit": range(20)}
+        ),
+        "another shape now",
+    ),
+    "rows with ids outside": (
+        {"cost": CAME, "smokes": "answered"},
+        lambda: pm.set_data({"costs": COST[::-1].copy()}),
+        "not known whose the rows are",
+    ),
+    "another variable": (UNIT, lambda: pm.Normal("more", 0, 1, observed=DOSE), "other variables now"),
+    "another parameter": (UNIT, lambda: pm.Normal("more"), "other variables now"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_model_that_has_changed_is_refused(name: str):
+    unit, change, text = CHANGES[name]
+    model = two(local=unit is UNIT)
+    made = DPADVI(**OPTIONS, unit=unit, model=model)
+    with model:
+        change()
+    with pytest.raises(UnsupportedModelError, match=text):
+        made.fit(3, progressbar=False, backend="python")
+    with pytest.raises(PrivacyError, match="Nothing was spent"):
+        _ = made.approx.privacy
+
+
+def test_exchanged_data_are_those_of_the_next_fit():
+    model = two()
+    record = taken(model)
+    with model:
+        pm.set_data({"costs": COST + 1.0})
+    held = {a.name: array_value(a) for a in record.data()}
+    assert held["costs"][:30].tolist() == (COST + 1.0).tolist()
+
+
+def test_sources_and_encoders_take_one_table():
+    model = two()
+    with pytest.raises(ArgumentError, match="name of a pm"):
+        DPADVI(**OPTIONS, unit=UNIT, records={"came": CAME}, model=model)
+
+
+@pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
+def test_new_persons_have_rows_in_some_of_the_tables():
+    approx = DPADVI(**OPTIONS, insecure_noise_seed=1, unit=UNIT, model=two()).fit(
+        3, progressbar=False, backend="python"
+    )
+    # fmt: off
+    new = {"came": ["a", "a", "b"], "dose": [0.0, 1.0, 2.0], "costs": [1.0, 2.0, 3.0],
+           "answered": ["b", "c"], "smokes": [1, 0]}
+    # fmt: on
+    found = approx.local_posterior(new, 4, noise_aware=False)["posterior"]["u"]
+    assert found.dims == ("chain", "draw", "came") and found["came"].to_numpy().tolist() == ["a", "b", "c"]
+    none = {**new, "answered": [], "smokes": []}
+    assert approx.local_posterior(none, 4, noise_aware=False)["posterior"]["u"].shape == (1, 4, 2)
+    with pytest.raises(ArgumentError, match="missing \\['answered'\\]"):
+        approx.local_posterior({k: v for k, v in new.items() if k != "answered"}, 4, noise_aware=False)
+    with pytest.raises(ArgumentError, match="'smokes'"):
+        approx.local_posterior({**new, "smokes": [1]}, 4, noise_aware=False)
