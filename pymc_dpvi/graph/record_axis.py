@@ -109,7 +109,7 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
             "record. Groups of other people, as in an A/B test, are one variable with all outcomes, and "
             "parameters by the group, mu[group]. Rows that are censored belong to the others: pm.Censored "
             "takes both in one variable. What one person did goes into one row (for example a matrix with a "
-            "column each). Or say of each variable whose its rows are, with ids of their own for each length: "
+            "column each). Or say of each variable whose its rows are, with ids for each length: "
             f"unit={{'cost': 'who_came', 'smoker': 'who_answered'}}.{hint_of_orientation(model)}"
         )
     num_records = next(iter(lengths.values()))
