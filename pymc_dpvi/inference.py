@@ -37,7 +37,6 @@ from pymc_dpvi.graph.amortized import encode
 from pymc_dpvi.graph.guide_checks import check_families, check_reads_no_record, sorted_out
 from pymc_dpvi.graph.local_rules import Quadrature
 from pymc_dpvi.graph.mismatch import explained
-from pymc_dpvi.graph.padding import pad_tables
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.graph.start import check_finite_start, check_starting_values
@@ -278,7 +277,6 @@ class DPADVI(Inference):  # type: ignore[misc]
             )
         explained(lambda: check_finite_start(self._record, self._approx.latents, self._approx.start), model)
         explained(lambda: check_separable(self._record, self._approx.latents, self._approx.start), model)
-        pad_tables(self._record, self._approx.latents, self._approx.start)
         self._settings.check_sampler(self._record.num_units)
         warn_of_single_precision(self._approx.latents.value_vars)
         warn_of_rough_integrals(self._record, self._approx.latents, self._approx.start)

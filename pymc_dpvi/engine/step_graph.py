@@ -174,7 +174,7 @@ class StepGraph:
         With several draws, their means. A PrivacyError if more of the records is in it than the release.
         """
         row = self._row()
-        inside = [*self.record.arrays, *self.data, self.indices, self.count, self.noise]
+        inside = [*self.record.of_records, *self.data, self.indices, self.count, self.noise]
         if set(inside) & set(walk([row], stop=[self.noisy], into_size=True)):
             raise PrivacyError("The trace of gradients would hold more of the records than the release.")
         return row
@@ -234,9 +234,7 @@ class StepGraph:
         the records, the clipped sum's rows, the batch and its size, and the noise. What hides what it reads,
         such as a ``default_update``, may do the same.
         """
-        model = self.record.model
-        held = {*self.data, self.indices, self.count, self.noise}
-        held |= {*self.record.arrays, *model.data_vars, *model.observed_RVs}
+        held = {*self.data, self.indices, self.count, self.noise, *self.record.brought_by_users}
         behind = set(walk([*updates, *updates.values()], stop=public, into_size=True))
         if held & behind or any(hides_numbers(v) for v in behind - set(public)):
             raise ArgumentError(

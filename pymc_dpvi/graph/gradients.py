@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -38,6 +39,7 @@ from pymc_dpvi.graph.factoring import find_uses, lift_uses
 from pymc_dpvi.graph.model_checks import hint_of_loops
 from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.tables import own_gradients
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.guide.whole import Family
 
@@ -150,7 +152,7 @@ def aligned_gradients(
     logp = put([logp], list(constant), list(constant.values()))[0] if constant else logp
     logp = lift_uses(_stable(logp), draw, record.rows)
     uses = find_uses(logp, draw, record.rows)
-    grads = iter(_gradient(logp, [v for use in uses for v in use.by], record.factors))
+    grads = iter(_row_gradient(record, logp, [v for use in uses for v in use.by]))
     one = [
         [a if use.form.kind == "sparse" and k else _as_float(a) for k, a in enumerate(use.arrays(by))]
         for use in uses
@@ -191,9 +193,9 @@ def local_terms(
     (logp,), draw = in_draws([record.row_logp], latents)
     logp = _stable(logp)
     local = record.rows[len(record.arrays)]
-    (slope,) = _gradient(logp, [local], record.factors)
+    (slope,) = _row_gradient(record, logp, [local])
     size = record.local.size
-    curvature = [_gradient(slope[0, k], [local], record.factors)[0][0] for k in range(size)]
+    curvature = [_row_gradient(record, slope[0, k], [local])[0][0] for k in range(size)]
     value = logp[None] if logp.type.ndim == 0 else logp
     one = [_as_float(a) for a in (value, slope[0], pt.stack(curvature))]
     rows = [b.type() for b in batch]
@@ -240,17 +242,33 @@ def vanilla_gradients(
     return out
 
 
+def _row_gradient(
+    record: RecordModel, cost: TensorVariable, wrt: Sequence[TensorVariable]
+) -> list[TensorVariable]:
+    """Differentiate one row's log-density, or a slope of it."""
+    if record.tables is None:
+        return _gradient(cost, wrt, record.factors)
+    which = record.rows[record.arrays.index(record.tables.which)]
+
+    def grad(cost: Any, wrt: Sequence[TensorVariable], **more: Any) -> list[TensorVariable]:
+        return _gradient(cost, wrt, record.factors, **more)
+
+    return own_gradients(cost, wrt, which, grad)
+
+
 def _gradient(
-    cost: TensorVariable, wrt: Sequence[TensorVariable], terms: Iterable[str] = ()
+    cost: TensorVariable, wrt: Sequence[TensorVariable], terms: Iterable[str] = (), **more: Any
 ) -> list[TensorVariable]:
     failure = ""
+    missing: dict[str, Any] = {"disconnected_inputs": "ignore", "return_disconnected": "zero"}
     try:
-        return list(pytensor.grad(cost, list(wrt), disconnected_inputs="ignore", return_disconnected="zero"))
+        return list(pytensor.grad(cost, list(wrt), **missing, **more))
     except Exception as error:  # operations that have none raise exceptions of many types
         failure = type(error).__name__
     raise UnsupportedModelError(
         "The model's log-density has no gradient with respect to its free variables "
-        f"({failure}). Replace the operation that has none, or marginalise it." + hint_of_loops([cost], terms)
+        f"({failure}). Replace the operation that has none, or marginalise it."
+        + hint_of_loops([] if cost is None else [cost], terms)
     )
 
 

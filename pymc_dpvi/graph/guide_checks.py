@@ -95,7 +95,7 @@ def check_reads_no_record(record: RecordModel, group: Joint) -> None:
             continue
         own = {group.params_dict["mu"], group.symbolic_initial, *part.params.values()}
         found = walk(part.graphs, stop=own, into_size=True)
-        held = {*record.arrays, *record.model.data_vars, *record.model.observed_RVs, *record.model.free_RVs}
+        held = {*record.brought_by_users, *record.model.free_RVs}
         for var in found:
             if var in own:
                 continue

@@ -51,7 +51,7 @@ from pymc_dpvi.graph.traversal import depends_on, substituted, walk
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.lowering import fast_compile
 
-__all__ = ["PRIOR", "Locals", "look_ups", "split_local"]
+__all__ = ["PRIOR", "Locals", "look_ups", "split_local", "table_length"]
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def split_local(
         rules_of(guide, (), everything)
         return None
     shapes = model.eval_rv_shapes()
-    lengths = {_length(base, free, shapes) for base, _ in found.values()}
+    lengths = {table_length(base, free, shapes) for base, _ in found.values()}
     if len(lengths) > 1 or None in lengths:
         raise UnsupportedModelError(
             f"The likelihood takes entries by '{units.source.name}' from tables of different lengths"  # type: ignore[union-attr]
@@ -265,7 +265,7 @@ def look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variable
     return found
 
 
-def _length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, Any]) -> int | None:
+def table_length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, Any]) -> int | None:
     """Return how many entries a table has; None if it cannot be seen."""
     static = base.type.shape[0]  # type: ignore[attr-defined]
     if static is not None and static > 1:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.distributions.custom import CustomSymbolicDistRV
 from pymc.distributions.shape_utils import change_dist_size
 from pymc.logprob.abstract import MeasurableOp
 from pymc.logprob.utils import CheckParameterValue
@@ -330,10 +331,12 @@ def _resize_random(
     else:
         stand_in = Apply(op, inputs, [out.clone() for out in node.outputs]).outputs[index]
         new = change_dist_size(stand_in, size)
-    # Some implementations close over the parameters of the original variable (CustomDist in PyMC 6),
-    # and OpFromGraph wraps an input in SpecifyShape if its own input had another static length.
+    # Some implementations close over the parameters of the original variable (CustomDist), and OpFromGraph
+    # wraps an input in SpecifyShape if its own input had another static length.
     assert new.owner is not None
     final = [_settle(i, memo) for i in new.owner.inputs]
+    if isinstance(op, CustomSymbolicDistRV):
+        final[1 : 1 + len(op.ndims_params)] = inputs[1 : 1 + len(op.ndims_params)]
     if any(a is not b for a, b in zip(final, new.owner.inputs, strict=True)):
         new = new.owner.op.make_node(*final).outputs[new.owner.outputs.index(new)]
     made = new.owner.inputs[at] if size is not None and at is not None else None

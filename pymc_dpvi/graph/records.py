@@ -54,7 +54,7 @@ from pymc_dpvi.graph.selections import refuse_masks
 from pymc_dpvi.graph.shape_constants import joined_numbers, shape_vectors, written_triangles
 from pymc_dpvi.graph.tables import Tables, by_ids, stack_tables
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
-from pymc_dpvi.graph.units import Units, find_units, refuse_axes_over_units
+from pymc_dpvi.graph.units import Units, dims_of_ids, find_units, refuse_axes_over_units
 from pymc_dpvi.graph.unrolled_loops import is_long
 from pymc_dpvi.lowering import fast_compile
 
@@ -171,6 +171,22 @@ class RecordModel:
         """The record arrays of the model, and those of the user's that they were made of."""
         return self.arrays if self.tables is None else (*self.arrays, *self.tables.originals)
 
+    @property
+    def row_counts(self) -> frozenset[int]:
+        """How many rows there are, in all and in each table: no part of any release."""
+        return frozenset({self.num_records, *(() if self.tables is None else self.tables.num_rows)})
+
+    @property
+    def of_records(self) -> frozenset[Variable]:
+        """All that holds records, of this model and of the user's: arrays, ids and observed variables."""
+        ids = () if self.units is None else (i.source for i in self.units.ids if i.source is not None)
+        return frozenset({*self.all_arrays, *ids, *self.model.observed_RVs, *self.whole_model.observed_RVs})
+
+    @property
+    def brought_by_users(self) -> frozenset[Variable]:
+        """All that no formula of the user's own may read during a fit: what holds records, and all data."""
+        return self.of_records | {*self.model.data_vars, *self.whole_model.data_vars}
+
     def is_private(self, var: Variable) -> bool:
         """Whether `var` may hold private numbers: records, or an array that nobody declared public.
 
@@ -183,7 +199,7 @@ class RecordModel:
 
     def _holds_data(self, var: Variable) -> bool:
         """Whether `var` holds records, is their number, or hides what it holds."""
-        held = {*self.all_arrays, *self.whole_model.observed_RVs, *self.model.observed_RVs, *_lengths(self)}
+        held = {*self.of_records, *_lengths(self)}
         if self.local is not None:
             held.update(self.local.variables, self.local.values_of_model)
         if self.encoded is not None:
@@ -311,6 +327,7 @@ def build_record_model(
     num_records, observed_dims = find_record_axis(model, record_dim)
     if tables is None:
         units = find_units(model, unit, max_rows_per_unit, num_records, public)
+        observed_dims |= dims_of_ids(model, () if units is None else units.ids)
     else:
         units, observed_dims = tables.units, observed_dims | tables.dims
     local = split_local(model, units, guide, public)
@@ -418,7 +435,7 @@ def assert_no_record_array(
     likelihood = record_potentials(model, record.arrays)
     refuse_private_constants(
         model,
-        {record.num_records, *(() if record.tables is None else record.tables.num_rows)},
+        record.row_counts,
         held={*record.all_arrays, *_lengths(record)},
         public=record.public,
         generative=generative,

@@ -60,7 +60,7 @@ def check_starting_values(
     fitted = {rv.name: by_name[rv.name] for rv in record.fitted_RVs}
     own_name = {name: name for name in fitted} | {value: name for name, value in fitted.items()}
     shapes = model.eval_rv_shapes()
-    held = [*record.arrays, *model.observed_RVs]
+    held = record.of_records - record.public
     for argument, given in (("start", start), ("start_sigma", start_sigma)):
         if given is None:
             continue
@@ -144,8 +144,9 @@ def check_finite_start(record: RecordModel, latents: Latents, start: np.ndarray)
 
 def _has_record_axis(record: RecordModel, value: Variable) -> bool:
     """Whether an expression depends on an array as long as the records: ``pt.as_tensor(y).mean()``."""
-    behind = walk([value], into_size=True, columns_of=record.arrays)
-    return any(record.num_records in array_shape(v) for v in behind if is_array(v) and v not in record.public)
+    behind = walk([value], into_size=True, columns_of=record.all_arrays)
+    arrays = [v for v in behind if is_array(v) and v not in record.public]
+    return any(not record.row_counts.isdisjoint(array_shape(v)) for v in arrays)
 
 
 def _check_value(name: str, value: Any, shape: tuple[int, ...], positive: bool) -> None:

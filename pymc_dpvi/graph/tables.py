@@ -13,14 +13,14 @@ proof as with one table: a person's rows enter that person's sum alone.
 of all tables, the observed variables and Potentials of the table are remade on it (`rebuild`), and the ids of
 all tables become one array. The view holds no number of the data. `Tables.values` makes the arrays of a fit.
 
-*Padding.* In the columns of another table, a row has a made-up number, the same in all rows (`padding`).
-Each row's density is computed in all tables, and that of its own is taken. Its derivative in the others is
-zero times a number that must not be infinite: `padding` looks for made-up rows at which it is finite.
+*What is not taken.* In the columns of another table, a row has zeros. Its density is computed in all tables,
+and that of its own is taken (`Tables.own`). The density at the zeros may be no number, and zero times its
+slope none, so the same choice is made once more between the gradients (`own_gradients`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,21 +28,24 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.scalar.basic import Switch
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
-from pymc_dpvi.graph.local_latents import look_ups
+from pymc_dpvi.graph.local_latents import look_ups, table_length
 from pymc_dpvi.graph.model_checks import array_name, check_against_records, check_orientation
 from pymc_dpvi.graph.model_views import copied, swap_variables
 from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
 from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.record_axis import find_record_arrays, find_record_axis
+from pymc_dpvi.graph.table_ids import units_of_tables
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
-from pymc_dpvi.graph.units import Ids, Units, check_max_rows, codes_of, find_ids
+from pymc_dpvi.graph.units import Ids, Units, check_max_rows, codes_of, dims_of_ids, find_ids
 
-__all__ = ["Tables", "by_ids", "stack_tables"]
+__all__ = ["Tables", "by_ids", "own_gradients", "stack_tables"]
 
 _EXAMPLE = "unit={'cost': 'who_came', 'smoker': 'who_answered'}"
 
@@ -69,8 +72,6 @@ class Tables:
     which: Variable  # an array that holds the number of each row's table
     variables: tuple[Variable, ...] = field(repr=False)  # of the user's model, as they were
     held: tuple[tuple[Variable, Any], ...] = field(repr=False)  # arrays with ids outside of the model
-    #: The made-up row of an array in the rows of other tables; filled by `padding`, and zero before.
-    padding: dict[Variable, np.ndarray] = field(default_factory=dict, repr=False)
 
     @property
     def num_rows(self) -> tuple[int, ...]:
@@ -111,8 +112,7 @@ class Tables:
             return codes
         pairs = ((k, a) for k, t in enumerate(self.tables) for a, b in t.arrays.items() if b is array)
         number, original = next(pairs)
-        out = np.empty((sum(num_rows), *array_shape(original)[1:]), dtype=array.type.dtype)
-        out[:] = self.padding.get(array, 0)
+        out = np.zeros((sum(num_rows), *array_shape(original)[1:]), dtype=array.type.dtype)
         first = sum(num_rows[:number])
         out[first : first + num_rows[number]] = given[original]
         return out
@@ -146,10 +146,49 @@ def _variables(model: pm.Model) -> tuple[Variable, ...]:
     return (*model.free_RVs, *model.observed_RVs, *model.potentials)
 
 
+def own_gradients(
+    cost: TensorVariable,
+    wrt: Sequence[TensorVariable],
+    which: Variable,
+    grad: Callable[..., list[TensorVariable]],
+) -> list[TensorVariable]:
+    """Differentiate one row's log-density in its own table; `which` is the placeholder of that table.
+
+    `grad` is `pytensor.grad`, with zeros where nothing depends. What :meth:`Tables.own` has chosen between is
+    differentiated alone, and chosen again.
+    """
+    chosen = [v for v in walk([cost]) if _chooses(v, which)]
+    if not chosen:
+        return grad(cost, wrt)
+    total = grad(cost, wrt, consider_constant=chosen)
+    for var, slope in zip(chosen, grad(cost, chosen), strict=True):
+        mine, log_density, _ = var.owner.inputs  # type: ignore[union-attr]
+        found = grad(None, wrt, known_grads={log_density: slope.astype(log_density.type.dtype)})
+        is_own = mine.flatten()[0]
+        total = [a + pt.switch(is_own, b, 0.0) for a, b in zip(total, found, strict=True)]
+    return total
+
+
+def _chooses(var: Variable, which: Variable) -> bool:
+    """Whether a variable is something in the rows of a table, and zero in the others."""
+    op = None if var.owner is None else var.owner.op
+    if not isinstance(op, Elemwise) or not isinstance(op.scalar_op, Switch):
+        return False
+    roots = {v for v in walk(var.owner.inputs[:1]) if v.owner is None and not isinstance(v, Constant)}  # type: ignore[union-attr]
+    return roots == {which}
+
+
+def _on_arrays(model: pm.Model) -> list[TensorVariable]:
+    """Return Potentials that read an array: they may be likelihood terms."""
+    behind = ((p, walk([p], stop=model.free_RVs)) for p in model.potentials)
+    return [p for p, found in behind if any(is_array(v) and array_shape(v) for v in found)]
+
+
 def by_ids(model: pm.Model, unit: Mapping[Any, Any]) -> dict[Any, tuple[tuple[str, ...], Any]]:
     """Group the names in `unit` by their ids: one group is one table; raise for a name that is no term."""
     terms = {str(v.name) for v in (*model.observed_RVs, *model.potentials)}
-    names = sorted(str(v.name) for v in model.observed_RVs or model.potentials)
+    needed = [str(v.name) for v in model.observed_RVs or _on_arrays(model)]
+    names = sorted(terms) if not model.observed_RVs else sorted(needed)
     groups: dict[Any, tuple[tuple[str, ...], Any]] = {}
     for name, ids in unit.items():
         if not isinstance(name, str) or name not in terms:
@@ -159,7 +198,7 @@ def by_ids(model: pm.Model, unit: Mapping[Any, Any]) -> dict[Any, tuple[tuple[st
             )
         key = ids.name if isinstance(ids, Variable) and ids.name else ids if isinstance(ids, str) else id(ids)
         groups[key] = ((*groups.get(key, ((),))[0], name), ids)
-    missing = [name for name in names if name not in unit]
+    missing = sorted(name for name in needed if name not in unit)
     if missing:
         raise ArgumentError(
             f"unit= is a dict, and has no ids for {', '.join(map(repr, missing))}. Say of each observed "
@@ -184,7 +223,7 @@ def stack_tables(
     max_rows = check_max_rows(groups, max_rows)
     found = [_table(model, terms, find_ids(model, ids, public), public) for terms, ids in groups]
     _refuse_shared(model, found, public)
-    units, codes = _units(found, max_rows)
+    units, codes = units_of_tables([(t.terms, t.ids) for t in found], max_rows)
     total = sum(t.num_rows for t in found)
     tables = []
     view = copied(model)
@@ -216,30 +255,46 @@ def _table(model: pm.Model, terms: tuple[str, ...], ids: Ids, public: set[Variab
     num_rows, dims = find_record_axis(part, None)
     arrays, dims = find_record_arrays(part, num_rows, dims, public)
     codes_of(ids.values, ids.words, num_rows, of_data=ids.source is not None, alone=True)
-    # What is looked up by the ids has an entry for each person, and may have as many as there are rows.
-    bases = [] if ids.source is None else [base for base, _ in look_ups(part, ids.source).values()]
-    local = set(walk(bases))
+    dims |= dims_of_ids(model, [ids])
+    if ids.source is not None and ids.source not in arrays:
+        arrays.append(ids.source)  # also if this table's variables do not read it
     refuse_inspected(part, arrays)
     refuse_hsgp(part, arrays, public)
     check_orientation(part, num_rows, arrays, public)
+    local = _of_persons(part, ids)
     part.free_RVs = type(model.free_RVs)(rv for rv in model.free_RVs if rv not in local)
     check_against_records(part, num_rows, dims, arrays)
     return Table(terms, num_rows, dims, ids, {a: a for a in arrays})
+
+
+def _of_persons(part: pm.Model, ids: Ids) -> set[Variable]:
+    """Return variables with an entry for each person: as many, perhaps, as the table has rows."""
+    if ids.source is None:
+        return set()
+    bases = [base for base, _ in look_ups(part, ids.source).values()]
+    shapes = part.eval_rv_shapes()
+    lengths = {table_length(base, part.free_RVs, shapes) for base in bases}
+    behind = set(walk(bases))
+    vectors = [rv for rv in part.free_RVs if rv in behind and len(shapes[rv.name])]
+    return {rv for rv in vectors if shapes[rv.name][0] in lengths}
 
 
 def _refuse_shared(model: pm.Model, tables: Sequence[Table], public: set[Variable]) -> None:
     """Raise if a term reads rows of another table than its own, or rows of a table and has no ids."""
     known = {name for t in tables for name in t.terms}
     for number, table in enumerate(tables):
-        others = [a for k, t in enumerate(tables) if k != number for a in t.arrays]
+        rest = [t for k, t in enumerate(tables) if k != number]
+        others = {a for t in rest for a in t.arrays} | {model.named_vars[n] for t in rest for n in t.terms}
+        others |= {model.dim_lengths[d] for t in rest for d in t.dims - table.dims}
         for name in table.terms:
             term = model.named_vars[name]
             for var in walk([term, model.rvs_to_values.get(term, term)], stop=model.free_RVs, into_size=True):
                 if var in others:
+                    what = array_name(model, var) if is_array(var) else f"'{var.name or 'A length'}'"
                     raise UnsupportedModelError(
-                        f"{array_name(model, var)} has a row for each row of one table, and '{name}', of "
-                        "another table, reads it too. Rows of two tables have no order in common: give each "
-                        "table an array of its own, with an entry for each of its rows."
+                        f"{what} has a row for each row of one table, and '{name}', of another table, "
+                        "reads it. Rows of two tables have no order in common: give each table an array of "
+                        "its own, with an entry for each of its rows."
                     )
     lengths = {t.num_rows for t in tables}
     for pot in model.potentials:
@@ -252,33 +307,6 @@ def _refuse_shared(model: pm.Model, tables: Sequence[Table], public: set[Variabl
                 f"The Potential '{pot.name}' reads rows of a table, and unit= does not say whose they are. "
                 f"Name it there, as the observed variables are: {_EXAMPLE}."
             )
-
-
-def _units(tables: Sequence[Table], max_rows: int | None) -> tuple[Units, np.ndarray]:
-    """Return whose the rows of all tables are. Equal ids are one person, whichever tables they are in."""
-    given = [t.ids.values.to_numpy() if hasattr(t.ids.values, "to_numpy") else t.ids.values for t in tables]
-    if not all(isinstance(ids, np.ndarray) and ids.dtype.kind == "i" for ids in given):
-        # Of signed and unsigned integers NumPy makes floats, and of integers and strings strings.
-        given = [_objects(ids) for ids in given]
-    by_name = [
-        f"'{t.ids.dim or t.ids.source.name}' of {_named(t.terms)}"  # type: ignore[union-attr]
-        for t in tables
-        if t.ids.dim is not None or t.ids.source is not None
-    ]
-    words = f"the same id ({'; '.join(by_name)})" if len(by_name) == len(tables) else "the same id in unit="
-    codes = codes_of(np.concatenate(given), words, sum(t.num_rows for t in tables))
-    in_model = [t.ids.source for t in tables if t.ids.source is not None]
-    source = None
-    if in_model:
-        source = pytensor.shared(codes, name=str(in_model[0].name))
-    held = tuple(t.ids for t in tables)
-    return Units.by_codes(codes, words, max_rows, source=source, ids=held), codes
-
-
-def _objects(ids: Any) -> np.ndarray:
-    out = np.empty(len(ids), dtype=object)
-    out[:] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-    return out
 
 
 def _named(terms: Iterable[str]) -> str:

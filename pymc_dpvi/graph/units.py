@@ -14,7 +14,7 @@ as long as there are persons is refused, unless it is local (`local_latents`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ __all__ = [
     "Units",
     "check_max_rows",
     "codes_of",
+    "dims_of_ids",
     "find_ids",
     "find_units",
     "is_integer",
@@ -148,6 +149,12 @@ def find_ids(model: pm.Model, unit: Any, public: Collection[Variable]) -> Ids:
     if source is not None:
         ids = np.array(array_value(source))
     return Ids(ids, words, source, dim)
+
+
+def dims_of_ids(model: pm.Model, ids: Iterable[Ids]) -> frozenset[str]:
+    """Return dims that the model gives the ids: they run over rows."""
+    named = (model.named_vars_to_dims.get(i.source.name) for i in ids if i.source is not None)
+    return frozenset(dims[0] for dims in named if dims and dims[0] is not None)
 
 
 def _released_dims(model: pm.Model, public: Collection[Variable]) -> set[str]:

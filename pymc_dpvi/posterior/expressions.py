@@ -91,7 +91,7 @@ class CheckedExpressions(SealedApproximation):
         record = self._record
         own = {*self.params, *record.public, *walk([record.prior_logp]), *self._densities}
         for var in variables(node):
-            behind = walk([var], stop=self._densities, into_size=True, columns_of=record.arrays)
+            behind = walk([var], stop=self._densities, into_size=True, columns_of=record.all_arrays)
             plain = own | record.plain(behind)
             more = [v for v in behind if v not in own]
             if any(record.is_private(v) for v in behind if v not in plain) or is_long(more):

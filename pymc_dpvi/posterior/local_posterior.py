@@ -151,6 +151,9 @@ def _rows_of_tables(
         sources.append(table.ids.source)
     reads = [[a for a in t.arrays if a is not s] for t, s in zip(tables.tables, sources, strict=True)]
     check_names(data, _names(tables.model, [*sources, *chain(*reads)]))
+    for s in sources:
+        if np.ndim(data[str(s.name)]) != 1:
+            raise ArgumentError(f"data[{str(s.name)!r}] must have one id for each row: a vector, or [].")
     ids = np.concatenate([np.asarray(data[str(s.name)], dtype=object) for s in sources])
     if ids.size == 0:
         raise ArgumentError(f"data[{str(sources[0].name)!r}] must have an id for each row; found none.")

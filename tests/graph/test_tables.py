@@ -13,7 +13,10 @@ import pytest
 
 from pymc_dpvi import DPADVI
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
+from pymc_dpvi.graph.blocks import as_matrix
+from pymc_dpvi.graph.gradients import aligned_gradients, local_terms
 from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import array_value
 
 RNG = np.random.default_rng(3)
@@ -116,23 +119,35 @@ def test_the_view_holds_no_number_of_the_data_but_whose_rows_are_whose():
     assert held["table"].tolist() == [0] * 30 + [1] * 9
 
 
-def test_padding_is_finite_and_the_same_for_all_data():
-    def outcomes_below_one() -> None:
-        pm.Potential("late", pm.logp(pm.Exponential.dist(1.0), pm.Data("days", np.ones(9)) - 0.01))
-
-    unit = {**UNIT, "late": "answered"}
-    found = []
-    for change in (0.0, 5.0):
-        model = two(outcomes_below_one)
-        with model:
-            pm.set_data({"costs": COST + change, "days": np.ones(9) + change})
-        made = DPADVI(**OPTIONS, unit=unit, model=model)
-        tables = made._record.tables
-        assert tables is not None
-        found.append({str(a.name): v.tolist() for a, v in tables.padding.items()})
-        values = {a.name: array_value(a) for a in made._record.data()}
-        assert (values["costs"][30:] > 0).all() and (values["days"][:30] > 0.01).all()
-    assert found[0] == found[1]
+@pytest.mark.parametrize("local", [False, True])
+def test_a_density_that_is_no_number_at_the_zeros_of_other_rows_does_no_harm(local: bool):
+    """A square root of rt - shift has no slope below: the rows of the other table have rt = 0."""
+    with pm.Model(coords={"who": range(P)}) as model:
+        came, answered = pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        shift, share = pm.Normal("shift"), pm.Normal("share")
+        own = pm.Normal("u", 0, pm.HalfNormal("tau"), dims="who") if local else None
+        mean = pt.sqrt(pm.Data("rt", 1 + COST) - shift)
+        pm.Normal("cost", mean if own is None else mean + own[came], 1.0, observed=DOSE)
+        pm.Bernoulli("smokes", logit_p=share if own is None else share + own[answered], observed=SMOKES)
+    made = DPADVI(**OPTIONS, unit=UNIT, model=model)
+    record, latents = made._record, made.approx.latents
+    z = pt.matrix("z", shape=(1, latents.size), dtype="float64")
+    batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
+    if local:
+        graphs = local_terms(record, batch, latents, z)
+    else:
+        graphs = [as_matrix(aligned_gradients(record, batch, latents, z, 1))]
+    data = [array_value(a) for a in record.data()]
+    if local:
+        data += [np.full((39, 1), 0.3), np.ones(39)]
+    at = np.full((1, latents.size), 0.9)
+    found = python_function([*batch, z], graphs)(*data, at)
+    assert all(np.isfinite(f).all() for f in found)
+    if not local:
+        place = [v.name for v in latents.value_vars].index("shift")
+        slope = (found[0][:30, place] * 2 * np.sqrt(1 + COST - 0.9)).ravel()
+        np.testing.assert_allclose(slope, -(DOSE - np.sqrt(1 + COST - 0.9)), rtol=1e-9)
+        assert not found[0][30:, place].any()
 
 
 def test_a_person_without_a_row_in_some_table_counts_as_the_others_do():
@@ -148,8 +163,6 @@ def test_a_person_without_a_row_in_some_table_counts_as_the_others_do():
 
 
 def python_terms(record: RecordModel) -> Any:
-    from pymc_dpvi.graph.synthetic_records import python_function
-
     return python_function([*record.rows, *record.value_vars], [f.sum() for f in record.factors.values()])
 
 
@@ -238,6 +251,48 @@ def of_records_without_ids() -> pm.Model:
     return two(more)
 
 
+def ids_as_a_predictor() -> pm.Model:
+    with pm.Model() as model:
+        came = pm.Data("came", CAME)
+        pm.Data("answered", CAME[::-1].copy())
+        b = pm.Normal("b")
+        pm.Normal("cost", b, 1.0, observed=COST)
+        pm.Normal("smokes", b * came, 1.0, observed=DOSE)
+    return model
+
+
+def reads_the_outcome() -> pm.Model:
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b = pm.Normal("b")
+        cost = pm.Normal("cost", b, 1.0, observed=COST)
+        pm.Normal("smokes", b * cost.mean(), 1.0, observed=DOSE[:9])
+    return model
+
+
+def reads_a_length() -> pm.Model:
+    with pm.Model(coords={"visit": range(30)}) as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b = pm.Normal("b")
+        pm.Normal("cost", b, 1.0, observed=COST, dims="visit")
+        pm.Normal("smokes", b * model.dim_lengths["visit"], 1.0, observed=DOSE[:9])
+    return model
+
+
+def as_many_globals_as_rows(dims: bool = False) -> Callable[[], pm.Model]:
+    def build() -> pm.Model:
+        with pm.Model(coords={"visit": range(30), "who": range(P)}) as model:
+            came = pm.Data("came", CAME, dims="visit" if dims else None)
+            answered = pm.Data("answered", ANSWERED)
+            be = pm.Normal("be", 0, 1, **({"dims": "visit"} if dims else {"shape": 30}))
+            u = pm.Normal("u", be.mean(), 1, dims="who")
+            pm.Normal("cost", u[came], 1.0, observed=COST)
+            pm.Normal("smokes", u[answered], 1.0, observed=DOSE[:9])
+        return model
+
+    return build
+
+
 REFUSED: dict[str, tuple[Callable[[], pm.Model], dict[str, Any], str]] = {
     "a name that is none": (
         two,
@@ -282,6 +337,22 @@ REFUSED: dict[str, tuple[Callable[[], pm.Model], dict[str, Any], str]] = {
     "a value for each row": (a_value_for_each_row, {"unit": UNIT}, "'v' has an axis over records"),
     "one draw": (one_draw, {"unit": UNIT}, "behind 'smokes' has a second axis"),
     "copied ids": (another_value_by_copied_ids, {"unit": UNIT}, "'u'"),
+    "ids as a predictor": (ids_as_a_predictor, {"unit": UNIT}, "'came' has a row for each row of one table"),
+    "the outcome": (reads_the_outcome, {"unit": UNIT}, "'cost' has a row for each row of one table"),
+    "a length": (reads_a_length, {"unit": UNIT}, "has a row for each row of one table"),
+    "as many globals": (as_many_globals_as_rows(), {"unit": UNIT}, "'be' has an axis over records"),
+    "globals by a dim": (as_many_globals_as_rows(True), {"unit": UNIT}, "'be' has an axis over records"),
+    "large ids": (two, {"unit": {"cost": "came", "smokes": ANSWERED + 2**33}}, "beyond 2³¹"),
+    "a zero in front": (
+        lambda: two(local=False),
+        {"unit": {"cost": CAME.astype(str), "smokes": [f"{i:02d}" for i in ANSWERED]}},
+        "differ only by spaces",
+    ),
+    "floats that were made text": (
+        lambda: two(local=False),
+        {"unit": {"cost": CAME.astype(str), "smokes": [f"{i}.0" for i in ANSWERED]}},
+        "differ only by spaces",
+    ),
     "no dict": (two, {"unit": "came"}, "have different lengths"),
 }
 
@@ -360,3 +431,64 @@ def test_new_persons_have_rows_in_some_of_the_tables():
         approx.local_posterior({k: v for k, v in new.items() if k != "answered"}, 4, noise_aware=False)
     with pytest.raises(ArgumentError, match="'smokes'"):
         approx.local_posterior({**new, "smokes": [1]}, 4, noise_aware=False)
+
+
+STARTS: dict[str, Callable[[pm.Model], Any]] = {
+    "data": lambda model: model["dose"].mean(),
+    "the observed variable": lambda model: model["cost"].mean(),
+    "observed values": lambda model: model.rvs_to_values[model["smokes"]].mean(),
+    "a constant": lambda model: pt.constant(DOSE).mean(),
+    "ids": lambda model: model["came"].max(),
+    "ids that no variable reads": lambda model: model["answered"].max(),
+    "a number of rows": lambda model: model["dose"].shape[0],
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("argument", ["start", "start_sigma"])
+def test_nothing_of_a_table_decides_where_a_fit_starts(name: str, argument: str):
+    model = two(local=False)
+    value = STARTS[name](model).astype("float64")
+    with pytest.raises(PrivacyError, match="depend"):
+        DPADVI(**OPTIONS, unit=UNIT, model=model, **{argument: {"base": value}})
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_an_optimiser_reads_no_table(name: str):
+    model = two(local=False)
+    made = DPADVI(**OPTIONS, unit=UNIT, model=model)
+    value = STARTS[name](model)
+    if name == "a constant":
+        pytest.skip("a number of the user's own, as with one table")
+
+    def optimiser(grads: Any, params: Any) -> dict[Any, Any]:
+        pairs = zip(params, grads, strict=True)
+        return {p: p - 0.01 * g + value.astype(p.dtype) for p, g in pairs}
+
+    with pytest.raises(ArgumentError, match="brings data of the model"):
+        made.fit(2, progressbar=False, backend="python", obj_optimizer=optimiser)
+    with pytest.raises(PrivacyError):
+        made.approx.sample_node(value)
+
+
+def test_a_distribution_by_a_function_has_parameters_of_rows():
+    """PyMC's remaking of it reads the parameters that it was made with."""
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b, x = pm.Normal("b"), pm.Data("x", DOSE)
+        normal = {"dist": lambda mu, sd, size: pm.Normal.dist(mu, sd, size=size)}
+        pm.CustomDist("cost", b * x, 1.0, **normal, observed=COST)
+        pm.Normal("smokes", b, 1.0, observed=DOSE[:9])
+    record = taken(model)
+    values = python_terms(record)(*(array_value(a)[4:5] for a in record.data()), np.asarray(0.3))
+    assert float(values[0]) == pytest.approx(-0.5 * np.log(2 * np.pi) - 0.5 * (COST[4] - 0.3 * DOSE[4]) ** 2)
+
+
+def test_potentials_that_read_no_array_need_no_ids():
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b = pm.Normal("b")
+        pm.Potential("cost", -((pm.Data("x", DOSE) - b) ** 2))
+        pm.Potential("smokes", -((pm.Data("y", DOSE[:9]) - b) ** 2))
+        pm.Potential("free", -(b**2))
+    assert list(taken(model).factors) == ["cost", "smokes"]
