@@ -117,6 +117,8 @@ def test_the_view_holds_no_number_of_the_data_but_whose_rows_are_whose():
     held = {a.name: array_value(a) for a in record.data()}
     assert held["costs"][:30].tolist() == COST.tolist() and not held["costs"][30:].any()
     assert held["table"].tolist() == [0] * 30 + [1] * 9
+    (smokes,) = (v for v in held.values() if v.shape == (39,) and v[30:].tolist() == SMOKES.tolist())
+    assert not smokes[:30].any()
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -436,6 +438,7 @@ def test_new_persons_have_rows_in_some_of_the_tables():
 STARTS: dict[str, Callable[[pm.Model], Any]] = {
     "data": lambda model: model["dose"].mean(),
     "the observed variable": lambda model: model["cost"].mean(),
+    "one without arrays": lambda model: model["smokes"].mean(),
     "observed values": lambda model: model.rvs_to_values[model["smokes"]].mean(),
     "a constant": lambda model: pt.constant(DOSE).mean(),
     "ids": lambda model: model["came"].max(),
