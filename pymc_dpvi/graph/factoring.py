@@ -221,9 +221,15 @@ def _scaled_product(node: Apply, which: int) -> Variable | None:
 
 
 def find_uses(
-    graph: TensorVariable, draw: Sequence[TensorVariable], rows: Sequence[TensorVariable]
+    graph: TensorVariable,
+    draw: Sequence[TensorVariable],
+    rows: Sequence[TensorVariable],
+    products: bool = True,
 ) -> list[Use]:
-    """Say for each free variable, in their order, how its gradient is computed; given as for `lift_uses`."""
+    """Say for each free variable, in their order, how its gradient is computed; given as for `lift_uses`.
+
+    Without `products`, those are dense: what is multiplied may be no number where the slope is zero.
+    """
     clients: Clients = {}
     for node in dict.fromkeys(v.owner for v in walk([graph], into_size=True) if v.owner is not None):
         if not isinstance(node.op, Shape | Shape_i):
@@ -233,7 +239,7 @@ def find_uses(
     return [
         _nothing(v, graph, clients)
         or _lookups(v, clients, from_record)
-        or _products(v, clients, from_record)
+        or (_products(v, clients, from_record) if products else None)
         or _dense(v)
         for v in draw
     ]

@@ -151,7 +151,7 @@ def aligned_gradients(
     constant = _constants(latents, draw)
     logp = put([logp], list(constant), list(constant.values()))[0] if constant else logp
     logp = lift_uses(_stable(logp), draw, record.rows)
-    uses = find_uses(logp, draw, record.rows)
+    uses = find_uses(logp, draw, record.rows, products=record.tables is None)
     grads = iter(_row_gradient(record, logp, [v for use in uses for v in use.by]))
     one = [
         [a if use.form.kind == "sparse" and k else _as_float(a) for k, a in enumerate(use.arrays(by))]

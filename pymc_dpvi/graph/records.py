@@ -124,7 +124,7 @@ class RecordModel:
         have decided.)
         """
         model = self.model
-        dims = model.named_vars_to_dims.get(getattr(var, "name", None)) or ()
+        dims = self.whole_model.named_vars_to_dims.get(getattr(var, "name", None)) or ()
         if not self.record_dims.isdisjoint(dims):
             return False
         if self.units is not None and not {d for d in dims if d is not None} <= self.released_dims:
@@ -140,10 +140,15 @@ class RecordModel:
     @property
     def released(self) -> tuple[Variable, ...]:
         """Deterministics of the model as it is now that are released; none if together they may be data."""
-        model = self.model
-        fine = tuple(d for d in model.deterministics if self.may_be_released(d))
-        behind = [v for v in self._behind(fine) if v not in model.free_RVs]
+        fine = tuple(d for d in self.deterministics if self.may_be_released(d))
+        behind = [v for v in self._behind(fine) if v not in self.model.free_RVs]
         return () if is_long(behind, [fine]) else fine
+
+    @property
+    def deterministics(self) -> list[TensorVariable]:
+        """Deterministics of the model as it is now, also those that were added after the method was made."""
+        model = self.model if self.encoded is not None else self.whole_model
+        return list(model.deterministics)
 
     def plain(self, behind: Sequence[Variable]) -> frozenset[Variable]:
         """Return the constant arrays that are no data by how they are read; `behind` are all variables.
@@ -178,9 +183,13 @@ class RecordModel:
 
     @property
     def of_records(self) -> frozenset[Variable]:
-        """All that holds records, of this model and of the user's: arrays, ids and observed variables."""
+        """All that holds records, or their number, of this model and of the user's.
+
+        Arrays, ids, observed variables, and lengths of dims.
+        """
         ids = () if self.units is None else (i.source for i in self.units.ids if i.source is not None)
-        return frozenset({*self.all_arrays, *ids, *self.model.observed_RVs, *self.whole_model.observed_RVs})
+        observed = *self.model.observed_RVs, *self.whole_model.observed_RVs
+        return frozenset({*self.all_arrays, *ids, *observed, *_lengths(self)})
 
     @property
     def brought_by_users(self) -> frozenset[Variable]:
@@ -199,7 +208,7 @@ class RecordModel:
 
     def _holds_data(self, var: Variable) -> bool:
         """Whether `var` holds records, is their number, or hides what it holds."""
-        held = {*self.of_records, *_lengths(self)}
+        held = set(self.of_records)
         if self.local is not None:
             held.update(self.local.variables, self.local.values_of_model)
         if self.encoded is not None:
@@ -245,7 +254,7 @@ class RecordModel:
         if self.tables is not None:
             self.tables.check_unchanged()
         elif self.units is not None:
-            self.units.check_unchanged(model)
+            self.units.check_unchanged(self.whole_model)
         # No length is compared with N any more. A new array (of a Potential) is refused as undeclared.
         assert_no_record_array(replace(self, num_records=-1))
         self.check_public()
@@ -391,8 +400,9 @@ def _lengths(record: RecordModel) -> list[Variable]:
     model, named = record.model, record.model.named_vars_to_dims
     columns = {d for v in (*record.arrays, *model.observed_RVs) for d in (named.get(v.name) or ())[1:]}
     local = frozenset() if record.local is None else record.local.dims
-    dims = set(record.record_dims) | (model.dim_lengths.keys() - record.released_dims - (columns - local))
-    return [model.dim_lengths[d] for d in dims]
+    lengths = record.whole_model.dim_lengths  # as they are now
+    dims = set(record.record_dims) | (lengths.keys() - record.released_dims - (columns - local))
+    return [lengths[d] for d in dims]
 
 
 def _guarded(record: RecordModel) -> RecordModel:

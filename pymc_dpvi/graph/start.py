@@ -60,7 +60,7 @@ def check_starting_values(
     fitted = {rv.name: by_name[rv.name] for rv in record.fitted_RVs}
     own_name = {name: name for name in fitted} | {value: name for name, value in fitted.items()}
     shapes = model.eval_rv_shapes()
-    held = record.of_records - record.public
+    held = {v for v in record.brought_by_users - record.public if v.type.ndim or v in record.of_records}
     for argument, given in (("start", start), ("start_sigma", start_sigma)):
         if given is None:
             continue

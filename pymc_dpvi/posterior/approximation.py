@@ -117,7 +117,7 @@ class DPApproximation(CheckedExpressions):
         released = {d.name for d in record.released}
         local = () if record.local is None else record.local.names
         local += () if record.encoded is None else record.encoded.names
-        return *local, *(d.name for d in record.model.deterministics if d.name not in released)
+        return *local, *(d.name for d in record.deterministics if d.name not in released)
 
     @property
     def latents(self) -> Latents:

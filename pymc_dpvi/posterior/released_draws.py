@@ -94,17 +94,17 @@ def release(
 
     The draws are of the first source that has finite ones; a PrivacyError if none has.
     """
-    model = record.model
+    named, coords_now = record.whole_model.named_vars_to_dims, record.whole_model.coords
     released = [*record.fitted_RVs, *record.released]
     source, flat, values = draw_from(record, latents, sources, released, draws)
     posterior = {v.name: x[None] for v, x in zip(released, values, strict=True)}
     dims = {
-        v.name: [d or f"{v.name}_dim_{k}" for k, d in enumerate(model.named_vars_to_dims[v.name])]
+        v.name: [d or f"{v.name}_dim_{k}" for k, d in enumerate(named[v.name])]
         for v in released
-        if v.name in model.named_vars_to_dims
+        if v.name in named
     }
     used = {d for names in dims.values() for d in names} & record.released_dims
-    coords = {d: list(c) for d, c in model.coords.items() if d in used and c is not None}
+    coords = {d: list(c) for d, c in coords_now.items() if d in used and c is not None}
     transformed = None
     still = () if record.encoded is None else record.encoded.turns
     if include_transformed:

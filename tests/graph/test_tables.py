@@ -435,6 +435,19 @@ def test_new_persons_have_rows_in_some_of_the_tables():
         approx.local_posterior({**new, "smokes": [1]}, 4, noise_aware=False)
 
 
+def later_dim(model: pm.Model) -> Any:
+    if "day" not in model.dim_lengths:
+        model.add_coord("day", range(30))
+    return model.dim_lengths["day"]
+
+
+def unread(model: pm.Model) -> Any:
+    if "unread" not in model.named_vars:
+        with model:
+            pm.Data("unread", RNG.normal(size=17))
+    return model["unread"]
+
+
 STARTS: dict[str, Callable[[pm.Model], Any]] = {
     "data": lambda model: model["dose"].mean(),
     "the observed variable": lambda model: model["cost"].mean(),
@@ -444,6 +457,10 @@ STARTS: dict[str, Callable[[pm.Model], Any]] = {
     "ids": lambda model: model["came"].max(),
     "ids that no variable reads": lambda model: model["answered"].max(),
     "a number of rows": lambda model: model["dose"].shape[0],
+    "the length of a dim": lambda model: pt.as_tensor(model.dim_lengths["visit"]),
+    "the number of persons, perhaps": lambda model: pt.as_tensor(model.dim_lengths["who"]),
+    "a dim that came later": lambda model: pt.as_tensor(later_dim(model)),
+    "data that no variable reads": lambda model: unread(model).mean(),
 }
 
 
@@ -485,6 +502,67 @@ def test_a_distribution_by_a_function_has_parameters_of_rows():
     record = taken(model)
     values = python_terms(record)(*(array_value(a)[4:5] for a in record.data()), np.asarray(0.3))
     assert float(values[0]) == pytest.approx(-0.5 * np.log(2 * np.pi) - 0.5 * (COST[4] - 0.3 * DOSE[4]) ** 2)
+
+
+FACTORS: dict[str, Callable[[Any, Any], Any]] = {
+    "logarithms times coefficients": lambda x, b: pt.log(x) @ b,
+    "reciprocals times coefficients": lambda x, b: (1 / x) @ b,
+    "several products": lambda x, b: (1 / x) @ b + pt.exp(-(pt.log(x) @ b)),
+    "a look-up": lambda x, b: pt.log(x[:, 0]) * b[pt.gt(x[:, 1], 2).astype("int64")],
+    "a table": lambda x, b: pt.log(x) @ pt.outer(b, b) @ b,
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_gradients_are_those_of_the_users_density(name: str):
+    """At numbers for which the zeros of other rows have none."""
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b, share = pm.Normal("b", shape=2), pm.Normal("share")
+        mean = FACTORS[name](pm.Data("x", np.stack([COST, COST + 1], axis=1)), b)
+        pm.Normal("cost", mean, 1.0, observed=DOSE)
+        pm.Bernoulli("smokes", logit_p=share * pt.ones(9), observed=SMOKES)
+    made = DPADVI(**OPTIONS, unit=UNIT, model=model)
+    record, latents = made._record, made.approx.latents
+    z = pt.matrix("z", shape=(1, latents.size), dtype="float64")
+    batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
+    rows = python_function([*batch, z], [as_matrix(aligned_gradients(record, batch, latents, z, 1))])
+    at = np.array([[0.3, -0.2, 0.5]])
+    with np.errstate(all="ignore"):
+        found = rows(*(array_value(a) for a in record.data()), at)[0]
+    assert found.any(axis=1).all()
+    whole = model.compile_dlogp(vars=[b, share])(
+        dict(zip(["b", "share"], [at[0, :2], at[0, 2]], strict=True))
+    )
+    np.testing.assert_allclose(found.sum(axis=0), whole + at[0], rtol=1e-9)  # without the prior's
+
+
+def test_labels_and_deterministics_are_those_of_the_model_as_it_is_now():
+    model = two(local=False)
+    with model:
+        model.add_coord("group", ["a", "b"])
+        pm.Deterministic("early", model["base"] * pt.ones(2), dims="group")
+    approx = DPADVI(**OPTIONS, unit=UNIT, model=model).fit(3, progressbar=False, backend="python")
+    with model:
+        pm.Deterministic("later", 3 * model["base"])
+        pm.Deterministic("rows", model["dose"] * model["base"], dims="visit")
+        pm.Deterministic("named", model["base"] * pt.ones(30), dims="visit")
+    posterior = approx.sample(3, noise_aware=False)["posterior"]
+    assert {"base", "slope", "share", "later"} <= set(posterior.data_vars)
+    assert {"rows", "named", "mean"} <= {*approx.withheld} and "visit" not in posterior.coords
+
+
+def test_new_labels_of_a_released_dim_are_shown():
+    with pm.Model(coords={"region": ["r0", "r1"]}) as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b = pm.Normal("b", dims="region")
+        pm.Normal("cost", b[0], 1.0, observed=COST)
+        pm.Normal("smokes", b[1], 1.0, observed=DOSE[:9])
+    made = DPADVI(**OPTIONS, unit=UNIT, model=model)
+    model._coords["region"] = ("z1", "z0")
+    approx = made.fit(3, progressbar=False, backend="python")
+    posterior = approx.sample(3, noise_aware=False)["posterior"]
+    assert posterior["region"].to_numpy().tolist() == ["z1", "z0"]
 
 
 def test_potentials_that_read_no_array_need_no_ids():
