@@ -165,7 +165,7 @@ def both(n: Net, logp: Any) -> tuple[list[Any], np.ndarray, np.ndarray]:
     ends = np.cumsum([0, *(int(np.prod(s)) for s in shapes)])
     slices = tuple(slice(int(a), int(b)) for a, b in itertools.pairwise(ends))
     latents = Latents(tuple(n.latent), slices, tuple(shapes))
-    record = SimpleNamespace(row_logp=logp, rows=tuple(n.rows.values()), factors={"y": logp})
+    record = SimpleNamespace(row_logp=logp, rows=tuple(n.rows.values()), factors={"y": logp}, tables=None)
     batch = [pt.as_tensor(v) for v in n.data.values()]
     z = pt.matrix("z", shape=(1, latents.size))
     blocks = aligned_gradients(record, batch, latents, z, 1)

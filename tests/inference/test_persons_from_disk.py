@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -111,7 +112,7 @@ def test_persons_are_what_is_sampled_and_reported() -> None:
     approx = quiet(DPADVI(**settings, unit="person", model=template(fixed), records=RECORDS), 5)
     assert approx.privacy.runs[0].sampling_prob == 30 / PERSONS
     assert "the same 'person'" in str(approx.privacy)
-    assert str(PERSONS) not in str(approx.privacy)
+    assert not re.search(rf"\b{PERSONS}\b", str(approx.privacy))  # fingerprints have any digits
 
 
 @pytest.mark.turns
