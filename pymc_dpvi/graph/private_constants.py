@@ -137,13 +137,14 @@ def refuse_private_constants(
                 )
             if var in held and where == "start":
                 raise UnsupportedModelError(
-                    f"The initial value of a free variable depends on {array_name(model, var)}, which holds "
-                    "the records (or on their number), and nobody accounts for that. Use a fixed initval."
+                    f"The initial value of a free variable depends on {_within(array_name(model, var))}, "
+                    "which holds the records (or on their number), and nobody accounts for that. Use a fixed "
+                    "initval."
                 )
             if var in held:
                 raise UnsupportedModelError(
-                    f"The prior depends on {array_name(model, var)}, which holds the records (or on their "
-                    "number). A prior must not look at private data: use a fixed number."
+                    f"The prior depends on {_within(array_name(model, var))}, which holds the records (or on "
+                    "their number). A prior must not look at private data: use a fixed number."
                 )
             if not is_array(var) or var in public or var in shapes:
                 continue
@@ -223,6 +224,11 @@ def _named(model: pm.Model, var: Variable, where: str, factors: Mapping[str, Var
 
     behind = [name for name, factor in factors.items() if any(map(same, walk([factor], into_size=True)))]
     return f"An unnamed array behind {_first(behind or list(factors))}"
+
+
+def _within(name: str) -> str:
+    """Write a name that begins a sentence for the middle of one."""
+    return name[:1].lower() + name[1:]
 
 
 def _names(variables: Sequence[Variable]) -> str:
