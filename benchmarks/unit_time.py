@@ -2,6 +2,7 @@
 
 - ``row``           `DPADVI` on a regression: rows are sampled and clipped;
 - ``person``        the same model with ``unit=``: persons are sampled, their rows added up and then clipped;
+- ``two tables``    every other row in a table of its own, with coefficients of its own: ``unit={...}``;
 - ``intercept 7``   with a random intercept for each person, integrated out by seven nodes;
 - ``intercept 15``  the same with fifteen, the default.
 
@@ -31,7 +32,7 @@ from workers import one_thread_each
 HERE = Path(__file__).resolve().parent
 PERSONS, WIDTH = 20_000, 10
 FAMILIES = ("normal", "logistic", "poisson")
-METHODS = ("row", "person", "intercept 7", "intercept 15")
+METHODS = ("row", "person", "two tables", "intercept 7", "intercept 15")
 
 
 def data(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -43,6 +44,19 @@ def data(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, person, x @ (0.3 * rng.standard_normal(WIDTH)) + 0.7 * rng.standard_normal(PERSONS)[person]
 
 
+def observe(family: str, name: str, mean: Any, eta: np.ndarray, rng: np.random.Generator) -> None:
+    """Write an outcome into the model."""
+    import pymc as pm
+
+    if family == "normal":
+        seen = eta + rng.standard_normal(len(eta))
+        pm.Normal(name, mean, pm.HalfNormal(f"sigma of {name}", 1), observed=seen)
+    elif family == "logistic":
+        pm.Bernoulli(name, logit_p=mean, observed=(rng.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(int))
+    else:
+        pm.Poisson(name, pm.math.exp(mean), observed=rng.poisson(np.exp(np.minimum(eta, 5))))
+
+
 def prepare(family: str, method: str, batch_rows: int) -> Callable[[int], None]:
     """Compile a step, and return a function that makes so many of them."""
     import pymc as pm
@@ -52,22 +66,19 @@ def prepare(family: str, method: str, batch_rows: int) -> Callable[[int], None]:
 
     rng = np.random.default_rng(27)
     x, person, eta = data(rng)
-    nodes = int(method.split()[1]) if " " in method else 0
+    nodes = int(method.split()[1]) if method.startswith("intercept") else 0
+    parts = [slice(0, None, 2), slice(1, None, 2)] if method == "two tables" else [slice(None)]
+    unit: dict[str, str] = {}
     with pm.Model(coords={"who": np.arange(PERSONS)}) as model:
-        mean = pm.Data("x", x) @ pm.Normal("beta", 0, 1, shape=WIDTH)
-        if method != "row":
-            who = pm.Data("person", person)
-        if nodes:
-            mean = mean + pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")[who]
-        if family == "normal":
-            pm.Normal("y", mean, pm.HalfNormal("sigma", 1), observed=eta + rng.standard_normal(len(eta)))
-        elif family == "logistic":
-            pm.Bernoulli(
-                "y", logit_p=mean, observed=(rng.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(int)
-            )
-        else:
-            pm.Poisson("y", pm.math.exp(mean), observed=rng.poisson(np.exp(np.minimum(eta, 5))))
-    more: dict[str, Any] = {} if method == "row" else {"unit": "person"}
+        for k, part in enumerate(parts):
+            mean = pm.Data(f"x{k}", x[part]) @ pm.Normal(f"beta{k}", 0, 1, shape=WIDTH)
+            if method != "row":
+                who = pm.Data(f"person{k}", person[part])
+                unit[f"y{k}"] = f"person{k}"
+            if nodes:
+                mean = mean + pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")[who]
+            observe(family, f"y{k}", mean, eta[part], rng)
+    more: dict[str, Any] = {"unit": unit} if unit else {}
     if nodes:
         more["guide"] = {"u": Quadrature(nodes)}
     with warnings.catch_warnings():

@@ -178,18 +178,27 @@ class RecordModel:
 
     @property
     def row_counts(self) -> frozenset[int]:
-        """How many rows there are, in all and in each table: no part of any release."""
-        return frozenset({self.num_records, *(() if self.tables is None else self.tables.num_rows)})
+        """How many rows there are, in all and in each table: no part of any release.
+
+        Without the tables' where no length is to be compared: `num_records` is -1.
+        """
+        known = self.tables is not None and self.num_records >= 0
+        return frozenset({self.num_records, *(self.tables.num_rows if known else ())})  # type: ignore[union-attr]
 
     @property
     def of_records(self) -> frozenset[Variable]:
         """All that holds records, or their number, of this model and of the user's.
 
-        Arrays, ids, observed variables, and lengths of dims.
+        Arrays, ids, observed variables, lengths of dims, and variables with a value for each person or row.
         """
-        ids = () if self.units is None else (i.source for i in self.units.ids if i.source is not None)
-        observed = *self.model.observed_RVs, *self.whole_model.observed_RVs
-        return frozenset({*self.all_arrays, *ids, *observed, *_lengths(self)})
+        held = {*self.all_arrays, *self.model.observed_RVs, *self.whole_model.observed_RVs, *_lengths(self)}
+        if self.units is not None:
+            held.update(i.source for i in self.units.ids if i.source is not None)
+        if self.local is not None:
+            held.update(self.local.variables, self.local.values_of_model)
+        if self.encoded is not None:
+            held.update(self.encoded.held)
+        return frozenset(held)
 
     @property
     def brought_by_users(self) -> frozenset[Variable]:
@@ -208,12 +217,7 @@ class RecordModel:
 
     def _holds_data(self, var: Variable) -> bool:
         """Whether `var` holds records, is their number, or hides what it holds."""
-        held = set(self.of_records)
-        if self.local is not None:
-            held.update(self.local.variables, self.local.values_of_model)
-        if self.encoded is not None:
-            held.update(self.encoded.held)
-        return var in held or (var not in self.model.free_RVs and hides_numbers(var))
+        return var in self.of_records or (var not in self.model.free_RVs and hides_numbers(var))
 
     @property
     def released_dims(self) -> frozenset[str]:

@@ -26,7 +26,7 @@ from pymc_dpvi.graph.densities import without_records
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
 from pymc_dpvi.graph.records import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
-from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
+from pymc_dpvi.graph.traversal import array_shape, is_array, walk
 from pymc_dpvi.guide.family import START_SIGMA
 from pymc_dpvi.guide.whole import Family
 
@@ -76,7 +76,7 @@ def check_starting_values(
                 f"{sorted(fitted)}."
             )
         for key, value in given.items():
-            if isinstance(value, Variable) and (depends_on([value], held) or _has_record_axis(record, value)):
+            if isinstance(value, Variable) and _reads_records(record, value, held):
                 raise UnsupportedModelError(
                     f"{argument}[{key!r}] depends on the records, and nobody accounts for that. Use "
                     "fixed numbers."
@@ -142,9 +142,14 @@ def check_finite_start(record: RecordModel, latents: Latents, start: np.ndarray)
     )
 
 
-def _has_record_axis(record: RecordModel, value: Variable) -> bool:
-    """Whether an expression depends on an array as long as the records: ``pt.as_tensor(y).mean()``."""
+def _reads_records(record: RecordModel, value: Variable, held: set[Variable]) -> bool:
+    """Whether an expression depends on records, their number, or an array as long as they are.
+
+    An example of the last is ``pt.as_tensor(y).mean()``. The number of columns of records is no secret.
+    """
     behind = walk([value], into_size=True, columns_of=record.all_arrays)
+    if not held.isdisjoint(behind):
+        return True
     arrays = [v for v in behind if is_array(v) and v not in record.public]
     return any(not record.row_counts.isdisjoint(array_shape(v)) for v in arrays)
 

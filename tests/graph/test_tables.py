@@ -444,7 +444,7 @@ def later_dim(model: pm.Model) -> Any:
 def unread(model: pm.Model) -> Any:
     if "unread" not in model.named_vars:
         with model:
-            pm.Data("unread", RNG.normal(size=17))
+            pm.Data("unread", RNG.normal(size=(2, 17)))
     return model["unread"]
 
 
@@ -461,6 +461,8 @@ STARTS: dict[str, Callable[[pm.Model], Any]] = {
     "the number of persons, perhaps": lambda model: pt.as_tensor(model.dim_lengths["who"]),
     "a dim that came later": lambda model: pt.as_tensor(later_dim(model)),
     "data that no variable reads": lambda model: unread(model).mean(),
+    "columns of such data": lambda model: pt.as_tensor(unread(model).shape[1]),
+    "a size": lambda model: pm.Normal.dist(0, 1, size=(model.dim_lengths["visit"],)).shape[0],
 }
 
 
@@ -471,6 +473,29 @@ def test_nothing_of_a_table_decides_where_a_fit_starts(name: str, argument: str)
     value = STARTS[name](model).astype("float64")
     with pytest.raises(PrivacyError, match="depend"):
         DPADVI(**OPTIONS, unit=UNIT, model=model, **{argument: {"base": value}})
+
+
+@pytest.mark.parametrize("unit", [None, "came", {"cost": "came"}])
+@pytest.mark.parametrize("argument", ["start", "start_sigma"])
+@pytest.mark.parametrize(
+    "name", [name for name in STARTS if name not in ("one without arrays", "observed values")]
+)
+def test_nothing_of_one_table_does(name: str, argument: str, unit: Any):
+    with pm.Model(coords={"who": range(P), "visit": range(30)}) as model:
+        pm.Data("came", CAME), pm.Data("answered", RNG.integers(0, P, size=30), dims="visit")
+        pm.Gamma(
+            "cost", 2.0, pm.math.exp(pm.Normal("base") * pm.Data("dose", DOSE)), observed=COST, dims="visit"
+        )
+    value = STARTS[name](model).astype("float64")
+    with pytest.raises(PrivacyError, match="depend"):
+        DPADVI(**OPTIONS, unit=unit, model=model, **{argument: {"base": value}})
+
+
+@pytest.mark.parametrize("of", [lambda u: u.shape[0], lambda u: u.mean()])
+def test_values_of_persons_do_not_either(of: Any):
+    model = two()
+    with pytest.raises(PrivacyError, match="depend"):
+        DPADVI(**OPTIONS, unit=UNIT, model=model, start={"base": of(model["u"]).astype("float64")})
 
 
 @pytest.mark.parametrize("name", STARTS)
