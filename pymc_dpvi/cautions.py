@@ -19,7 +19,7 @@ from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import InsecureNoiseWarning, UnsupportedModelError, warn
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.precomputed import FORMULA_ADVICE, formula_mark
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.pages import shown
 from pymc_dpvi.release.report import PrivacyReport, PrivacyRun

@@ -38,7 +38,7 @@ from pymc_dpvi.engine.interrupts import uninterrupted
 from pymc_dpvi.engine.loop import averages_from, iterate
 from pymc_dpvi.engine.source_records import SourceRecords
 from pymc_dpvi.engine.step import PrivateStep
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.keywords import FitArguments
 from pymc_dpvi.lowering import is_python
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams

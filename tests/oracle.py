@@ -16,7 +16,7 @@ from pymc_dpvi.compat import compile_mode, quiet_pytensor
 from pymc_dpvi.graph import gradients
 from pymc_dpvi.graph.blocks import as_matrix
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.traversal import array_value
 
 __all__ = ["compare", "latents_of", "points"]

@@ -43,7 +43,7 @@ from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.errors import ArgumentError
 from pymc_dpvi.graph import records
 from pymc_dpvi.graph.blocks import Block
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.start import check_starting_values
 from pymc_dpvi.guide.whole import WholeMeanField as MeanField
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams

@@ -22,7 +22,7 @@ from suite import CLIP, Suite, layers, regression
 from pymc_dpvi.accounting.papers import rdp
 from pymc_dpvi.engine import clipping, microbatch, running_clip, step, step_graph
 from pymc_dpvi.engine.private_sum import PrivateSum
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.mechanism.mechanism import Draws, Mechanism, Streams
 from pymc_dpvi.randomness.keystream import KeyStream

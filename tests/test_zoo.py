@@ -19,7 +19,8 @@ from zoo import ZOO, Entry, select
 from pymc_dpvi import DPADVI, DPFullRankADVI, PrivacyReport
 from pymc_dpvi.engine import step
 from pymc_dpvi.errors import PrivacyWarning
-from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 from pymc_dpvi.posterior.approximation import DPMeanField
 

@@ -20,7 +20,7 @@ from pymc_dpvi.auditing.probe import Probe
 from pymc_dpvi.auditing.report import CheckResult
 from pymc_dpvi.graph.fine_integrals import MarginalGradient
 from pymc_dpvi.graph.gradients import in_draws, put
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.mechanism.limits import SLACK
 from pymc_dpvi.posterior.approximation import DPApproximation

@@ -29,7 +29,7 @@ from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.graph.gradients import Latents
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.separability import write_for_several
 from pymc_dpvi.graph.synthetic_records import Rows, hostile_records, synthetic_records
 from pymc_dpvi.graph.traversal import walk

@@ -17,7 +17,7 @@ import pytensor.tensor as pt
 from pymc_dpvi.engine import local_sums
 from pymc_dpvi.graph.fine_integrals import MarginalGradient, can_integrate
 from pymc_dpvi.graph.gradients import Latents, local_terms
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.separability import write_for_several
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
 

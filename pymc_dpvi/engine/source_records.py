@@ -24,7 +24,7 @@ from pymc_dpvi.engine.sources import Source, read_into, source_of
 from pymc_dpvi.errors import ArgumentError, RecordSourceError
 from pymc_dpvi.graph.amortized import Numbers
 from pymc_dpvi.graph.model_checks import array_name
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.traversal import array_value
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.redaction import LEFT_OUT, shielded

@@ -31,7 +31,7 @@ from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.engine.threads import available_cores
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, WorkersError
 from pymc_dpvi.graph.gradients import Latents
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.guide.whole import Family
 from pymc_dpvi.mechanism.mechanism import Mechanism

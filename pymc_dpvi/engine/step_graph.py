@@ -49,7 +49,7 @@ from pymc_dpvi.graph.gradients import (
     vanilla_gradients,
 )
 from pymc_dpvi.graph.opaque import hides_numbers
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.guide.whole import Family
 from pymc_dpvi.mechanism.mechanism import Mechanism

@@ -19,7 +19,7 @@ from scipy import optimize
 
 from pymc_dpvi.graph.batched_ops import stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 
 __all__ = ["MarginalGradient", "can_integrate"]

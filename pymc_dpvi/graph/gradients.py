@@ -38,7 +38,7 @@ from pymc_dpvi.graph.blocks import Block, as_matrix
 from pymc_dpvi.graph.factoring import find_uses, lift_uses
 from pymc_dpvi.graph.model_checks import hint_of_loops
 from pymc_dpvi.graph.rebuild import fold_shapes
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.tables import own_gradients
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.guide.whole import Family

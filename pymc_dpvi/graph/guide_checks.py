@@ -18,7 +18,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.opaque import hides_numbers
 from pymc_dpvi.graph.private_constants import says_nothing
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 from pymc_dpvi.graph.unrolled_loops import is_long
 from pymc_dpvi.guide import Amortized, Dropout, GuideFamily

@@ -23,7 +23,8 @@ from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.marginalised import how_to_marginalise
 from pymc_dpvi.graph.model_checks import array_name, hint_of_orientation
 from pymc_dpvi.graph.rebuild import resize_records
-from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import CannotBeWrittenError, check_separable, write_for_several
 from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, walk
 from pymc_dpvi.redaction import shielded

@@ -32,7 +32,7 @@ from pymc_dpvi.graph.densities import Likelihood, rebuild_likelihood
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients, in_draws, put
 from pymc_dpvi.graph.local_latents import PRIOR
 from pymc_dpvi.graph.model_checks import hint_of_loops, hint_of_own_rows
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.selections import cuts_records, has_bounds
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk

@@ -24,7 +24,7 @@ from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.densities import without_records
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import array_shape, is_array, walk
 from pymc_dpvi.guide.family import START_SIGMA

@@ -17,7 +17,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.graph.densities import Likelihood, in_values
 from pymc_dpvi.graph.gradients import Latents, put
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.lowering import python_as_it_stands
 

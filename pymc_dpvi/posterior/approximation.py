@@ -28,7 +28,7 @@ from pymc_dpvi.engine.gradient_moments import GROUP, MOST_LATENTS, GradientTrace
 from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.guide.whole import Family, WholeFullRank, WholeMeanField
 from pymc_dpvi.posterior.curvature_posterior import CurvatureScale
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics, diagnose

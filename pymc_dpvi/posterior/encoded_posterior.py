@@ -24,7 +24,7 @@ from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.model_checks import array_name
 from pymc_dpvi.graph.rebuild import resize_records
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import array_shape, walk
 from pymc_dpvi.posterior.new_rows import check_names, new_rows

@@ -19,7 +19,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.densities import without_records
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.graph.unrolled_loops import is_long
 from pymc_dpvi.posterior.open_attributes import SealedApproximation

@@ -29,7 +29,7 @@ from pymc_dpvi.engine.local_search import find_modes
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.gradients import Latents, local_terms, put
 from pymc_dpvi.graph.model_checks import array_name
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.tables import Tables
 from pymc_dpvi.graph.traversal import array_shape

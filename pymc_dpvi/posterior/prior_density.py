@@ -34,7 +34,7 @@ from pymc_dpvi.graph.batched_ops import stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import Latents, prior_and_slope
 from pymc_dpvi.graph.opaque import hides_numbers
 from pymc_dpvi.graph.rebuild import fold_shapes
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.lowering import fast_compile

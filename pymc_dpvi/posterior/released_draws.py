@@ -55,7 +55,7 @@ from pytensor.graph.replace import vectorize_graph
 from pymc_dpvi.compat import PosteriorData, posterior_data, versions
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.gradients import Latents
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.lowering import fast_compile
 from pymc_dpvi.pages import SCALE_PREDICTORS
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics

@@ -28,7 +28,7 @@ from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph import guards, records
 from pymc_dpvi.graph.amortized import Encoded
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.shape_constants import written_shapes
 from pymc_dpvi.graph.traversal import array_value, walk
 from pymc_dpvi.posterior import released_draws

@@ -23,7 +23,7 @@ from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.private_sum import private_sum
 from pymc_dpvi.graph.gradients import aligned_gradients, local_terms
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.posterior.approximation import DPMeanField
 
 __all__ = ["CLIP", "RowsOfPersons", "Shares", "alike"]

@@ -25,7 +25,8 @@ from attacks.operations import OPERATIONS, Data, operation_data, operation_model
 from pymc_dpvi import Amortized, Point
 from pymc_dpvi.graph.amortized import encode
 from pymc_dpvi.graph.guide_checks import sorted_out
-from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.traversal import array_value
 
 __all__ = ["COLUMNS", "SUBJECTS", "Subject", "named"]

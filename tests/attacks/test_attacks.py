@@ -18,7 +18,7 @@ from attacks.records import FLOATS, few, hostile_records, values
 from attacks.shares import Shares
 from attacks.subjects import PLACE, SUBJECTS, Subject
 from attacks.watch import Crew, Task
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.numba_cache import source_hash
 from pymc_dpvi.runs import Runs
 

@@ -20,7 +20,7 @@ from pymc_dpvi.auditing import CheckResult
 from pymc_dpvi.auditing import statistics as st
 from pymc_dpvi.auditing.transcript import noise_pvalues, summarise
 from pymc_dpvi.errors import PrivacyWarning
-from pymc_dpvi.graph.records import RecordModel
+from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import hostile_records
 from pymc_dpvi.mechanism.mechanism import Draws, Mechanism
 from pymc_dpvi.settings import PrivacySettings

@@ -18,7 +18,8 @@ from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph import opaque
 from pymc_dpvi.graph.blocks import as_matrix
 from pymc_dpvi.graph.gradients import Latents, aligned_gradients, vanilla_gradients
-from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.traversal import array_value
 from pymc_dpvi.posterior.approximation import DPApproximation, DPFullRank, DPMeanField
 

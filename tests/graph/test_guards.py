@@ -21,7 +21,8 @@ from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph import guards
 from pymc_dpvi.graph.blocks import as_matrix
 from pymc_dpvi.graph.gradients import aligned_gradients, prior_gradients
-from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.traversal import array_value
 
 HOSTILE_INTS = (3, 4, -4, -5, 50, 10**6, 2**31 - 1, -(2**31))

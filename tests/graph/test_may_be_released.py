@@ -11,7 +11,8 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_dpvi import DPADVI, NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.posterior.approximation import DPMeanField
 
 N = 83

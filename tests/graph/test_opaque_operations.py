@@ -28,7 +28,8 @@ from scipy.interpolate import InterpolatedUnivariateSpline
 
 from pymc_dpvi import UnsupportedModelError
 from pymc_dpvi.graph.opaque import is_opaque_value, opaque_part
-from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.posterior.approximation import DPMeanField
 
 # PyTensor 3, of random variables that are called as these are.

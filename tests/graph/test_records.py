@@ -16,7 +16,8 @@ from pytensor.graph.replace import graph_replace
 from zoo import ZOO
 
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, UnsupportedModelError
-from pymc_dpvi.graph.records import RecordModel, assert_no_record_array, build_record_model
+from pymc_dpvi.graph.record_model import RecordModel, assert_no_record_array
+from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.traversal import array_value
 
 N = 17

@@ -15,7 +15,8 @@ from pymc_dpvi import DPADVI
 from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.graph import gradients, separability
 from pymc_dpvi.graph.gradients import Latents
-from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
 
 N = 19

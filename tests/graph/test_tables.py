@@ -15,7 +15,8 @@ from pymc_dpvi import DPADVI
 from pymc_dpvi.errors import ArgumentError, PrivacyError, UnsupportedModelError
 from pymc_dpvi.graph.blocks import as_matrix
 from pymc_dpvi.graph.gradients import aligned_gradients, local_terms
-from pymc_dpvi.graph.records import RecordModel, build_record_model
+from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import array_value
 
@@ -190,41 +191,20 @@ def reads_the_other_table() -> pm.Model:
     return model
 
 
-def of_the_other_length() -> pm.Model:
-    with pm.Model() as model:
-        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
-        b = pm.Normal("b")
-        pm.Normal("cost", b, 1.0, observed=COST)
-        pm.Normal("smokes", b * pm.Data("x", DOSE).mean(), 1.0, observed=DOSE[:9])
-    return model
+def beside(
+    mean: Callable[[pm.Model, Any], Any], prior: Callable[[], Any] = lambda: 0.0
+) -> Callable[[], pm.Model]:
+    """Write visits that cost b, and nine answers whose mean, or b's, looks at what it should not."""
 
+    def build() -> pm.Model:
+        with pm.Model(coords={"visit": range(30)}) as model:
+            pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+            b = pm.Normal("b", prior())
+            pm.Normal("cost", b, 1.0, observed=COST, dims="visit")
+            pm.Normal("smokes", mean(model, b), 1.0, observed=DOSE[:9])
+        return model
 
-def prior_of_a_table() -> pm.Model:
-    with pm.Model() as model:
-        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
-        b = pm.Normal("b", pm.Data("x", DOSE[:9]).mean())
-        pm.Normal("cost", b, 1.0, observed=COST)
-        pm.Normal("smokes", b, 1.0, observed=DOSE[:9])
-    return model
-
-
-def prior_of_a_number_of_rows() -> pm.Model:
-    with pm.Model() as model:
-        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
-        x = pm.Data("x", DOSE[:9])
-        b = pm.Normal("b", x.shape[0])
-        pm.Normal("cost", b, 1.0, observed=COST)
-        pm.Normal("smokes", b * x, 1.0, observed=DOSE[:9])
-    return model
-
-
-def a_value_for_each_row() -> pm.Model:
-    with pm.Model() as model:
-        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
-        b = pm.Normal("b")
-        pm.Normal("cost", b, 1.0, observed=COST)
-        pm.Normal("smokes", pm.Normal("v", 0, 1, shape=9) * b, 1.0, observed=DOSE[:9])
-    return model
+    return build
 
 
 def one_draw() -> pm.Model:
@@ -260,24 +240,6 @@ def ids_as_a_predictor() -> pm.Model:
         b = pm.Normal("b")
         pm.Normal("cost", b, 1.0, observed=COST)
         pm.Normal("smokes", b * came, 1.0, observed=DOSE)
-    return model
-
-
-def reads_the_outcome() -> pm.Model:
-    with pm.Model() as model:
-        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
-        b = pm.Normal("b")
-        cost = pm.Normal("cost", b, 1.0, observed=COST)
-        pm.Normal("smokes", b * cost.mean(), 1.0, observed=DOSE[:9])
-    return model
-
-
-def reads_a_length() -> pm.Model:
-    with pm.Model(coords={"visit": range(30)}) as model:
-        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
-        b = pm.Normal("b")
-        pm.Normal("cost", b, 1.0, observed=COST, dims="visit")
-        pm.Normal("smokes", b * model.dim_lengths["visit"], 1.0, observed=DOSE[:9])
     return model
 
 
@@ -333,15 +295,35 @@ REFUSED: dict[str, tuple[Callable[[], pm.Model], dict[str, Any], str]] = {
         {"unit": UNIT},
         "'dose' has a row for each row of one table",
     ),
-    "another length": (of_the_other_length, {"unit": UNIT}, "'x'"),
-    "a prior": (prior_of_a_table, {"unit": UNIT}, "prior of 'b' depends on the records"),
-    "a prior of a length": (prior_of_a_number_of_rows, {"unit": UNIT}, "prior of 'b' depends on the records"),
-    "a value for each row": (a_value_for_each_row, {"unit": UNIT}, "'v' has an axis over records"),
+    "another length": (beside(lambda m, b: b * pm.Data("x", DOSE).mean()), {"unit": UNIT}, "'x'"),
+    "a prior": (
+        beside(lambda m, b: b, lambda: pm.Data("x", DOSE[:9]).mean()),
+        {"unit": UNIT},
+        "prior of 'b' depends on the records",
+    ),
+    "a prior of a length": (
+        beside(lambda m, b: b * m["x"], lambda: pm.Data("x", DOSE[:9]).shape[0]),
+        {"unit": UNIT},
+        "prior of 'b' depends on the records",
+    ),
+    "a value for each row": (
+        beside(lambda m, b: b * pm.Normal("v", 0, 1, shape=9)),
+        {"unit": UNIT},
+        "'v' has an axis over records",
+    ),
     "one draw": (one_draw, {"unit": UNIT}, "behind 'smokes' has a second axis"),
     "copied ids": (another_value_by_copied_ids, {"unit": UNIT}, "'u'"),
     "ids as a predictor": (ids_as_a_predictor, {"unit": UNIT}, "'came' has a row for each row of one table"),
-    "the outcome": (reads_the_outcome, {"unit": UNIT}, "'cost' has a row for each row of one table"),
-    "a length": (reads_a_length, {"unit": UNIT}, "has a row for each row of one table"),
+    "the outcome": (
+        beside(lambda m, b: b * m["cost"].mean()),
+        {"unit": UNIT},
+        "has a row for each row of one table",
+    ),
+    "a length": (
+        beside(lambda m, b: b * m.dim_lengths["visit"]),
+        {"unit": UNIT},
+        "has a row for each row of one table",
+    ),
     "as many globals": (as_many_globals_as_rows(), {"unit": UNIT}, "'be' has an axis over records"),
     "globals by a dim": (as_many_globals_as_rows(True), {"unit": UNIT}, "'be' has an axis over records"),
     "large ids": (two, {"unit": {"cost": "came", "smokes": ANSWERED + 2**33}}, "beyond 2³¹"),
