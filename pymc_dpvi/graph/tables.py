@@ -58,7 +58,9 @@ class Table:
     num_rows: int = field(repr=False)
     dims: frozenset[str]
     ids: Ids
-    arrays: Mapping[Variable, Variable]  # from each of the user's to the one of all tables
+    arrays: Mapping[Variable, Variable] = field(
+        repr=False
+    )  # from each of the user's to the one of all tables
 
 
 @dataclass(frozen=True)

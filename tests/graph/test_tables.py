@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,17 @@ def test_the_view_holds_no_number_of_the_data_but_whose_rows_are_whose():
     assert held["table"].tolist() == [0] * 30 + [1] * 9
     (smokes,) = (v for v in held.values() if v.shape == (39,) and v[30:].tolist() == SMOKES.tolist())
     assert not smokes[:30].any()
+
+
+def test_what_is_written_of_it_shows_no_number_of_the_data():
+    with pm.Model() as model:
+        pm.Data("came", CAME), pm.Data("answered", ANSWERED)
+        b = pm.Normal("b")
+        pm.Normal("cost", b * DOSE, 1.0, observed=COST)
+        pm.Normal("smokes", b, 1.0, observed=SMOKES)
+    written = repr(taken(model)) + repr(taken(model).tables) + repr(taken(model).units)
+    for number in ("30", "39", "9", str(P), str(COST[0])[:6], str(DOSE[0])[:6]):
+        assert not re.search(rf"(?<![\w.]){re.escape(number)}(?![\w])", written), (number, written)
 
 
 @pytest.mark.parametrize("local", [False, True])
