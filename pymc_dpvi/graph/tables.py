@@ -58,9 +58,8 @@ class Table:
     num_rows: int = field(repr=False)
     dims: frozenset[str]
     ids: Ids
-    arrays: Mapping[Variable, Variable] = field(
-        repr=False
-    )  # from each of the user's to the one of all tables
+    #: From each array of the user's to the one of all tables.
+    arrays: Mapping[Variable, Variable] = field(repr=False)
 
 
 @dataclass(frozen=True)
