@@ -25,7 +25,7 @@ from pymc_dpvi.engine.gradient_moments import Moments, merged
 __all__ = ["Regression", "choose_steps", "positive", "regress"]
 
 #: Level of the test that ends the search for earlier steps.
-_LEVEL = 0.1
+_LEVEL = 1e-4
 _SPARE_ROWS = 10
 
 

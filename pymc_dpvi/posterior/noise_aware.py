@@ -9,7 +9,7 @@ n gradients at the mean draw :math:`\bar z`, their noise S and the curvature :ma
 
 after Alrawajfeh, Jälkö and Honkela (AISTATS 2025, arXiv:2410.19371). :math:`\Lambda` is drawn from its own
 posterior (`curvature_posterior`). With a normal prior each component is normal; with another one, chains draw
-from it (`hamiltonian`). The mean stays at the mean draw where that is far from the prior, or the gradients
+from it (`hamiltonian`). The mean stays at the late draws where these are far from the prior, or the gradients
 refute the linear model. Derivation and limits: ``docs/noise_aware.md``.
 
 Privacy: post-processing of the released sums; costs nothing. It must never read a record.
@@ -62,13 +62,14 @@ class _Part:
 def _condition(
     fit: Regression,
     prior: tuple[np.ndarray, np.ndarray],
+    late: np.ndarray,
     far: np.ndarray,
     scale: CurvatureScale | None,
     rng: np.random.Generator,
 ) -> _Part:
-    """Condition the prior (mean gradient, precision) on the gradients; `far` values stay at the mean draw."""
+    """Condition the prior (mean gradient, precision) on the gradients; `far` values stay at the late draws."""
     gradient, precision = prior
-    size, own = len(fit.centre), fit.informed
+    own = fit.informed
     curvature = draw_curvature(fit.curvature, fit.variance, fit.root, scale, COMPONENTS, rng)
     error = fit.noise / fit.n
     shrunk = np.linalg.solve(curvature + error, curvature)  # (Λ + S/n)^-1 Λ
@@ -89,11 +90,12 @@ def _condition(
     alone = fit.spread[:, None] * _root(without_noise * scaled)
     force = np.repeat(gradient[None], COMPONENTS, axis=0)
     force[:, own] += pull
-    moved = np.zeros((COMPONENTS, size))
+    moved = np.repeat((late - fit.centre)[None], COMPONENTS, axis=0)
     (near,) = np.nonzero(~far)
     if len(near) and not refuted:
         among = np.ix_(np.arange(COMPONENTS), near, near)
         held = positive((full * scaled)[among], _FLOOR)
+        force -= full[:, :, far] @ (late - fit.centre)[far]
         moved[:, near] = np.linalg.solve(held, (force * fit.spread)[:, near, None])[..., 0] * fit.spread[near]
     return _Part(fit, k, pull, fit.centre + moved, root, np.sum(alone**2, axis=2), refuted)
 
@@ -138,7 +140,7 @@ class NoiseAwarePosterior:
     stddevs: np.ndarray  # (D,)
     family_stddev: np.ndarray  # what `stddevs` would be without the noise: medians of the mixture, (D,)
     noise_share: np.ndarray  # share of the privacy noise in the gradients' scatter about the line, (D,)
-    far: np.ndarray  # where the mean stays at the mean draw, which is far from the prior, (D,)
+    far: np.ndarray  # where the mean stays at the late draws, which are far from the prior, (D,)
     stayed: bool  # whether all of a group stays there, because the linear model is refuted
 
     def __init__(
@@ -153,19 +155,20 @@ class NoiseAwarePosterior:
         fits: list[Regression] = []
         self._parts: list[_Part] = []
         self.far = np.zeros(trace.size, dtype=bool)
-        used = len(blocks)
+        used, before = len(blocks), len(blocks) - trace.late_blocks
         try:
             with np.errstate(all="ignore"):
                 used, fits = choose_steps(blocks, trace.late_blocks, trace.columns)
+                late = merged(blocks[before:], trace.columns).mean[: trace.size] if fits else np.empty(0)
                 exact = self._as_regressed(fits)
                 for group, fit in zip(trace.groups, fits, strict=False):
-                    normal, far = self._normal(fit, group, exact), self._far(fit, group)
-                    self._parts.append(_condition(fit, normal, far, scale, rng))
+                    normal, far = self._normal(fit, group, exact), self._far(late, group)
+                    self._parts.append(_condition(fit, normal, late[group], far, scale, rng))
                     self.far[group] = far
         except np.linalg.LinAlgError:  # of numbers so large or small that no digits are left
             used, fits, self._parts, exact = len(blocks), [], [], True
         self.n_rows = sum(b.n for b in blocks[used:])
-        self.n_late = sum(b.n for b in blocks[len(blocks) - trace.late_blocks :])
+        self.n_late = sum(b.n for b in blocks[before:])
         numbers = [x for p in self._parts for x in (p.k, p.pull, p.mean, p.root, p.family)]
         self.available = bool(numbers) and all(np.isfinite(x).all() for x in numbers)
         if not self.available:
@@ -210,11 +213,11 @@ class NoiseAwarePosterior:
         own = np.where(known, 1.0 / np.where(known, stddev, 1.0) ** 2, size)
         return own * np.where(known, centre - fit.centre, 0.0), np.diag(own)
 
-    def _far(self, fit: Regression, group: slice) -> np.ndarray:
-        """Whether the mean draw of each value is farther from its prior's centre than all prior draws."""
+    def _far(self, late: np.ndarray, group: slice) -> np.ndarray:
+        """Whether the late draws of each value are farther from its prior's centre than all prior draws."""
         if self._prior is None:
-            return np.zeros(len(fit.centre), dtype=bool)
-        apart = np.abs(fit.centre - self._prior.centre[group])
+            return np.zeros(group.stop - group.start, dtype=bool)
+        apart = np.abs(late - self._prior.centre)[group]
         return np.asarray(apart > FARTHEST * self._prior.reach[group])  # False where it is not known
 
     def draw(self, draws: int, rng: np.random.Generator) -> np.ndarray:
