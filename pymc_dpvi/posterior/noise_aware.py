@@ -67,7 +67,7 @@ def _condition(
     scale: CurvatureScale | None,
     rng: np.random.Generator,
 ) -> _Part:
-    """Condition the prior (mean gradient, precision) on the gradients; `far` values stay at the late draws."""
+    """Condition the prior (mean gradient, precision) on the gradients; `far` values stay where `late` is."""
     gradient, precision = prior
     own = fit.informed
     curvature = draw_curvature(fit.curvature, fit.variance, fit.root, scale, COMPONENTS, rng)

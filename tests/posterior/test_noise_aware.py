@@ -211,6 +211,51 @@ def test_gradients_that_no_prior_lets_expect_are_not_followed() -> None:
     assert not posterior(still_rows(curvature, 0.04 * gradient, 5.0, 2000, rng)).stayed
 
 
+def test_a_steep_direction_is_not_taken_for_a_flat_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier steps have led the draws to its optimum: without them, small gradients look like flatness."""
+    along = np.full(D, D**-0.5)
+    curvature = 300.0 * np.outer(along, along) + 5.0 * np.eye(D)
+    theta, rows, average = adam_run(
+        600.0, 800, np.random.default_rng(1), runs=40, curvature=curvature, precision=np.eye(D)
+    )
+
+    def error() -> float:
+        scale = CurvatureScale(300.0, 1.0)
+        means = np.array([posterior(rows[:, r], scale=scale).mean for r in range(len(theta))])
+        return float(np.std((means - theta) @ along) / np.std((average - theta) @ along))
+
+    assert error() < 2.5
+    monkeypatch.setattr(gradient_regression, "_LEVEL", 2.0)  # the last half alone
+    assert error() > 4.0
+    monkeypatch.setattr(
+        noise_aware, "choose_steps", lambda blocks, late, c: (0, gradient_regression._fits(blocks, c))
+    )
+    assert error() < 1.2
+
+
+@pytest.mark.usefixtures("known_curvature")
+def test_what_has_gone_far_stays_at_the_late_draws_and_the_others_move_given_that() -> None:
+    """It is still on its way: over all steps it is not far from its prior, over the last half it is."""
+    rng, n = np.random.default_rng(8), 1200
+    prior = LogGamma(np.full(D, 50.0))
+    at = np.stack([np.zeros(n), np.linspace(1.0, 4.6, n), np.zeros(n)]).T * prior.stddev + prior.centre
+    z = at + 0.03 * rng.standard_normal((n, D))
+    optimum = prior.centre + np.array([0.3, 3.6, -0.3]) * prior.stddev
+    likelihood = (optimum - z) @ LAMBDA + 1e-3 * rng.standard_normal(z.shape)
+    normal = -(z - prior.centre) / prior.stddev**2
+    rows = np.concatenate([z, likelihood, normal, np.full((n, 1), 1e-3)], axis=1)
+    found = posterior(rows, prior=prior)
+    assert found.far.tolist() == [False, True, False] and not found.stayed
+    late = z[n // 2 :, 1].mean()
+    assert np.abs(z[-found.n_rows :, 1].mean() - late) > 0.1 * prior.stddev[1]
+    np.testing.assert_allclose(found.mean[1], late, rtol=1e-9)
+    near = [0, 2]
+    h = LAMBDA[np.ix_(near, near)] + np.diag(prior.stddev[near] ** -2)
+    pull = (optimum - prior.centre)[near] @ LAMBDA[np.ix_(near, near)]
+    pull += LAMBDA[near, 1] * (optimum[1] - late)
+    np.testing.assert_allclose(found.mean[near], prior.centre[near] + np.linalg.solve(h, pull), atol=1e-3)
+
+
 def test_steps_that_do_not_agree_are_left_out() -> None:
     _, rows, _ = adam_run(20.0, 800, np.random.default_rng(9))
     rows = rows[:, 0]
