@@ -4,7 +4,8 @@ An exception can hold records in two places: in its text, if another package wro
 inputs of the operation that failed), and in the local variables of the frames on its traceback, which crash
 reporters and ``%debug`` show. :func:`shielded` replaces the exception by one of ours, which quotes nothing.
 :func:`sealed` clears the local variables of library frames; the lines of the traceback stay. The caller's own
-frames, callbacks among them, are left as they are.
+frames, callbacks among them, are left as they are. Both take its text from a MemoryError: NumPy's tells the
+shape of the array that it had no room for, and so how many records there are.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ LEFT_OUT = (
     "What it said is left out, as it may tell of the records. Keep to yourself that it came: a single record "
     "may be the cause."
 )
+#: Said in place of what a MemoryError says.
+_NO_ROOM = "There is not enough memory. How much was asked for is left out."
 #: Packages whose frames are cleared; all others are the caller's.
 _LIBRARIES = frozenset(
     {
@@ -66,7 +69,7 @@ def clear_locals(error: BaseException) -> None:
 
 
 def sealed(entry: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a public function to clear the frames of whatever it raises."""
+    """Decorate a public function to clear the frames of whatever it raises, and the text of a MemoryError."""
 
     @wraps(entry)
     def sealed_entry(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -75,9 +78,30 @@ def sealed(entry: Callable[P, T]) -> Callable[P, T]:
         except BaseException as error:
             del args, kwargs  # this frame is on the traceback too
             clear_locals(error)
-            raise
+            _cut_memory_errors(error)
+            if not isinstance(error, MemoryError):
+                raise
+            no_room = MemoryError(_NO_ROOM).with_traceback(error.__traceback__)
+        try:
+            raise no_room  # here, so that it is not chained to the other
+        finally:
+            del no_room
 
     return sealed_entry
+
+
+def _cut_memory_errors(error: BaseException) -> None:
+    """Take MemoryErrors out of an error's causes."""
+    todo, seen = [error], set()
+    while todo:
+        this = todo.pop()
+        seen.add(id(this))
+        for link in ("__cause__", "__context__"):
+            other = getattr(this, link)
+            if isinstance(other, MemoryError):
+                setattr(this, link, None)
+            elif other is not None and id(other) not in seen:
+                todo.append(other)
 
 
 def shielded(action: Callable[[], T], error: type[PrivacyError], message: str) -> T:
@@ -96,5 +120,5 @@ def shielded(action: Callable[[], T], error: type[PrivacyError], message: str) -
     except Exception as found:  # raised below, too
         failure = type(found).__name__
     if no_room:
-        raise MemoryError("There is not enough memory. How much was asked for is left out.")
+        raise MemoryError(_NO_ROOM)
     raise error(message.format(failure))

@@ -44,6 +44,7 @@ from pymc_dpvi.lowering import is_python
 from pymc_dpvi.mechanism.mechanism import Mechanism, Streams
 from pymc_dpvi.numba_cache import source_hash
 from pymc_dpvi.optimizers import falling_adam, rate_of_large
+from pymc_dpvi.pages import shown
 from pymc_dpvi.posterior.approximation import DPApproximation
 from pymc_dpvi.progress import Bar, StepProgress
 from pymc_dpvi.release.report import PrivacyRun
@@ -278,7 +279,8 @@ class Runs:
             units=self._record.units,
             sources=self._sources if isinstance(self._sources, SourceRecords) else None,
         )
-        cost = f"ε = {report.epsilon:.3g} at δ = {report.delta:.3g} (planned)"
+        epsilon, delta = (shown(x, up=True, digits=3) for x in (report.epsilon, report.delta))
+        cost = f"ε = {epsilon} at δ = {delta} (planned)"
         # How fast steps are tells how many rows persons have.
         public = self._settings.num_records_public and self._record.units is None
         drawn = 0

@@ -14,6 +14,7 @@ what else PyMC's class computes                 `test_every_attribute_of_the_app
 what callbacks are given                        `test_callbacks_are_given_no_more`
 ``sample_posterior_predictive`` on the data     `test_predictions_of_the_records_are_pymcs_own` (documented)
 texts of errors, warnings, logs, progress       test_release; `test_two_datasets_say_the_same`
+the text of a MemoryError                       `test_running_out_of_memory_does_not_tell_...`
 texts of a source of records                    test_records_from_disk
                                                 `test_a_source_that_fails_tells_nothing`
 local variables on tracebacks                   `test_frames_are_emptied`, `test_frames_held_records`
@@ -806,6 +807,65 @@ def test_sealed_leaves_the_users_frames() -> None:
     assert kept["callback"]["mine"] is secret
     assert kept["run"] == {}
     assert secret not in kept["sealed_entry"].values()
+
+
+@pytest.mark.parametrize("how", ["alone", "cause", "context", "deep"])
+def test_sealed_takes_the_text_from_a_memory_error(how: str) -> None:
+    """NumPy's says which shape it had no room for, and so how many rows there are."""
+
+    def no_room() -> None:
+        np.empty((7_230 + 1, 1 << 46))
+
+    def action() -> None:
+        try:
+            no_room()
+        except MemoryError as error:
+            if how == "alone":
+                raise
+            if how == "cause":
+                raise LookupError("of ours") from error
+            if how == "context":
+                raise LookupError("of ours")  # noqa: B904
+            try:
+                raise ValueError from error
+            except ValueError as between:
+                raise LookupError("of ours") from between
+
+    expected = "not enough memory" if how == "alone" else "of ours"
+    with pytest.raises((MemoryError, LookupError), match=expected) as caught:
+        sealed(action)()
+    assert "7231" not in "".join(traceback.format_exception(caught.value))
+    assert "in no_room" in "".join(traceback.format_tb(caught.value.__traceback__)) or how != "alone"
+    todo: list[BaseException | None] = [caught.value]
+    while todo:
+        this = todo.pop()
+        if this is not None:
+            assert type(this).__name__ != "_ArrayMemoryError"
+            todo += [this.__cause__, this.__context__]
+
+
+@pytest.mark.parametrize("call", ["fit", "refine", "sample"])
+def test_running_out_of_memory_does_not_tell_how_many_rows_there_are(
+    call: str, model: pm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = DPADVI(**METHOD, model=model)
+    calls: dict[str, Callable[[], Any]] = {
+        "fit": lambda: method.fit(2, progressbar=False),
+        "refine": lambda: method.refine(2, progressbar=False),
+        "sample": lambda: method.approx.sample(2),
+    }
+    if call != "fit":
+        calls["fit"]()
+
+    def no_room(*_: Any, **__: Any) -> Any:
+        np.empty((7_230 + 1, 1 << 46))
+
+    place = type(method.approx._record)
+    monkeypatch.setattr(place, "data", no_room)
+    monkeypatch.setattr(place, "check_unchanged", no_room)
+    with pytest.raises(MemoryError, match="How much was asked for is left out") as caught:
+        calls[call]()
+    assert "7231" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_shielded() -> None:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pymc_dpvi.pages import Table
+from pymc_dpvi.pages import Table, shown
 
 __all__ = ["AuditReport", "CheckResult"]
 
@@ -112,7 +112,7 @@ class AuditReport:
         return (
             f"Weak evidence: with {self.confidence:.0%} confidence, one step that takes every record has an "
             f"epsilon of at least {self.epsilon_lower_bound:.3g} at delta {self.delta:.3g}; claimed is "
-            f"{self.epsilon_claimed:.3g}. It is a lower bound from one attack on one step, and says nothing "
+            f"{shown(self.epsilon_claimed, up=True, digits=3)}. It is a lower bound from one attack on one step, and says nothing "
             "of how much a better attack, or the whole fit, would show."
         )
 

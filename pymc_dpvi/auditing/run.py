@@ -24,6 +24,7 @@ from pymc_dpvi.graph.fine_integrals import can_integrate
 from pymc_dpvi.inference import DPADVI
 from pymc_dpvi.lowering import is_python
 from pymc_dpvi.mechanism.mechanism import Streams
+from pymc_dpvi.redaction import sealed
 
 __all__ = ["audit"]
 
@@ -31,6 +32,7 @@ _CONFIDENCE = 0.95
 _MOST_NUMBERS = 20_000_000  # deviates that the noise check keeps
 
 
+@sealed
 def audit(
     model: pm.Model | None = None,
     method: DPADVI | type[DPADVI] = DPADVI,

@@ -7,8 +7,9 @@ A release is draws with a report in their attributes. From these alone it can be
 3. the accountant's guarantee is the one that is stated, and there are no `obstacles` to a release;
 4. the file holds draws and nothing else: every variable is one that `sample` put there, by the names that
    it noted, has axes for chain and draw, and is not withheld by the report, every coordinate is the index of
-   such a variable's axis, there are only the attributes that `sample` and ArviZ write, and their ε and δ are
-   the report's;
+   such a variable's axis, there are only the attributes that `sample` and ArviZ write, of the form that they
+   give them, and their ε and δ are the report's. Of a file, all groups and variables are looked at, also
+   those that ArviZ does not read;
 5. if the ledger of its `PrivacyBudget` is at hand: each run was charged to it, with the cost that is stated.
 
 It cannot be checked that the draws and indices are those of that fit, that no run was left out, or that
@@ -20,8 +21,13 @@ was agreed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
+
+import xarray as xr
 
 from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.accounting.accountants import ACCOUNTANT_NAMES, accountant_info
@@ -36,12 +42,20 @@ __all__ = ["check_release"]
 #: By how much two versions of an accountant may differ, relative to epsilon.
 _TOLERANCE = 1e-6
 _GROUPS = {"posterior", "unconstrained_posterior"}
-#: What `sample` and ArviZ write.
+#: What `sample` writes, and is checked for itself.
 _YES_OR_NO = {"noise_aware", "bounded_by_prior"}
-_ATTRIBUTES = {
-    *("privacy_report", "privacy_epsilon", "privacy_delta", "released_variables", *_YES_OR_NO),
-    *("inference_library", "inference_library_version", "created_at", "arviz_version", "sample_dims"),
-    *("creation_library", "creation_library_version", "creation_library_language"),
+_CHECKED = {"privacy_report", "privacy_epsilon", "privacy_delta", "released_variables", *_YES_OR_NO}
+_VERSION = r"\d[\w.+!]{0,39}"
+#: The form of what `sample` and ArviZ write besides.
+_FORMS = {
+    "inference_library": "pymc_dpvi",
+    "inference_library_version": _VERSION,
+    "created_at": r"\d{4}-\d\d-\d\dT[\d:.+-]{1,30}",
+    "arviz_version": _VERSION,
+    "sample_dims": r"\W*chain\W*draw\W*",
+    "creation_library": "ArviZ",
+    "creation_library_version": _VERSION,
+    "creation_library_language": "Python",
 }
 
 
@@ -70,7 +84,8 @@ def check_release(source: Any, *, budget: PrivacyBudget | None = None) -> Privac
     -----
     Privacy: uses no data. Finds careless changes, and a report whose ε does not follow from its settings. It
     cannot tell which fit the draws are from: for that, compare a hash of the file that the curator has
-    signed. What else was spent on the same data is in the budget's ledger, if all was charged to it.
+    signed. What else was spent on the same data is in the budget's ledger, if all was charged to it. Bytes
+    of a file that belong to no group or variable, as after one was deleted, are not seen: write a new file.
 
     Examples
     --------
@@ -80,9 +95,14 @@ def check_release(source: Any, *, budget: PrivacyBudget | None = None) -> Privac
         raise ArgumentError(
             f"budget must be a PrivacyBudget; found a {type(budget).__name__}. Use PrivacyBudget.open(path)."
         )
-    source = opened(source)
-    report = report_of(source)
-    found = [*_in_report(report), *(_in_file(source, report) if hasattr(source, "attrs") else ())]
+    with ExitStack() as files:
+        places = _places(source, files)
+        if places is None:
+            report = report_of(source)
+        else:
+            root, posterior = places[""], places.get("posterior")
+            report = report_of(root if posterior is None or "privacy_report" in root.attrs else posterior)
+        found = [*_in_report(report), *(() if places is None else _in_file(places, report))]
     if budget is not None:
         found += _in_ledger(report, budget)
     if found:
@@ -130,20 +150,39 @@ def _in_ledger(report: PrivacyReport, budget: PrivacyBudget) -> Iterator[str]:
             yield f"Run {number} is in the budget's ledger with other settings or another cost."
 
 
-def _in_file(source: Any, report: PrivacyReport) -> Iterator[str]:
+def _places(source: Any, files: ExitStack) -> dict[str, Any] | None:
+    """Return the groups of a release by path, the root as ""; None of what has none. It closes `files`."""
+    if isinstance(source, str | os.PathLike):
+        # ArviZ leaves out what is in no group, and groups in groups.
+        found = opened(source, xr.open_groups)
+        for place in found.values():
+            files.enter_context(place)
+        return {path.strip("/"): place for path, place in found.items()}
+    if hasattr(source, "subtree"):
+        return {node.path.strip("/"): node for node in source.subtree}
+    if hasattr(source, "groups") and hasattr(source, "attrs"):
+        return {"": source, **{name: source[name] for name in source.groups()}}
+    return None
+
+
+def _unknown_attributes(attrs: Mapping[Any, Any]) -> set[str]:
+    """Name the attributes that neither `sample` nor ArviZ writes, or not in this form."""
+    forms = {**dict.fromkeys(_CHECKED, ".*"), **_FORMS}
+    return {str(k) for k, v in attrs.items() if not re.fullmatch(forms.get(k, "(?!)"), str(v), re.DOTALL)}
+
+
+def _in_file(places: Mapping[str, Any], report: PrivacyReport) -> Iterator[str]:
     """Name what is wrong with what stands beside a report."""
-    # A DataTree may also have groups in groups, and variables outside of any group.
-    tree = hasattr(source, "subtree")
-    groups = {n.path.strip("/") for n in source.subtree} - {""} if tree else set(source.groups())
+    source, groups = places[""], {*places} - {""}
     if "posterior" not in groups:
         yield "There are no draws: the group 'posterior' is missing."
-    more = {f"the attribute {name!r}" for name in set(source.attrs) - _ATTRIBUTES}
+    more = {f"the attribute {name!r}" for name in _unknown_attributes(source.attrs)}
     released = _released(source)
     if released is None:
         yield "The attribute released_variables is no list of the variables that sample() gave."
-    more |= groups - _GROUPS | {str(name) for name in (source.data_vars if tree else ())}
+    more |= groups - _GROUPS | {str(name) for name in getattr(source, "variables", ())}
     for group in sorted(groups & _GROUPS):
-        inside = source[group]
+        inside = places[group]
         draws = {
             k: v
             for k, v in inside.data_vars.items()
@@ -154,12 +193,12 @@ def _in_file(source: Any, report: PrivacyReport) -> Iterator[str]:
         axes = {d for v in draws.values() for d in v.dims}
         indices = {k for k, v in inside.coords.items() if v.dims == (k,) and k in axes}
         more |= {f"{group}/{name}" for name in {*inside.data_vars, *inside.coords} - {*draws} - indices}
-        more |= {f"the attribute {name!r} of {group}" for name in set(inside.attrs) - _ATTRIBUTES}
+        more |= {f"the attribute {name!r} of {group}" for name in _unknown_attributes(inside.attrs)}
         for name, values in inside.variables.items():
             more |= {f"the attribute {key!r} of {group}/{name}" for key in values.attrs}
     if more:
         yield f"There is more than draws, which nobody has accounted for: {', '.join(sorted(more))}."
-    for place in (source, source["posterior"] if "posterior" in groups else source):
+    for place in (source, places.get("posterior", source)):
         attrs = place.attrs
         if attrs.get("privacy_report") != source.attrs.get("privacy_report", attrs.get("privacy_report")):
             yield "There are two different reports in it."

@@ -9,7 +9,7 @@ The mathematics is in `accounting.tradeoff`, the treatment of several runs in `m
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import arviz as az
@@ -146,7 +146,7 @@ def interpret(
     )
 
 
-def opened(source: Any) -> Any:
+def opened(source: Any, read: Callable[[str], Any] = az.from_netcdf) -> Any:
     """Return what the file at a path holds, and anything else as it is.
 
     A FileNotFoundError if nothing is there, an ArgumentError if ``to_netcdf`` did not write it.
@@ -156,7 +156,7 @@ def opened(source: Any) -> Any:
     if not os.path.exists(source):
         raise FileNotFoundError(f"source: there is no file {os.fspath(source)!r}.")
     try:
-        return az.from_netcdf(os.fspath(source))
+        return read(os.fspath(source))
     except Exception as error:  # of many kinds, by the library that tried
         raise ArgumentError(
             f"source: {os.fspath(source)!r} is no netCDF file as sample(...).to_netcdf(path) writes it "

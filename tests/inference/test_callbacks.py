@@ -11,7 +11,7 @@ from pymc.variational.callbacks import Tracker
 from rich.theme import Theme
 from short_fits import CHEAP, MARKS, SEEDED, Build, Iterates, params, quiet
 
-from pymc_dpvi import DPADVI, ModelEvaluationError
+from pymc_dpvi import DPADVI, ModelEvaluationError, PrivacyReport
 from pymc_dpvi.progress import StepProgress
 
 pytestmark = MARKS
@@ -113,6 +113,17 @@ def test_no_progressbar(logistic: Build, capsys: pytest.CaptureFixture[str]) -> 
         quiet(DPADVI(**CHEAP))
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""
+
+
+def test_the_bar_never_shows_less_than_is_spent(
+    logistic: Build, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(PrivacyReport, "epsilon", property(lambda _: 1.0041))
+    monkeypatch.setattr(PrivacyReport, "delta", property(lambda _: 1.0041e-6))
+    with logistic():
+        pm.fit(3, method=DPADVI(**SEEDED), progressbar=True)
+    assert "ε = 1.01 at δ = 1.01e-06 (planned)" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(("error", "left"), [(ModelEvaluationError, "0/20"), (KeyboardInterrupt, "13/20")])

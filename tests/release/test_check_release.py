@@ -257,6 +257,56 @@ def test_file_that_does_not_hold(approx: Any, case: str) -> None:
         check_release(draws)
 
 
+def append(path: Path, **where: Any) -> None:
+    import xarray as xr
+
+    people = xr.Dataset({"income": ("person", np.zeros(3))}, coords={"person": np.arange(3)})
+    people.to_netcdf(path, mode="a", engine="h5netcdf", **where)
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ({}, "income, person"),
+        ({"group": "posterior/raw"}, "posterior/raw"),
+        ({"group": "check/observed_data"}, "check, check/observed_data"),
+        ({"group": "observed_data"}, "observed_data"),
+    ],
+)
+def test_what_arviz_does_not_read_of_a_file_is_seen(
+    approx: Any, tmp_path: Path, where: dict[str, str], found: str
+) -> None:
+    """Variables outside of groups, and groups in groups: of these, ArviZ 0.23 shows nothing."""
+    path = tmp_path / "posterior.nc"
+    approx.sample(3).to_netcdf(path, engine="h5netcdf")
+    check_release(path)
+    append(path, **where)
+    with pytest.raises(PrivacyError, match=rf"nobody has accounted for: {found}\."):
+        check_release(path)
+    path.rename(moved := tmp_path / "moved.nc")  # the file is not held open
+    assert moved.exists()
+
+
+@pytest.mark.parametrize("root", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sample_dims", "Ann"),
+        ("created_at", "at Ann's"),
+        ("arviz_version", "of Ann"),
+        ("inference_library_version", "0.1.0, for Ann"),
+        ("inference_library", "Ann"),
+    ],
+)
+def test_known_attributes_hold_what_is_written_there(approx: Any, name: str, value: str, root: bool) -> None:
+    draws = approx.sample(3)
+    touch(name, value, root=root)(draws)
+    of = "" if root else " of posterior"
+    with pytest.raises(PrivacyError, match=rf"accounted for: the attribute '{name}'{of}\.") as caught:
+        check_release(draws)
+    assert "Ann" not in str(caught.value)
+
+
 @pytest.mark.parametrize("source", [3, None])
 def test_no_release(source: Any) -> None:
     with pytest.raises(ArgumentError, match="source must be") as caught:
