@@ -112,8 +112,8 @@ class AuditReport:
         return (
             f"Weak evidence: with {self.confidence:.0%} confidence, one step that takes every record has an "
             f"epsilon of at least {self.epsilon_lower_bound:.3g} at delta {self.delta:.3g}; claimed is "
-            f"{shown(self.epsilon_claimed, up=True, digits=3)}. It is a lower bound from one attack on one step, and says nothing "
-            "of how much a better attack, or the whole fit, would show."
+            f"{shown(self.epsilon_claimed, up=True, digits=3)}. It is a lower bound from one attack on one "
+            "step, and says nothing of how much a better attack, or the whole fit, would show."
         )
 
     @property
