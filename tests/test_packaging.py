@@ -58,7 +58,7 @@ ACCOUNTING_ROOMS = (
 
 # Parts that must stay usable, and readable, without PyMC.
 ACCOUNTING_MAY_IMPORT = {"dp_accounting", "numpy", "scipy", "arguments", "errors", "pages", "sampling"}
-RELEASE_MAY_IMPORT = {"arviz", "numpy", "accounting", "arguments", "errors", "pages"}
+RELEASE_MAY_IMPORT = {"arviz", "numpy", "xarray", "accounting", "arguments", "errors", "pages"}
 
 
 def imported(source: str, package: tuple[str, ...]) -> set[str]:
