@@ -25,6 +25,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import xarray as xr
@@ -46,8 +47,9 @@ _GROUPS = {"posterior", "unconstrained_posterior"}
 _YES_OR_NO = {"noise_aware", "bounded_by_prior"}
 _CHECKED = {"privacy_report", "privacy_epsilon", "privacy_delta", "released_variables", *_YES_OR_NO}
 _VERSION = r"\d[\w.+!]{0,39}"
-#: The form of what `sample` and ArviZ write besides.
+#: The form of what `sample` and ArviZ write.
 _FORMS = {
+    **dict.fromkeys(_CHECKED, ".*"),
     "inference_library": "pymc_dpvi",
     "inference_library_version": _VERSION,
     "created_at": r"\d{4}-\d\d-\d\dT[\d:.+-]{1,30}",
@@ -56,6 +58,14 @@ _FORMS = {
     "creation_library": "ArviZ",
     "creation_library_version": _VERSION,
     "creation_library_language": "Python",
+}
+#: How xarray writes floats and truth values, and labels that are dates or times.
+_OF_VARIABLES = {"_FillValue": "nan", "dtype": "bool"}
+_OF_LABELS = {
+    **_OF_VARIABLES,
+    "units": r"[a-z]{3,12}( since [\d:. +-]{10,40})?",
+    "calendar": "proleptic_gregorian|standard|gregorian",
+    "dtype": r"bool|(datetime|timedelta)64\[[a-z]{1,2}\]",
 }
 
 
@@ -151,23 +161,36 @@ def _in_ledger(report: PrivacyReport, budget: PrivacyBudget) -> Iterator[str]:
 
 
 def _places(source: Any, files: ExitStack) -> dict[str, Any] | None:
-    """Return the groups of a release by path, the root as ""; None of what has none. It closes `files`."""
+    """Return the groups of a release by path, the root as ""; None of what has none. `files` closes them."""
     if isinstance(source, str | os.PathLike):
-        # ArviZ leaves out what is in no group, and groups in groups.
-        found = opened(source, xr.open_groups)
-        for place in found.values():
-            files.enter_context(place)
-        return {path.strip("/"): place for path, place in found.items()}
-    if hasattr(source, "subtree"):
+        return opened(source, partial(_groups_of_file, files=files))
+    if not hasattr(source, "attrs"):
+        return None
+    if hasattr(source, "subtree") and source.parent is None:
         return {node.path.strip("/"): node for node in source.subtree}
-    if hasattr(source, "groups") and hasattr(source, "attrs"):
+    if hasattr(source, "groups") and not hasattr(source, "subtree"):
         return {"": source, **{name: source[name] for name in source.groups()}}
-    return None
+    raise ArgumentError(
+        f"source must be all of a release, a file or what sample() returned; found a part of one (a "
+        f"{type(source).__name__}), and what stands beside it cannot be checked."
+    )
 
 
-def _unknown_attributes(attrs: Mapping[Any, Any]) -> set[str]:
-    """Name the attributes that neither `sample` nor ArviZ writes, or not in this form."""
-    forms = {**dict.fromkeys(_CHECKED, ".*"), **_FORMS}
+def _groups_of_file(path: str, files: ExitStack) -> dict[str, Any]:
+    """Open all groups of a file. ArviZ leaves out what is in no group, and groups in groups."""
+    names = []
+    for name, place in xr.open_groups(path).items():
+        names.append(name)
+        place.close()
+    # Decoding would take away attributes such as units.
+    return {
+        name.strip("/"): files.enter_context(xr.open_dataset(path, group=name, decode_cf=False))
+        for name in names
+    }
+
+
+def _unknown_attributes(attrs: Mapping[Any, Any], forms: Mapping[str, str]) -> set[str]:
+    """Name the attributes that nobody writes, or not in this form."""
     return {str(k) for k, v in attrs.items() if not re.fullmatch(forms.get(k, "(?!)"), str(v), re.DOTALL)}
 
 
@@ -176,7 +199,7 @@ def _in_file(places: Mapping[str, Any], report: PrivacyReport) -> Iterator[str]:
     source, groups = places[""], {*places} - {""}
     if "posterior" not in groups:
         yield "There are no draws: the group 'posterior' is missing."
-    more = {f"the attribute {name!r}" for name in _unknown_attributes(source.attrs)}
+    more = {f"the attribute {name!r}" for name in _unknown_attributes(source.attrs, _FORMS)}
     released = _released(source)
     if released is None:
         yield "The attribute released_variables is no list of the variables that sample() gave."
@@ -193,9 +216,11 @@ def _in_file(places: Mapping[str, Any], report: PrivacyReport) -> Iterator[str]:
         axes = {d for v in draws.values() for d in v.dims}
         indices = {k for k, v in inside.coords.items() if v.dims == (k,) and k in axes}
         more |= {f"{group}/{name}" for name in {*inside.data_vars, *inside.coords} - {*draws} - indices}
-        more |= {f"the attribute {name!r} of {group}" for name in _unknown_attributes(inside.attrs)}
+        more |= {f"the attribute {name!r} of {group}" for name in _unknown_attributes(inside.attrs, _FORMS)}
         for name, values in inside.variables.items():
-            more |= {f"the attribute {key!r} of {group}/{name}" for key in values.attrs}
+            forms = _OF_LABELS if name in indices else _OF_VARIABLES
+            strange = _unknown_attributes(values.attrs, forms)
+            more |= {f"the attribute {key!r} of {group}/{name}" for key in strange}
     if more:
         yield f"There is more than draws, which nobody has accounted for: {', '.join(sorted(more))}."
     for place in (source, places.get("posterior", source)):

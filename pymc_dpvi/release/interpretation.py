@@ -153,7 +153,7 @@ def opened(source: Any, read: Callable[[str], Any] = az.from_netcdf) -> Any:
     """
     if not isinstance(source, str | os.PathLike):
         return source
-    if not os.path.exists(source):
+    if not os.path.isfile(source):
         raise FileNotFoundError(f"source: there is no file {os.fspath(source)!r}.")
     try:
         return read(os.fspath(source))

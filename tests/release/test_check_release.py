@@ -287,6 +287,44 @@ def test_what_arviz_does_not_read_of_a_file_is_seen(
     assert moved.exists()
 
 
+@pytest.mark.parametrize(
+    "attribute", ["units", "scale_factor", "add_offset", "coordinates", "calendar", "missing_value"]
+)
+def test_attributes_that_reading_takes_away_are_seen(approx: Any, tmp_path: Path, attribute: str) -> None:
+    import h5py
+
+    path = tmp_path / "posterior.nc"
+    approx.sample(3).to_netcdf(path, engine="h5netcdf")
+    with h5py.File(path, "a") as file:
+        text = attribute in ("units", "coordinates", "calendar")
+        file["posterior/beta"].attrs[attribute] = "days since 2001-02-03" if text else 52_311.7
+    with pytest.raises(PrivacyError, match=f"the attribute '{attribute}' of posterior/beta"):
+        check_release(path)
+
+
+def test_labels_of_any_kind_and_truth_values_hold(tmp_path: Path) -> None:
+    days = np.array(["2024-01-01", "2024-01-08T06:30"], dtype="datetime64[ns]")
+    coords = {"day": days, "after": days - days[0], "name": ["a", "bé"], "height": [0.5, 1.5]}
+    with pm.Model(coords=coords):
+        effects = [pm.Normal(f"by_{dim}", 0, 1, dims=dim) for dim in coords]
+        pm.Deterministic("positive", effects[0] > 0)
+        pm.Normal("y", sum(e[0] for e in effects), 1, observed=np.zeros(60))
+        method = DPADVI(epsilon=1.0, delta=1e-6, random_seed=1)
+        approx = method.fit(5, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
+    path = tmp_path / "posterior.nc"
+    draws = approx.sample(3)
+    draws.to_netcdf(path)
+    check_release(path)
+    check_release(draws)
+
+
+def test_a_part_of_a_release_is_not_all_of_it(approx: Any) -> None:
+    draws = approx.sample(3)
+    for part in (draws["posterior"], draws["posterior"]["beta"]):
+        with pytest.raises(ArgumentError, match="found a part of one"):
+            check_release(part)
+
+
 @pytest.mark.parametrize("root", [True, False])
 @pytest.mark.parametrize(
     ("name", "value"),
