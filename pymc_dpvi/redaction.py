@@ -49,18 +49,23 @@ _LIBRARIES = frozenset(
 )
 
 
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """Return an error and all that are chained to it, each once."""
+    todo, found = [error], list[BaseException]()
+    while todo:
+        this = todo.pop()
+        if not any(this is other for other in found):
+            found.append(this)
+            todo += [e for e in (this.__cause__, this.__context__) if e is not None]
+    return found
+
+
 def clear_locals(error: BaseException) -> None:
     """Clear the local variables of library frames on the tracebacks of an error and of its causes.
 
     Frames that are still running stay as they are.
     """
-    todo, seen = [error], set()
-    while todo:
-        this = todo.pop()
-        if id(this) in seen:
-            continue
-        seen.add(id(this))
-        todo += [e for e in (this.__cause__, this.__context__) if e is not None]
+    for this in _with_causes(error):
         for frame, _ in traceback.walk_tb(this.__traceback__):
             package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
             if package in _LIBRARIES:
@@ -92,16 +97,10 @@ def sealed(entry: Callable[P, T]) -> Callable[P, T]:
 
 def _cut_memory_errors(error: BaseException) -> None:
     """Take MemoryErrors out of an error's causes."""
-    todo, seen = [error], set()
-    while todo:
-        this = todo.pop()
-        seen.add(id(this))
+    for this in _with_causes(error):
         for link in ("__cause__", "__context__"):
-            other = getattr(this, link)
-            if isinstance(other, MemoryError):
+            if isinstance(getattr(this, link), MemoryError):
                 setattr(this, link, None)
-            elif other is not None and id(other) not in seen:
-                todo.append(other)
 
 
 def shielded(action: Callable[[], T], error: type[PrivacyError], message: str) -> T:
