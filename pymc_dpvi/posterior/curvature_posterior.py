@@ -2,10 +2,10 @@ r"""Draws of the curvature of the log-likelihood, given the noisy slopes of its 
 
 In: estimates :math:`\hat\Lambda_{jk} \sim N(\Lambda_{jk}, v_{jk})` (k, k), by `gradient_regression`. Out:
 draws of :math:`\Lambda = B B^{\top}`, positive semi-definite. B has :math:`\nu = \lfloor 3k/2\rfloor + 2`
-columns, normal with :math:`\operatorname{Var} B_{jm} = d_j / \nu`. The prior of d has the scale of
+columns, normal with :math:`\operatorname{Var} B_{jm} = d_j c_m / \nu`. The prior of d has the scale of
 :math:`\operatorname{tr} \Lambda \approx 0.4\, N C^2 / \log(1/p)`, if a share p of N records is beyond the
 clip norm C: at the optimum the factor would be 1, and beside it gradients are longer. Hamiltonian Monte Carlo
-moves B, Gibbs steps move d and the common factor m. See ``docs/noise_aware.md``, section 3.
+moves B, Gibbs steps move d, c and the common factor m. See ``docs/noise_aware.md``, section 3.
 
 Privacy: post-processing of the released sums; costs nothing. It must never read a record.
 """
@@ -23,6 +23,8 @@ __all__ = ["CurvatureScale", "draw_curvature"]
 
 #: Standard deviation of the logarithm of one direction's curvature about its share of the trace.
 _DIRECTIONS = 1.0
+#: The same for the columns of B: some directions may be much steeper than the others.
+_COLUMNS = 0.5
 #: The trace, in units of what the squared gradients add up to; and the standard deviation of its logarithm.
 _OF_SQUARES, _IDENTITY = 0.4, 1.0
 #: The same for a fixed clip norm, which tells nothing.
@@ -31,7 +33,7 @@ _CHAINS = 16
 #: Steps until the first draw, steps from one to the next, and leapfrog steps in each.
 _WARM_UP, _THIN, _LEAPS = 80, 6, 12
 _ACCEPTANCE = 0.75
-_GRID = np.linspace(-4.0, 4.0, 81) * _DIRECTIONS
+_GRID = np.linspace(-4.0, 4.0, 81)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def draw_curvature(
 
 
 class _Chains:
-    """Several chains for (B, d, m), a step at a time."""
+    """Several chains for (B, d, c, m), a step at a time."""
 
     def __init__(
         self,
@@ -122,18 +124,20 @@ class _Chains:
         self.b = np.repeat(b[None], _CHAINS, axis=0)
         length = np.einsum("ij,ij->i", b, b)
         self._log_d = np.repeat(np.log(length)[None], _CHAINS, axis=0)
+        self._log_c = np.zeros((_CHAINS, self._nu))
         self._m = np.zeros(_CHAINS)
         self._row = np.minimum(error / (2.0 * np.sqrt(length)), np.sqrt(length / self._nu))[:, None]
         self._step = np.full(_CHAINS, 0.3)
 
     def _energy(self, b: np.ndarray) -> np.ndarray:
         apart = self._curvature - b @ np.swapaxes(b, 1, 2)
-        own = np.einsum("mjk,mj->m", b**2, np.exp(-self._log_d))
+        own = np.einsum("mjk,mj,mk->m", b**2, np.exp(-self._log_d), np.exp(-self._log_c))
         return np.asarray(0.5 * np.einsum("ij,mij->m", self._weight, apart**2) + 0.5 * self._nu * own)
 
     def _slope(self, b: np.ndarray) -> np.ndarray:
         apart = self._weight * (self._curvature - b @ np.swapaxes(b, 1, 2))
-        return np.asarray(-2.0 * apart @ b + self._nu * b * np.exp(-self._log_d)[:, :, None])
+        held = self._nu * np.exp(-self._log_d[:, :, None] - self._log_c[:, None])
+        return np.asarray(-2.0 * apart @ b + held * b)
 
     def move(self, adapt: float = 0.0) -> None:
         """Move all chains, and their step sizes towards the acceptance rate `_ACCEPTANCE`."""
@@ -152,17 +156,24 @@ class _Chains:
         self._scales()
 
     def _scales(self) -> None:
-        """Draw d on a grid of logarithms, and m."""
-        rng, k = self._rng, self.b.shape[1]
-        squares = self._nu * np.einsum("mjk,mjk->mj", self.b, self.b)
-        centre = self._m[:, None] + self._log_prior
-        at = centre[..., None] + _GRID
-        density = -0.5 * (_GRID / _DIRECTIONS) ** 2 - 0.5 * self._nu * at
-        density -= 0.5 * squares[..., None] * np.exp(-at)
-        below = np.cumsum(np.exp(density - density.max(axis=-1, keepdims=True)), axis=-1)
-        chosen = (rng.random((*below.shape[:2], 1)) * below[..., -1:] > below).sum(axis=-1)
-        jitter = (_GRID[1] - _GRID[0]) * (rng.random(chosen.shape) - 0.5)
-        self._log_d = centre + _GRID[np.minimum(chosen, len(_GRID) - 1)] + jitter
+        """Draw d, c and m."""
+        k = self.b.shape[1]
+        squares = self._nu * self.b**2
+        own = np.einsum("mjk,mk->mj", squares, np.exp(-self._log_c))
+        self._log_d = self._log_variances(self._m[:, None] + self._log_prior, _DIRECTIONS, self._nu, own)
+        own = np.einsum("mjk,mj->mk", squares, np.exp(-self._log_d))
+        self._log_c = self._log_variances(np.full(own.shape, -0.5 * _COLUMNS**2), _COLUMNS, k, own)
         precision = k / _DIRECTIONS**2 + self._log_stddev**-2
         mean = (self._log_d - self._log_prior).sum(axis=1) / (_DIRECTIONS**2 * precision)
-        self._m = mean + rng.standard_normal(_CHAINS) / math.sqrt(precision)
+        self._m = mean + self._rng.standard_normal(_CHAINS) / math.sqrt(precision)
+
+    def _log_variances(
+        self, centre: np.ndarray, stddev: float, count: int, squares: np.ndarray
+    ) -> np.ndarray:
+        """Draw logarithms of variances on a grid, given the sums of squares of `count` values of each."""
+        at = centre[..., None] + stddev * _GRID
+        density = -0.5 * _GRID**2 - 0.5 * count * at - 0.5 * squares[..., None] * np.exp(-at)
+        below = np.cumsum(np.exp(density - density.max(axis=-1, keepdims=True)), axis=-1)
+        chosen = (self._rng.random((*below.shape[:2], 1)) * below[..., -1:] > below).sum(axis=-1)
+        jitter = (_GRID[1] - _GRID[0]) * (self._rng.random(chosen.shape) - 0.5)
+        return np.asarray(centre + stddev * (_GRID[np.minimum(chosen, len(_GRID) - 1)] + jitter))

@@ -65,20 +65,23 @@ def _condition(
     late: np.ndarray,
     far: np.ndarray,
     scale: CurvatureScale | None,
+    before: int,
     rng: np.random.Generator,
 ) -> _Part:
-    """Condition the prior (mean gradient, precision) on the gradients; `far` values stay where `late` is."""
+    """Condition the prior (mean gradient, precision) on the gradients; `far` values stay where `late` is.
+
+    `before` is the number of earlier steps, which are not used.
+    """
     gradient, precision = prior
     own = fit.informed
     curvature = draw_curvature(fit.curvature, fit.variance, fit.root, scale, COMPONENTS, rng)
-    error = fit.noise / fit.n
-    shrunk = np.linalg.solve(curvature + error, curvature)  # (Λ + S/n)^-1 Λ
-    weights, agreement = _weigh(fit, gradient, precision, curvature, error)
+    weights, agreement = _weigh(fit, gradient, precision, curvature, before)
     refuted = bool(np.sum(weights * (agreement >= _CONFLICT)) < 0.5)
     chosen = rng.choice(len(curvature), COMPONENTS, p=weights)
-    curvature, shrunk = curvature[chosen], shrunk[chosen]
+    curvature = curvature[chosen]
     back = np.linalg.inv(fit.root)
-    k = np.swapaxes(back, 0, 1) @ positive(curvature @ shrunk) @ back
+    shrunk = _shrunk(fit, curvature, fit.n)
+    k = back.T @ positive(curvature @ shrunk) @ back
     pull = (np.swapaxes(shrunk, 1, 2) @ fit.likelihood) @ back
     full = np.repeat(precision[None], COMPONENTS, axis=0)
     without_noise = full.copy()
@@ -106,16 +109,25 @@ def _root(precision: np.ndarray) -> np.ndarray:
     return vectors / np.sqrt(np.maximum(values, _FLOOR))[..., None, :]
 
 
+def _shrunk(fit: Regression, curvature: np.ndarray, n: int) -> np.ndarray:
+    """Return (Λ + S/n)^-1 Λ for the mean of n gradients, zero for none."""
+    return np.linalg.solve(n * curvature + fit.noise, n * curvature)
+
+
 def _weigh(
-    fit: Regression, gradient: np.ndarray, precision: np.ndarray, curvature: np.ndarray, error: np.ndarray
+    fit: Regression, gradient: np.ndarray, precision: np.ndarray, curvature: np.ndarray, before: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weights of curvatures by the density of the mean gradient, and p-values of the mean gradient."""
-    own = fit.informed
-    wide = np.linalg.inv(positive(precision, 1e-12 * max(1e-300, float(np.abs(np.diag(precision)).max()))))
-    back = np.linalg.inv(fit.root)
-    spread = back @ wide[np.ix_(own, own)] @ back.T
-    apart = fit.likelihood - curvature @ (back @ (wide @ gradient)[own])
-    variance = curvature + error + curvature @ spread @ curvature
+    own, back = fit.informed, np.linalg.inv(fit.root)
+    least = 1e-12 * max(1e-300, float(np.abs(np.diag(precision)).max()))
+    known = np.repeat(positive(precision, least)[None], len(curvature), axis=0)
+    early = positive(curvature @ _shrunk(fit, curvature, before))
+    known[np.ix_(np.arange(len(curvature)), own, own)] += back.T @ early @ back
+    wide = np.linalg.inv(known)
+    spread = back @ wide[:, own][:, :, own] @ back.T
+    expected = (wide @ gradient)[:, own] @ back.T
+    apart = fit.likelihood - np.einsum("mij,mj->mi", curvature, expected)
+    variance = curvature + fit.noise / fit.n + curvature @ spread @ curvature
     square = np.einsum("mi,mi->m", apart, np.linalg.solve(variance, apart[..., None])[..., 0])
     log_weight = -0.5 * square - 0.5 * np.linalg.slogdet(variance)[1]
     power = 1.0
@@ -161,9 +173,10 @@ class NoiseAwarePosterior:
                 used, fits = choose_steps(blocks, trace.late_blocks, trace.columns)
                 late = merged(blocks[before:], trace.columns).mean[: trace.size] if fits else np.empty(0)
                 exact = self._as_regressed(fits)
+                unused = sum(b.n for b in blocks[:used])
                 for group, fit in zip(trace.groups, fits, strict=False):
                     normal, far = self._normal(fit, group, exact), self._far(late, group)
-                    self._parts.append(_condition(fit, normal, late[group], far, scale, rng))
+                    self._parts.append(_condition(fit, normal, late[group], far, scale, unused, rng))
                     self.far[group] = far
         except np.linalg.LinAlgError:  # of numbers so large or small that no digits are left
             used, fits, self._parts, exact = len(blocks), [], [], True

@@ -78,11 +78,12 @@ def test_of_no_latent_value_there_is_no_curvature() -> None:
 
 def from_prior(root: np.ndarray, scale: CurvatureScale, rng: np.random.Generator) -> np.ndarray:
     """Draw as the module's docstring says."""
-    k, tau = len(root), curvature_posterior._DIRECTIONS
-    share, nu = np.sum(root**2, axis=0) / k, k + 2
+    k, tau, columns = len(root), curvature_posterior._DIRECTIONS, curvature_posterior._COLUMNS
+    share, nu = np.sum(root**2, axis=0) / k, 3 * k // 2 + 2
     log_d = np.log(scale.trace * share) - 0.5 * tau**2
     log_d = log_d + scale.log_stddev * rng.standard_normal() + tau * rng.standard_normal(k)
-    b = rng.standard_normal((k, nu)) * np.exp(0.5 * log_d)[:, None] / math.sqrt(nu)
+    log_c = columns * rng.standard_normal(nu) - 0.5 * columns**2
+    b = rng.standard_normal((k, nu)) * np.exp(0.5 * (log_d[:, None] + log_c)) / math.sqrt(nu)
     return np.asarray(b @ b.T)
 
 
