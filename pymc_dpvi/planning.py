@@ -50,7 +50,7 @@ MIN_SNR = 50.0
 """Signal-to-noise ratio below which the noise drowns much of the signal.
 
 It is the norm of gradients that all point the same way; real ones cancel. Of the fits of
-``benchmarks/calibration.py`` that lost more than half of what the predictors tell, 0.77 are below it.
+``benchmarks/calibration.py`` that lost more than half of what the predictors tell, 0.85 are below it.
 """
 MIN_SNR_OF_LARGE = 1.0
 """The same of more than 4,096 latent values.
