@@ -106,7 +106,8 @@ def guard_records(
     `terms` are log-densities as functions of `rows`, the record's placeholders (none for the prior), and of
     `latent`, the unconstrained values. `name` names a variable in an error, and `twice` says that the terms
     will be differentiated twice. The second result has a condition
-    for each index that depends on neither records nor latent values: that it is in range.
+    for each index that depends on neither records nor latent values: that it is in range. For any other index
+    it is that the table has an entry 0, which is looked up in place of one that it has not.
     """
     seen = set(rows)
     free = set(latent)
@@ -156,6 +157,8 @@ def guard_records(
             valid.append(ok)
             if undecided.isdisjoint(ancestors([ok])):
                 fixed.append(ok)
+        if type(node.op).__name__ in INDEXING:
+            fixed += [pt.gt(n, 0) for n in _lengths_looked_up(node, inputs[0], undecided)]
         if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
             memo.update(zip(node.outputs, node.op.make_node(*inputs).outputs, strict=True))
     new = [memo.get(t, t) for t in terms]
@@ -182,6 +185,13 @@ def _in_range(index: Variable, table: Variable, axis: int) -> tuple[Variable, Va
         ok = pt.and_(ok, pt.ge(tensor, -length))
     safe = pt.switch(ok, tensor, pt.zeros_like(tensor))
     return (pt.scalar_from_tensor(safe) if scalar else safe), ok
+
+
+def _lengths_looked_up(node: Apply, table: Variable, undecided: set[Variable]) -> list[Variable]:
+    """Return lengths, which `pm.set_data` may change, of the axes along which undecided indices go."""
+    axes = [axis for k, axis in _loose_indices(node) if not undecided.isdisjoint(ancestors([node.inputs[k]]))]
+    lengths = [_length(table, axis) for axis in axes]
+    return [n for n in lengths if not isinstance(n, Constant) and undecided.isdisjoint(ancestors([n]))]
 
 
 def _length(table: Variable, axis: int) -> Variable:
