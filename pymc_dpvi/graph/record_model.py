@@ -243,12 +243,13 @@ class RecordModel:
         self.check_public()
 
     def check_public(self) -> None:
-        """Raise if a table is empty, or an index on which no record and no latent value decides is out of range."""
+        """Raise if a table is empty, or an index that public arrays alone decide is out of range."""
         if self.in_range and not all(pytensor.function([], list(self.in_range), mode=fast_compile())()):
             raise UnsupportedModelError(
                 "An index array of the model, on which neither records nor free variables decide, points "
-                "beyond the end of what it indexes (or a table is empty, a mask has another shape, or a loop more "
-                "steps than its sequences have entries). Look at what pm.set_data has put there. Nothing is spent."
+                "beyond the end of what it indexes (or a table is empty, a mask has another shape, or a loop "
+                "more steps than its sequences have entries). Look at what pm.set_data has put there. Nothing "
+                "is spent."
             )
 
     def data(self) -> list[SharedVariable]:
