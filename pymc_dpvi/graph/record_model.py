@@ -248,8 +248,8 @@ class RecordModel:
             raise UnsupportedModelError(
                 "An index array of the model, on which neither records nor free variables decide, points "
                 "beyond the end of what it indexes (or a table is empty, a mask has another shape, or a loop "
-                "more steps than its sequences have entries). Look at what pm.set_data has put there. Nothing "
-                "is spent."
+                "more steps than its sequences have entries). Look at what pm.set_data has put there. "
+                "Nothing is spent."
             )
 
     def data(self) -> list[SharedVariable]:
