@@ -218,7 +218,7 @@ class Runs:
             on_workers=isinstance(self._sources, Cluster),
             secure_randomness=streams.secure,
             public_arrays=self._record.public_arrays,
-            withheld=self._approx.withheld,
+            withheld=tuple(self._approx.withheld),
             versions=(*versions().items(), ("pymc-dpvi sources", source_hash()[:16])),
             budget=None if self._budget is None else self._budget.name,
         )

@@ -35,7 +35,7 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.type import DenseTensorType
 
 from pymc_dpvi.engine.compile_cache import compiled_source
-from pymc_dpvi.engine.threads import Threads, take_turn
+from pymc_dpvi.engine.threads import Threads, ring, take_turn
 from pymc_dpvi.graph.traversal import substituted
 from pymc_dpvi.numba_cache import source_hash
 
@@ -130,7 +130,8 @@ class _Loop:
             for v, long in zip((values[k] for k in self._places), self._is_long, strict=True)
         ]
         into, turns = [_without_ones(v) for v in made], np.zeros(1, dtype=np.int64)
-        threads.each(lambda: self._function(*given, *into, turns), -(-made[0].shape[-1] // _PIECE))
+        pieces = -(-made[0].shape[-1] // _PIECE)
+        threads.each(lambda bells: self._function(*given, *into, turns, bells), pieces)
         return made
 
 
@@ -261,7 +262,8 @@ def _compiled(function: Any, long: Sequence[bool], ndims: Sequence[int]) -> Call
         store += [f"{rows}        for j in range(b - a):", f"{rows}            {o}[{row}a + j] = {n}[{row}j]"]
     source = "\n".join(
         [
-            f"def columns({', '.join([*given, *made])}, turns):",
+            f"def columns({', '.join([*given, *made])}, turns, bells):",
+            "    ring(bells)",
             f"    a = take_turn(turns) * {_PIECE}",
             f"    while a < {made[0]}.shape[-1]:",
             f"        b = min(a + {_PIECE}, {made[0]}.shape[-1])",
@@ -273,4 +275,5 @@ def _compiled(function: Any, long: Sequence[bool], ndims: Sequence[int]) -> Call
     key = None
     if step_key is not None:  # the step can be kept on disk
         key = hashlib.sha256(f"pymc_dpvi.columns {source} {step_key} {source_hash()}".encode()).hexdigest()
-    return compiled_source("columns", source, {"take_turn": take_turn, "step": step}, key, nogil=True)
+    scope = {"ring": ring, "take_turn": take_turn, "step": step}
+    return compiled_source("columns", source, scope, key, nogil=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from pymc_dpvi.engine.lattice_sums import no_sum
 from pymc_dpvi.engine.pieces import Batch, PieceSum
-from pymc_dpvi.engine.threads import Threads
+from pymc_dpvi.engine.threads import Threads, ring
 
 __all__ = ["Executor", "OnThreads"]
 
@@ -41,16 +41,17 @@ class OnThreads:
         """Return the sum over the batch; see `Executor.sum`."""
         cuts, turns = self.piece_sum.cuts(batch.indices), np.zeros(1, dtype=np.int64)
 
-        def work() -> np.ndarray:
+        def work(bells: np.ndarray) -> np.ndarray:
             total = no_sum(batch.size)
-            self.piece_sum(batch, cuts, turns, total)
+            self.piece_sum(batch, cuts, turns, total, bells)
             return total
 
         total, *others = self.threads.each(work, cuts.size - 1)
         if others:
             columns = iter(range(0, batch.size, _COLUMNS))  # one thread at a time asks it for the next
 
-            def add() -> None:
+            def add(bells: np.ndarray) -> None:
+                ring(bells)
                 for first in columns:
                     own = slice(first, first + _COLUMNS)
                     for other in others:

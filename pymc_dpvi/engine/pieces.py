@@ -23,7 +23,7 @@ from pymc_dpvi.engine.compile_cache import compiled_source
 from pymc_dpvi.engine.generated_code import PIECE
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
-from pymc_dpvi.engine.threads import take_turn
+from pymc_dpvi.engine.threads import ring, take_turn
 from pymc_dpvi.mechanism.limits import PIECE_RECORDS
 from pymc_dpvi.numba_cache import kernel
 
@@ -67,15 +67,17 @@ class PieceSum:
         self.by_person = isinstance(op, LocalSum) or op.by_unit
         self.function = _compiled(node)
 
-    def __call__(self, batch: Batch, cuts: np.ndarray, turns: np.ndarray, total: np.ndarray) -> None:
+    def __call__(
+        self, batch: Batch, cuts: np.ndarray, turns: np.ndarray, total: np.ndarray, bells: np.ndarray
+    ) -> None:
         """Add the sums of pieces to `total`, (2, size), int64, until there is none left.
 
         Piece k is ``indices[cuts[k] : cuts[k + 1]]``, int64. `turns`, one int64, counts the pieces that have
-        been taken, by all threads. Of no indices, one microbatch of zeros is computed and not added, as at
-        the rehearsal (`step`).
+        been taken, by all threads, and `bells` are those of `Threads.each`. Of no indices, one microbatch of
+        zeros is computed and not added, as at the rehearsal (`step`).
         """
         indices = batch.indices if batch.indices.size else np.zeros(1, dtype=np.int64)
-        self.function(*batch.records, *batch.shared, indices, cuts, turns, total, batch.spacing)
+        self.function(*batch.records, *batch.shared, indices, cuts, turns, bells, total, batch.spacing)
 
     def cuts(self, indices: np.ndarray) -> np.ndarray:
         """Return where the pieces of a batch begin, and where the last one ends: at least two numbers."""
@@ -105,7 +107,8 @@ def _compiled(node: Apply) -> Callable[..., None]:
     *arguments, indices = list(inspect.signature(written).parameters)[:-3]
     source = "\n".join(
         [
-            f"def sums_of_pieces({', '.join(arguments)}, batch, cuts, turns, onto, number):",
+            f"def sums_of_pieces({', '.join(arguments)}, batch, cuts, turns, bells, onto, number):",
+            "    ring(bells)",
             "    k = take_turn(turns)",
             "    while k < cuts.size - 1:",
             f"        {indices} = batch[cuts[k] : max(cuts[k + 1], cuts[k] + 1)]",
@@ -114,5 +117,5 @@ def _compiled(node: Apply) -> Callable[..., None]:
             "        k = take_turn(turns)",
         ]
     )
-    scope = {**written.__globals__, "take_turn": take_turn}
+    scope = {**written.__globals__, "take_turn": take_turn, "ring": ring}
     return compiled_source("sums_of_pieces", source, scope, key, nogil=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,12 +21,21 @@ from numba.extending import intrinsic
 from pymc_dpvi.engine.silence import silence
 from pymc_dpvi.numba_cache import kernel
 
-__all__ = ["Threads", "available_cores", "take_turn"]
+__all__ = ["NOBODY", "Threads", "available_cores", "ring", "take_turn"]
 
 T = TypeVar("T")
 
 #: How often a thread looks at a bell before it sleeps: a third of a millisecond.
 _LOOKS = 1 << 20
+#: Places in a helper's bell: number of the work that the bell was rung for, of the one that was laid down
+#: last, of the one that is done; whether the helper sleeps, and whether its caller does, waiting for it.
+_RUNG_FOR, _LAID_DOWN, _DONE, _ASLEEP, _CALLER_ASLEEP = range(5)
+#: Length of a bell: a line of the cache, so that no two threads write to one.
+_BELL = 8
+#: The bells of no helper, for work that is done alone.
+NOBODY = np.empty((0, _BELL), dtype=np.int64)
+#: What a helper may see that stands by.
+_RUNG, _QUIET, _CALLER_SLEEPS = range(3)
 
 
 def available_cores() -> int:
@@ -56,71 +66,110 @@ def _keep_memory() -> None:
     np.empty((1 << 25) - (1 << 13), dtype=np.uint8)
 
 
-class Bell:
-    """A number that goes up, for which another thread waits: awake for a while, then asleep.
-
-    To wake a thread that sleeps takes a system some ten microseconds, and a virtual machine a tenth of a
-    millisecond: as long as the work that it is woken for. So a thread that waits for the next step looks at
-    the number itself for about that long, without Python's lock.
-    """
-
-    def __init__(self, looks: int) -> None:
-        self._rung = np.zeros(1, dtype=np.int64)
-        self._changed, self._looks = threading.Condition(), looks
-
-    def ring(self) -> None:
-        """Add one to the number."""
-        with self._changed:
-            self._rung[0] += 1
-            self._changed.notify_all()
-
-    def wait_for(self, number: int) -> None:
-        """Return when the bell has been rung so often."""
-        if not _seen(self._rung, number, self._looks):
-            with self._changed:
-                self._changed.wait_for(lambda: self._rung[0] >= number)
-
-
 @intrinsic
-def _read(typing_context: Any, numbers: Any) -> Any:  # pragma: no cover
+def _load(typing_context: Any, numbers: Any) -> Any:  # pragma: no cover
     """Return the first entry of an int64 array, which another thread may change."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.load_atomic(data, "acquire", 8)
+        return builder.load_atomic(data, "seq_cst", 8)
 
     return types.int64(numbers), codegen
 
 
+@intrinsic
+def _store(typing_context: Any, numbers: Any, value: Any) -> Any:  # pragma: no cover
+    """Set the first entry of an int64 array, so that other threads see it in this order."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        builder.store_atomic(args[1], data, "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.none(numbers, types.int64), codegen
+
+
 @kernel(nogil=True)
-def _seen(rung: np.ndarray, number: int, looks: int) -> bool:  # pragma: no cover
-    """Look at a bell many times; return whether it has been rung so often."""
+def ring(bells: np.ndarray) -> None:  # pragma: no cover
+    """Tell the helpers whose rows of `bells` these are that there is work."""
+    for i in range(len(bells)):
+        _store(bells[i], bells[i, _LAID_DOWN])
+
+
+@kernel(nogil=True)
+def _stand_by(bell: np.ndarray, number: int, looks: int) -> int:  # pragma: no cover
+    """Say that work `number` is done, and look for the next: `_RUNG`, `_QUIET`, or `_CALLER_SLEEPS`."""
+    _store(bell[_DONE:], number)
+    if _load(bell[_CALLER_ASLEEP:]):
+        return _CALLER_SLEEPS
     for _ in range(looks):
-        if _read(rung) >= number:
+        if _load(bell) != number:
+            return _RUNG
+    return _QUIET
+
+
+@kernel(nogil=True)
+def _is_done(bell: np.ndarray, number: int, looks: int) -> bool:  # pragma: no cover
+    """Look many times whether work `number` is done."""
+    for _ in range(looks):
+        if _load(bell[_DONE:]) == number:
             return True
     return False
 
 
-class _Helper:
-    """A thread that does one piece of work after another."""
+@kernel()
+def _falls_asleep(bell: np.ndarray) -> None:  # pragma: no cover
+    """Tell who lays work down that it has to wake the helper."""
+    _store(bell[_ASLEEP:], 1)
 
-    def __init__(self, looks: int) -> None:
-        self._given, self._done, self._works = Bell(looks), Bell(looks), 0
-        self._work: Callable[[], Any] | None = None
+
+@kernel()
+def _is_done_before_sleep(bell: np.ndarray, number: int) -> bool:  # pragma: no cover
+    """Tell the helper that it has to wake the caller; then look once more whether work `number` is done."""
+    _store(bell[_CALLER_ASLEEP:], 1)
+    return _load(bell[_DONE:]) == number
+
+
+class _Helper:
+    """A thread that does one piece of work after another, and its bell: a row of numbers.
+
+    To wake a thread that sleeps takes a system some ten microseconds, and a virtual machine a tenth of a
+    millisecond: as long as the work that it is woken for. So a thread that waits for the next step looks at
+    its bell for about that long, without Python's lock. It would also have to sleep if it were called while
+    another thread holds that lock. So who has work rings the bell when it has let go of the lock, in compiled
+    code (`ring`). Who has done some says so there too (`_stand_by`), and does not take the lock before the
+    bell is rung again.
+    """
+
+    def __init__(self, bell: np.ndarray, looks: int) -> None:
+        self._bell, self._looks, self._changed = bell, looks, threading.Condition()
+        self._work: Callable[[np.ndarray], Any] | None = None
         self._found: Any = None
         self._failed: BaseException | None = None
         # A daemon: a fit that is given up, as in a generator that nobody closes, must not keep Python open.
         self._thread = threading.Thread(target=self._run, name="pymc_dpvi", daemon=True)
         self._thread.start()
 
-    def give(self, work: Callable[[], Any] | None) -> None:
-        """Begin some work, when the one before is done; None ends the thread."""
-        self._work, self._works = work, self._works + 1
-        self._given.ring()
+    def give(self, work: Callable[[np.ndarray], Any] | None) -> None:
+        """Lay some work down, for which the bell will be rung; None ends the thread."""
+        self._work = work
+        self._bell[_LAID_DOWN] += 1  # from now on it does not fall asleep
+        if self._bell[_ASLEEP]:
+            with self._changed:
+                self._changed.notify_all()
+        if work is None:
+            ring(self._bell[None])
 
     def result(self) -> Any:
         """Wait until the work is done, and return what it returned, or raise what it raised."""
-        self._done.wait_for(self._works)
+        ring(self._bell[None])  # if the work did not
+        number = int(self._bell[_LAID_DOWN])
+        if not _is_done(self._bell, number, self._looks):
+            with self._changed:
+                # Each time: the helper takes the flag back when it wakes the caller, for this or before.
+                while not _is_done_before_sleep(self._bell, number):
+                    self._changed.wait()
+                self._bell[_CALLER_ASLEEP] = 0
         found, failed, self._found, self._failed = self._found, self._failed, None, None
         if failed is not None:
             raise failed
@@ -129,18 +178,30 @@ class _Helper:
     def _run(self) -> None:
         number = 0
         while True:
-            number += 1
-            self._given.wait_for(number)
+            number = self._after(number)
             work, self._work = self._work, None
             if work is None:
                 return
             try:
                 with silence():  # a thread does not have the settings of the one that began it
-                    self._found = work()
+                    self._found = work(NOBODY)
             except BaseException as error:
                 self._failed = error
             work = None  # it holds a batch
-            self._done.ring()
+
+    def _after(self, number: int) -> int:
+        """Say that work `number` is done, wait for the next one, and return its number."""
+        bell = self._bell
+        while (seen := _stand_by(bell, number, self._looks)) != _RUNG:
+            with self._changed:
+                if seen == _CALLER_SLEEPS:
+                    bell[_CALLER_ASLEEP] = 0
+                    self._changed.notify_all()
+                else:
+                    _falls_asleep(bell)
+                    self._changed.wait_for(lambda: bell[_LAID_DOWN] != number)
+                    bell[_ASLEEP] = 0
+        return int(bell[_RUNG_FOR])
 
 
 class Threads:
@@ -149,13 +210,14 @@ class Threads:
     def __init__(self, cores: int) -> None:
         self.cores = cores
         self._helpers: list[_Helper] = []
+        self._bells = NOBODY
 
-    def each(self, work: Callable[[], T], pieces: int) -> list[T]:
+    def each(self, work: Callable[[np.ndarray], T], pieces: int) -> list[T]:
         """Let as many threads `work` as there are cores, and at most one a piece; return what they return.
 
-        `work` takes pieces until none is left, and releases Python's lock meanwhile. If one raises, so does
-        this: when all have stopped, or at once if an interrupt ends the waiting. Then all threads are ended.
-        The caller holds `silence`.
+        `work` is given bells, which it is to `ring` in compiled code, without Python's lock: then the others
+        begin. It takes pieces until none is left. If one raises, so does this: when all have stopped, or at
+        once if an interrupt ends the waiting. Then all threads are ended. The caller holds `silence`.
         """
         if self.cores > 1 and not self._helpers:
             self._begin_all()
@@ -165,7 +227,8 @@ class Threads:
                 other.give(work)
             failed: BaseException | None = None
             results = []
-            for result in (work, *(other.result for other in others)):
+            own: Callable[[], T] = partial(work, self._bells[: len(others)])
+            for result in [own, *(other.result for other in others)]:
                 try:
                     results.append(result())
                 except BaseException as error:
@@ -180,11 +243,12 @@ class Threads:
     def _begin_all(self) -> None:
         """Begin all threads, whatever the batch: which of them are there would tell how large it is."""
         _keep_memory()
-        looks = _LOOKS if self.cores <= available_cores() else 0  # a core that looks is another thread's
+        looks = _LOOKS if self.cores <= available_cores() else 1  # a core that looks is another thread's
         helpers: list[_Helper] = []
+        self._bells = np.zeros((self.cores - 1, _BELL), dtype=np.int64)
         try:
-            for _ in range(self.cores - 1):
-                helpers.append(_Helper(looks))
+            for bell in self._bells:
+                helpers.append(_Helper(bell, looks))
         except BaseException:  # such as no room for so many threads: those that wait would wait for ever
             for helper in helpers:
                 helper.give(None)

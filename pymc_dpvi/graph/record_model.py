@@ -34,10 +34,16 @@ from pymc_dpvi.graph.shape_constants import joined_numbers, shape_vectors, writt
 from pymc_dpvi.graph.tables import Tables
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.units import Units
-from pymc_dpvi.graph.unrolled_loops import is_long
+from pymc_dpvi.graph.unrolled_loops import MOST_NUMBERS, is_long
 from pymc_dpvi.lowering import fast_compile
 
 __all__ = ["RecordModel", "assert_no_record_array"]
+
+_LONG = f"more than {MOST_NUMBERS} constants, operands or operations in a row are in its formula"
+_LONG_TOGETHER = (
+    f"all Deterministics together have more than {MOST_NUMBERS} constants, operands or operations in a row: "
+    "leave some out of the model, and compute them from the released draws"
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,11 @@ class RecordModel:
         return pt.add(*[f.sum() for f in self.factors.values()])
 
     def may_be_released(self, var: Variable) -> bool:
-        """Whether `var` is a function of the free variables with no private number in it.
+        """Whether `var` is a function of the free variables with no private number in it."""
+        return self.why_withheld(var) is None
+
+    def why_withheld(self, var: Variable) -> str | None:
+        """Say why `var` may not be released, or return None if it is a function with no private number in it.
 
         It may depend on free variables, single numbers and arrays that were declared public. Any other array
         may be data, even one of zeros: all records may have answered zero. A long formula may be data too
@@ -105,23 +115,54 @@ class RecordModel:
         model = self.model
         dims = self.whole_model.named_vars_to_dims.get(getattr(var, "name", None)) or ()
         if not self.record_dims.isdisjoint(dims):
-            return False
-        if self.units is not None and not {d for d in dims if d is not None} <= self.released_dims:
-            return False  # a dim of persons, perhaps
+            return "it has a dim of the records"
+        foreign = [d for d in dims if d is not None and d not in self.released_dims]
+        if self.units is not None and foreign:
+            return (
+                f"its dim '{foreign[0]}' may be one of persons: neither a free variable nor an array in "
+                "public_data= has it"
+            )
         behind = self._behind([var])
         if not set(behind) & set(model.free_RVs):
-            return False  # it depends on no free variable: a number, wherever it came from
+            return "it depends on no free variable"  # a number, wherever it came from
         plain = self.plain(behind)
-        if any(self.is_private(v) for v in behind if v not in plain):
-            return False
-        return not is_long(v for v in behind if v not in model.free_RVs)
+        private = [v for v in behind if v not in plain and self.is_private(v)]
+        if private:
+            return self._why_private(private)
+        return _LONG if is_long(v for v in behind if v not in model.free_RVs) else None
+
+    def _why_private(self, private: Sequence[Variable]) -> str:
+        """Say what of a formula is private: by what it is, never by what it holds."""
+        of_records, data = self.of_records, {*self.model.data_vars, *self.whole_model.data_vars}
+        if any(v in of_records for v in private):
+            return "it depends on the records"
+        names = sorted({str(v.name) for v in private if v in data})
+        if names:
+            return f"it depends on data that nobody declared: if they are public, public_data={names}"
+        if any(self._holds_data(v) for v in private):
+            return "it holds an operation into which nobody can see"
+        return (
+            "an array is written into its formula, or a list of positions: use pm.Data and public_data= if "
+            "it is public, or compute it from the released draws"
+        )
+
+    def released_and_withheld(self) -> tuple[tuple[Variable, ...], dict[str, str]]:
+        """Return the Deterministics of the model as it is now that are released, and why others are not.
+
+        None is released if together they may be data.
+        """
+        why = {d: self.why_withheld(d) for d in self.deterministics}
+        fine = tuple(d for d, reason in why.items() if reason is None)
+        behind = [v for v in self._behind(fine) if v not in self.model.free_RVs]
+        if is_long(behind, [fine]):
+            why.update(dict.fromkeys(fine, _LONG_TOGETHER))
+            fine = ()
+        return fine, {str(d.name): reason for d, reason in why.items() if reason is not None}
 
     @property
     def released(self) -> tuple[Variable, ...]:
-        """Deterministics of the model as it is now that are released; none if together they may be data."""
-        fine = tuple(d for d in self.deterministics if self.may_be_released(d))
-        behind = [v for v in self._behind(fine) if v not in self.model.free_RVs]
-        return () if is_long(behind, [fine]) else fine
+        """Deterministics of the model as it is now that are released."""
+        return self.released_and_withheld()[0]
 
     @property
     def deterministics(self) -> list[TensorVariable]:

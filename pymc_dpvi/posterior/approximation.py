@@ -73,10 +73,10 @@ class DPApproximation(CheckedExpressions):
     ----------
     privacy : PrivacyReport
         What was spent, and on which assumptions.
-    withheld : tuple of str
-        What `sample` leaves out: variables with a value for each person, and Deterministics that depend
-        on records, on an array that nobody declared public, on more than 64 constants, or on no free
-        variable.
+    withheld : dict of str
+        What `sample` leaves out, by name, and why: variables with a value for each person, and Deterministics
+        that depend on records, on an array that nobody declared public, on more than 64 constants, or on no
+        free variable.
     hist : ndarray
         Norms of the noisy gradients, one for each step; not the loss.
     """
@@ -111,13 +111,13 @@ class DPApproximation(CheckedExpressions):
         return np.asarray(()) if self._trace is None else self._trace.gradient_norms
 
     @property
-    def withheld(self) -> tuple[str, ...]:
-        """Local variables, and Deterministics of the model as it is now, that `sample` leaves out."""
+    def withheld(self) -> dict[str, str]:
+        """Local variables and Deterministics of the model as it is now that `sample` leaves out, and why."""
         record = self._record
-        released = {d.name for d in record.released}
         local = () if record.local is None else record.local.names
         local += () if record.encoded is None else record.encoded.names
-        return *local, *(d.name for d in record.deterministics if d.name not in released)
+        _, others = record.released_and_withheld()
+        return {**dict.fromkeys(local, "each person or row has a value of its own"), **others}
 
     @property
     def latents(self) -> Latents:

@@ -61,7 +61,7 @@ class PrivacyReport:
     public_arrays : tuple of str
         Names of arrays in the model that were declared public.
     withheld : tuple of str
-        Names of variables that are left out of the release (`DPApproximation.withheld`).
+        Names of variables that are left out of the release (`DPApproximation.withheld` says why).
     versions : tuple of (str, str)
         Names and versions of the packages that ran.
     runs : tuple of PrivacyRun

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pymc_dpvi import DPADVI, ArgumentError, audit
 from pymc_dpvi.engine import executor, lattice_sums, split_step, threads
 from pymc_dpvi.engine.pieces import PieceSum, cuts_of_persons
 from pymc_dpvi.errors import ModelEvaluationError, PrivacyError
+from pymc_dpvi.numba_cache import kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*insecure_noise_seed.*")
 
@@ -95,13 +97,14 @@ def test_any_number_of_threads_gives_the_same(case: str, monkeypatch: pytest.Mon
     used = set()
     add_up = PieceSum.__call__
 
-    def watched(self: PieceSum, batch: Any, cuts: Any, turns: Any, total: Any) -> None:
+    def watched(self: PieceSum, batch: Any, cuts: Any, turns: Any, total: Any, bells: Any) -> None:
         before = int(turns[0])
         if threading.current_thread() is threading.main_thread() and cores > 1 and cuts.size > 2:
+            threads.ring(bells)
             deadline = time.monotonic() + 1.0
             while turns[0] == before and time.monotonic() < deadline:
                 time.sleep(1e-4)  # until another thread has taken a piece
-        add_up(self, batch, cuts, turns, total)
+        add_up(self, batch, cuts, turns, total, bells)
         used.add(threading.get_ident())
 
     monkeypatch.setattr(PieceSum, "__call__", watched)
@@ -288,12 +291,12 @@ def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(threading.Thread, "start", once)
     with pytest.raises(RuntimeError, match="new thread"):
-        four.each(int, 4)
+        four.each(lambda _: 0, 4)
     begun[0].join(5.0)
     assert not begun[0].is_alive()
 
 
-@pytest.mark.parametrize("looks", [0, 1 << 20])
+@pytest.mark.parametrize("looks", [1, 1 << 20])
 def test_threads_share_work_and_hand_on_what_is_raised(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are awake or asleep when work comes."""
     monkeypatch.setattr(threads, "_LOOKS", looks)
@@ -301,41 +304,82 @@ def test_threads_share_work_and_hand_on_what_is_raised(looks: int, monkeypatch: 
     three, caller = threads.Threads(3), threading.current_thread()
     all_there = threading.Barrier(3)
 
-    def who() -> threading.Thread:
+    def who(bells: np.ndarray) -> threading.Thread:
+        threads.ring(bells)
         all_there.wait(5.0)
         return threading.current_thread()
 
-    def fails() -> None:
-        if who() is not caller:
+    def fails(bells: np.ndarray) -> None:
+        if who(bells) is not caller:
             raise MemoryError("of a thread")
+
+    def fails_early(_: np.ndarray) -> None:
+        if threading.current_thread() is caller:  # so that nobody rings before the others are waited for
+            raise MemoryError("of the caller")
 
     for _ in range(50):
         assert len(set(three.each(who, 9))) == 3
     with pytest.raises(MemoryError, match="of a thread"):
         three.each(fails, 9)
+    with pytest.raises(MemoryError, match="of the caller"):
+        three.each(fails_early, 9)
     assert len(set(three.each(who, 9))) == 3
     helpers = set(three._helpers)
-    ring, rung = threads.Bell.ring, []
+    give, given = type(three._helpers[0]).give, []
 
-    def interrupted_once(self: threads.Bell) -> None:
-        rung.append(self)
-        if len(rung) == 1:
+    def interrupted_once(self: Any, work: Any) -> None:
+        give(self, work)
+        given.append(self)
+        if len(given) == 1:
             raise KeyboardInterrupt
-        ring(self)
 
-    monkeypatch.setattr(threads.Bell, "ring", interrupted_once)
+    monkeypatch.setattr(type(three._helpers[0]), "give", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
-        three.each(int, 9)
+        three.each(lambda _: 0, 9)
     for helper in helpers:  # told to end, the one that had work and the one that had none
         helper._thread.join(5.0)
         assert not helper._thread.is_alive()
     all_there = threading.Barrier(2)
-    assert len(three.each(who, 2)) == 2 and three.each(lambda: 1, 1) == [1]
+    assert len(three.each(who, 2)) == 2 and three.each(lambda _: 1, 1) == [1]
     helpers = set(three._helpers)
     three.close()
     for helper in helpers:
         helper._thread.join(5.0)
         assert not helper._thread.is_alive()
+
+
+@kernel(nogil=True)
+def _take_all(turns: Any, times: Any, load: Any, bells: Any) -> None:  # pragma: no cover
+    threads.ring(bells)
+    x, k = 0.5, threads.take_turn(turns)
+    while k < times.size:
+        for _ in range(load):
+            x = 3.9 * x * (1.0 - x)
+        times[k] += 1 if x < 2.0 else 2
+        k = threads.take_turn(turns)
+
+
+@pytest.mark.parametrize("looks", [1, 1000, 1 << 20])
+def test_nobody_is_waited_for_for_ever(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a thread looks before it sleeps: it may fall asleep at any place of a turn."""
+    monkeypatch.setattr(threads, "_LOOKS", looks)
+    monkeypatch.setattr(threads, "available_cores", lambda: 3)
+    rng, three = np.random.default_rng(looks), threads.Threads(3)
+
+    def rounds() -> None:
+        for _ in range(3000):
+            pieces, load = rng.integers(1, 8), rng.choice([1, 1000, 50_000], p=[0.6, 0.38, 0.02])
+            turns, times = np.zeros(1, dtype=np.int64), np.zeros(pieces, dtype=np.int64)
+            three.each(partial(_take_all, turns, times, load), int(pieces))
+            assert (times == 1).all()
+            if load > 1000:
+                time.sleep(1e-3)
+        ended.set()
+
+    ended = threading.Event()
+    threading.Thread(target=rounds, daemon=True).start()
+    assert ended.wait(60.0)
+    three.close()
 
 
 @pytest.mark.turns

@@ -399,7 +399,7 @@ def test_what_depends_on_local_variables_is_not_released():
         observe(u[person])
 
     made = method(write)
-    assert made.approx.withheld == ("u", "largest")
+    assert tuple(made.approx.withheld) == ("u", "largest")
     model = made._record.whole_model
     with pytest.raises(UnsupportedModelError):
         made.approx.sample_node(model["u"].max())
@@ -539,7 +539,7 @@ def test_a_record_model_knows_its_local_variables():
 def test_it_is_fitted_by_pm_fit_in_the_context():
     with model_of(intercepts):
         approx = pm.fit(3, method=DPADVI(**ARGUMENTS, unit="person"), progressbar=False, backend="python")
-    assert approx.withheld == ("u",)
+    assert tuple(approx.withheld) == ("u",)
     other = method(hidden)
     with model_of(intercepts), pytest.raises(ArgumentError, match="another model"):
         pm.fit(3, method=other, progressbar=False)

@@ -158,6 +158,46 @@ def test_what_is_withheld_turns_on_no_entry_of_a_constant(use: str) -> None:
         assert record.public_arrays == ()
 
 
+def test_it_is_said_why_a_deterministic_is_withheld() -> None:
+    """By what stands in its formula, and by no entry of it."""
+    said = []
+    for y in (Y, Y[::-1] * 2.0):
+        with pm.Model(coords={"row": range(len(Y))}) as model:
+            b = pm.Normal("b", shape=2)
+            x = pm.Data("x", y)
+            census, more = pm.Data("census", y[:2]), pm.Data("more", y[2:4])
+            pm.Deterministic("of rows", b[0] * x)
+            pm.Deterministic("over rows", b[0] + pt.zeros(len(y)), dims="row")
+            pm.Deterministic("of tables", b * census / more)
+            pm.Deterministic("fine", b * 2)
+            pm.Deterministic("written", b * y[:2])
+            pm.Deterministic("of nothing", pt.as_tensor(float(y[0])))
+            pm.Deterministic("long", sum(b[0] ** k for k in range(80)))
+            pm.Normal("y", b[0] + x, 1.0, observed=y, dims="row")
+        said.append(DPMeanField(build_record_model(model), random_seed=1).withheld)
+    assert said[0] == said[1]
+    why = {name: reason.partition(":")[0] for name, reason in said[0].items()}
+    assert why == {
+        "of rows": "it depends on the records",
+        "over rows": "it has a dim of the records",
+        "of tables": "it depends on data that nobody declared",
+        "written": "an array is written into its formula, or a list of positions",
+        "of nothing": "it depends on no free variable",
+        "long": "more than 64 constants, operands or operations in a row are in its formula",
+    }
+    assert said[0]["of tables"].endswith("public_data=['census', 'more']")
+
+
+def test_all_deterministics_together_may_be_too_long() -> None:
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=2)
+        for k in range(40):
+            pm.Deterministic(f"d{k}", b[0] * k + k)
+        pm.Normal("y", b[0], 1.0, observed=Y)
+    withheld = DPMeanField(build_record_model(model), random_seed=1).withheld
+    assert len(withheld) == 40 and all("together" in reason for reason in withheld.values())
+
+
 def test_pymc_s_own_index_tables_are_released() -> None:
     with pm.Model() as model:
         chol, _corr, _stds = pm.LKJCholeskyCov("chol", n=3, eta=2.0, sd_dist=pm.Exponential.dist(1.0))
@@ -171,7 +211,7 @@ def test_pymc_s_own_index_tables_are_released() -> None:
     record = build_record_model(model)
     approx = DPMeanField(record, random_seed=1)
     # Read by a table, which may be anybody's; or written by one, and not of an LKJ variable alone.
-    assert approx.withheld == ("chosen", "packed", "of both")
+    assert tuple(approx.withheld) == ("chosen", "packed", "of both")
     for name in ("chol_corr", "chol_stds", "reshaped"):
         (flat,) = model.replace_rvs_by_values([model[name]])
         one = approx.symbolic_single_sample(flat)
@@ -295,4 +335,4 @@ def test_a_dim_that_no_array_carries_counts_as_that_of_the_records() -> None:
         pm.Normal("y", b[0] * X[:, 0], 1, observed=Y)
         pm.Normal("panel", b[1], 1, observed=X[:, :3], dims=("row", "lag"))
     approx = DPMeanField(build_record_model(model), random_seed=1)
-    assert approx.withheld == ("each", "share")
+    assert tuple(approx.withheld) == ("each", "share")
