@@ -32,6 +32,7 @@ import pandas as pd
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
 
 __all__ = ["ZOO", "Entry", "select"]
 
@@ -347,6 +348,33 @@ def dose_response_curve() -> pm.Model:
         sigma = pm.HalfNormal("sigma", 1)
         y = 4 * dose / (2 + dose) + rng.normal(0, 0.3, 36)
         pm.Normal("response", top * saturation, sigma, observed=y, dims="subject")
+    return model
+
+
+@zoo("epidemic_by_scan", n=34, tags="data scan counts")
+def epidemic_by_scan() -> pm.Model:
+    """A loop over the days, of free variables alone; each record has its own day."""
+    rng = np.random.default_rng(78)
+    days = 12
+
+    def step(healthy: Variable, ill: Variable, beta: Variable, gamma: Variable) -> tuple[Variable, Variable]:
+        new = beta * healthy * ill
+        return healthy - new, ill + new - gamma * ill
+
+    with pm.Model(coords={"on": range(days)}) as model:
+        beta = pm.LogNormal("beta", -0.5, 0.3)
+        gamma = pm.LogNormal("gamma", -2.0, 0.3)
+        day = pm.Data("day", rng.integers(0, days, 34))
+        with _quiet_scan():
+            curves = pytensor.scan(
+                step,
+                outputs_info=[pt.as_tensor(0.97), pt.as_tensor(0.03)],
+                non_sequences=[beta, gamma],
+                n_steps=days,
+                return_updates=False,
+            )
+        share = pm.Deterministic("share", curves[1], dims="on")
+        pm.Bernoulli("ill", share[day], observed=rng.integers(0, 2, 34))
     return model
 
 

@@ -153,7 +153,9 @@ def refuse_discrete(model: pm.Model) -> None:
         if rv.dtype in discrete_dtypes:
             raise UnsupportedModelError(
                 f"The free variable '{rv.name}' is discrete ({rv.dtype}); variational inference needs "
-                "continuous ones. Marginalise it, for example with pm.Mixture."
+                "continuous ones. If each row or person has a value of its own, as a class, give the class "
+                "probabilities instead, with pm.Mixture. If all share it, as a switch point, make it "
+                "continuous and the switch smooth: pm.math.sigmoid((time - switch) / width)."
             )
 
 
@@ -350,8 +352,9 @@ def hint_of_loops(outputs: Sequence[Variable], names: Iterable[str]) -> str:
         if "Scan" in (type(op).__name__, type(getattr(op, "core_op", None)).__name__):
             return (
                 f" The likelihood of {', '.join(map(repr, names))} holds a loop (a Scan, as of a "
-                "differential equation), whose steps cannot be told apart by records: write its result in "
-                "closed form, with each record's own time, or as a fixed number of steps written out."
+                "differential equation), whose steps cannot be told apart by records. If it runs over a "
+                "record's own series, write its result in closed form, with each record's own time, or as a "
+                "fixed number of steps written out."
             )
     return ""
 

@@ -139,7 +139,8 @@ def find_ids(model: pm.Model, unit: Any, public: Collection[Variable]) -> Ids:
     if dim is not None and dim in _released_dims(model, public):
         raise ArgumentError(
             f"unit={dim!r} is a dim of a free variable or of data that were declared public, whose labels "
-            "are released, and the labels are ids. Give the rows a dim of their own, or type unit=ids."
+            "are released, and the labels are ids. If a pm.Data has an id for each row, name it instead"
+            f"{_integer_vectors(model)}. Or give the rows a dim of their own, or type unit=ids."
         )
     if source is not None and source in public:
         raise ArgumentError(
@@ -149,6 +150,12 @@ def find_ids(model: pm.Model, unit: Any, public: Collection[Variable]) -> Ids:
     if source is not None:
         ids = np.array(array_value(source))
     return Ids(ids, words, source, dim)
+
+
+def _integer_vectors(model: pm.Model) -> str:
+    """List what may be ids, by its type alone."""
+    names = [v.name for v in model.data_vars if v.type.ndim == 1 and v.type.dtype.startswith(("int", "uint"))]
+    return f" (unit={' or unit='.join(map(repr, sorted(names)))})" if names else ""
 
 
 def dims_of_ids(model: pm.Model, ids: Iterable[Ids]) -> frozenset[str]:
