@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 from pytensor.tensor import math as tensor_math
 from pytensor.tensor import xlogx as tensor_xlogx
@@ -68,6 +69,11 @@ def _of_integers(op: Elemwise) -> Expression:
     return expression
 
 
+def _turns(t: Any) -> Any:
+    """Return what a loop makes of the latent number alone, turn by turn."""
+    return pytensor.scan(lambda s, t: s * 0.9 + t, [], [pt.as_tensor(0.1)], [t], 5, return_updates=False)
+
+
 OTHER: dict[str, Expression] = {
     "power of a latent number": lambda t, x, w, k: t**k,
     "negative power": lambda t, x, w, k: x * (1.0 + x) ** (-k) * t,
@@ -104,6 +110,8 @@ OTHER: dict[str, Expression] = {
     "x log y": lambda t, x, w, k: xlogx(x * t) + xlogy0(x, t + w[:, 0]),
     "integer of a float": lambda t, x, w, k: t * (x * 1e3).astype("int32"),
     "small integer of a float": lambda t, x, w, k: t * pt.floor(x).astype("int8"),
+    "small integer of an integer": lambda t, x, w, k: t * (1000 * k).astype("int8"),
+    "looked up in a loop's turns": lambda t, x, w, k: _turns(t)[k],
     "unsigned of a float": lambda t, x, w, k: t * x.astype("uint16"),
     "narrower float": lambda t, x, w, k: t * x.astype("float32"),
     "bits": lambda t, x, w, k: t * ((k & 5) + (k | 3) + (k ^ 1)),

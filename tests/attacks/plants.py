@@ -189,7 +189,7 @@ def refuses(self: Runs, *args: Any) -> None:
 
 real_describe = records.describe_public
 real_data = RecordModel.data
-real_released = RecordModel.may_be_released
+real_reason = RecordModel.why_withheld
 real_posterior = released_draws.posterior_data
 real_build = records.build_record_model
 
@@ -209,8 +209,13 @@ def centred(self: RecordModel) -> list[Any]:
     return data
 
 
-def by_length(self: RecordModel, var: Any) -> bool:
-    return real_released(self, var) and self.num_records != GRID
+def by_length(self: RecordModel, var: Any) -> str | None:
+    return "as many as records" if self.num_records == GRID else real_reason(self, var)
+
+
+def by_number(self: RecordModel, var: Any) -> str | None:
+    reason = real_reason(self, var)
+    return None if reason is None else f"{reason}: {self.num_records} of them"
 
 
 def with_the_number(*args: Any, attrs: Mapping[str, Any], **kwargs: Any) -> Any:
@@ -281,7 +286,13 @@ PLANTS: dict[str, Plant] = {
     ),
     "a start from the data": Plant("another start", ((DPADVI, "__init__", started_at_data),), "fits"),
     "withheld by a length": Plant(
-        "another withheld", ((RecordModel, "may_be_released", by_length),), "fits", CURVE
+        "another withheld", ((RecordModel, "why_withheld", by_length),), "fits", CURVE
+    ),
+    "a reason that counts": Plant(
+        "another withheld",
+        ((RecordModel, "why_withheld", by_number),),
+        "fits",
+        SUBJECTS["columns: counts_in_a_deterministic"],
     ),
     "withheld by an entry": Plant(
         "another withheld",

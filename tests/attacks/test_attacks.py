@@ -115,7 +115,7 @@ def breaks(self: object, *args: object) -> bool:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize(("owner", "name"), [(RecordModel, "may_be_released"), (Runs, "_warn")])
+@pytest.mark.parametrize(("owner", "name"), [(RecordModel, "why_withheld"), (Runs, "_warn")])
 def test_a_mistake_is_no_refusal(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, name, breaks)
     with pytest.raises((AssertionError, AttributeError), match=r"AttributeError|no such name"):
