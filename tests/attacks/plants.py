@@ -26,7 +26,7 @@ from pymc_dpvi import DPADVI, inference
 from pymc_dpvi.engine import clipping
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
-from pymc_dpvi.graph import guards, records
+from pymc_dpvi.graph import guards, record_model, records
 from pymc_dpvi.graph.amortized import Encoded
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.shape_constants import written_shapes
@@ -296,7 +296,7 @@ PLANTS: dict[str, Plant] = {
     ),
     "withheld by an entry": Plant(
         "another withheld",
-        ((records, "shape_vectors", written_shapes),),
+        ((record_model, "shape_vectors", written_shapes),),
         "fits",
         SUBJECTS["columns: counts_in_a_deterministic"],
     ),

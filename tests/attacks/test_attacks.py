@@ -85,6 +85,13 @@ def test_no_record_shows_in_what_leaves_a_fit(task: Task, crew: Crew) -> None:
 # -------------------------------------------------------------------------------- it would find them
 
 
+@pytest.mark.parametrize("name", PLANTS)
+def test_what_a_plant_replaces_is_there(name: str) -> None:
+    """Whether or not it is this bug's turn today: names move."""
+    for owner, attribute, _ in PLANTS[name].changes:
+        assert hasattr(owner, attribute)
+
+
 @pytest.mark.turns
 @pytest.mark.parametrize("name", [n for n, plant in PLANTS.items() if plant.ends])
 def test_a_planted_bug_is_found(name: str) -> None:
