@@ -66,7 +66,7 @@ def test_what_is_released() -> None:
     found = quiet(method(), 3)
     draws = found.sample(4)
     assert set(draws.posterior.data_vars) == {"V", "s", "W", "norm"}
-    assert found.withheld == ("z", "shown")
+    assert tuple(found.withheld) == ("z", "shown")
     assert repr(found) == "DPGuided(22 latent values: Point() of 22)"
     told = repr(found.privacy) + str(found.privacy) + found.privacy.to_json()
     assert "'z'" in told or "z, shown" in told or '"z"' in told
@@ -456,7 +456,7 @@ def test_an_encoder_beside_persons() -> None:
         guide = {"z": encoder, REST: Point()}
         unit = {} if rows is None else {"unit": "person"}
         approx = quiet(DPADVI(**CHEAP, guide=guide, start=START, model=model, **unit), 6)
-        assert approx.withheld == ("z", "shown")
+        assert tuple(approx.withheld) == ("z", "shown")
         found.append(approx.mean.eval())
     np.testing.assert_allclose(found[1], found[0], rtol=1e-9, atol=1e-12)
     assert not np.allclose(found[2], found[0], rtol=1e-3)
