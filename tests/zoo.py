@@ -353,7 +353,7 @@ def dose_response_curve() -> pm.Model:
 
 @zoo("epidemic_by_scan", n=34, tags="data scan counts")
 def epidemic_by_scan() -> pm.Model:
-    """A loop over the days, of free variables alone; each record has its own day."""
+    """Loops over the days, of free variables alone, one on the other; each record has its own day."""
     rng = np.random.default_rng(78)
     days = 12
 
@@ -373,7 +373,13 @@ def epidemic_by_scan() -> pm.Model:
                 n_steps=days,
                 return_updates=False,
             )
-        share = pm.Deterministic("share", curves[1], dims="on")
+            late = pytensor.scan(
+                lambda now, before: 0.6 * before + 0.4 * now,
+                sequences=[curves[1]],
+                outputs_info=[pt.as_tensor(0.03)],
+                return_updates=False,
+            )
+        share = pm.Deterministic("share", late, dims="on")
         pm.Bernoulli("ill", share[day], observed=rng.integers(0, 2, 34))
     return model
 

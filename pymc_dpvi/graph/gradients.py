@@ -30,8 +30,6 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.scan.op import Scan
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
@@ -42,7 +40,7 @@ from pymc_dpvi.graph.model_checks import hint_of_loops
 from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.tables import own_gradients
-from pymc_dpvi.graph.traversal import walk
+from pymc_dpvi.graph.traversal import own_loops, walk
 from pymc_dpvi.guide.whole import Family
 
 __all__ = [
@@ -94,25 +92,7 @@ def in_draws(
     ]
     swap: dict[Variable, Variable] = dict(zip(latents.value_vars, draw, strict=True))
     # vectorize_graph remakes the nodes, so the static shapes are taken up.
-    return fold_shapes(_own_loops(vectorize_graph(list(graphs), swap))), draw
-
-
-def _own_loops(graphs: Sequence[TensorVariable]) -> list[TensorVariable]:
-    """Give each loop a graph of its own inside, and take off a Blockwise that repeats it once.
-
-    PyTensor 2 compiles the inner graph in place, which has no gradient then: that of the model must not be
-    what is compiled.
-    """
-    loops: dict[Variable, Variable] = {}
-    for var in walk(graphs):
-        node = var.owner
-        if node is None or var in loops:
-            continue
-        plain = isinstance(node.op, Blockwise) and not node.op.batch_ndim(node)
-        op = node.op.core_op if plain else node.op
-        if isinstance(op, Scan):
-            loops.update(zip(node.outputs, op.clone().make_node(*node.inputs).outputs, strict=True))
-    return list(graph_replace(list(graphs), loops, strict=False)) if loops else list(graphs)
+    return fold_shapes(own_loops(vectorize_graph(list(graphs), swap))), draw
 
 
 def put(

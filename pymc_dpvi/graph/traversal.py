@@ -14,12 +14,14 @@ import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import io_toposort
+from pytensor.scan.op import Scan
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
-__all__ = ["array_shape", "array_value", "depends_on", "is_array", "substituted", "walk"]
+__all__ = ["array_shape", "array_value", "depends_on", "is_array", "own_loops", "substituted", "walk"]
 
 
 def walk(
@@ -141,3 +143,22 @@ def substituted(outputs: Sequence[Variable], swap: Mapping[Variable, Variable]) 
             for old, new in zip(node.outputs, node.clone_with_new_inputs(inputs).outputs, strict=True):
                 memo.setdefault(old, new)
     return [memo.get(out, out) for out in outputs]
+
+
+def own_loops(graphs: Sequence[Variable]) -> list[Any]:
+    """Give each loop a graph of its own inside, and take off a Blockwise that repeats it once.
+
+    PyTensor 2 compiles the inner graph in place, also behind a Blockwise in a copy, and then it has no
+    gradient. So what is compiled must not be the model's own.
+    """
+    loops: dict[Variable, Variable] = {}
+    for var in walk(graphs):
+        node = var.owner
+        if node is None or var in loops:
+            continue
+        plain = isinstance(node.op, Blockwise) and not node.op.batch_ndim(node)
+        op = node.op.core_op if plain else node.op
+        if isinstance(op, Scan):
+            inputs = substituted(node.inputs, loops)  # of loops before it
+            loops.update(zip(node.outputs, op.clone().make_node(*inputs).outputs, strict=True))
+    return substituted(graphs, loops) if loops else list(graphs)

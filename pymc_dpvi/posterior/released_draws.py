@@ -56,6 +56,7 @@ from pymc_dpvi.compat import PosteriorData, posterior_data, versions
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.traversal import own_loops
 from pymc_dpvi.lowering import fast_compile
 from pymc_dpvi.pages import SCALE_PREDICTORS
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics
@@ -150,7 +151,7 @@ def draw_from(
 def evaluator(model: pm.Model, latents: Latents, variables: Sequence[Variable], dtype: np.dtype) -> Evaluate:
     """Compile model variables as functions of unconstrained draws (draws, D); results lead with draws."""
     z = pt.matrix("z", dtype=str(dtype), shape=(None, latents.size))
-    graphs = model.replace_rvs_by_values(list(variables))
+    graphs = own_loops(model.replace_rvs_by_values(list(variables)))
     swap: dict[Variable, Variable] = dict(zip(latents.value_vars, latents.split(z), strict=True))
     many = [
         new if new.type.ndim > old.type.ndim else pt.broadcast_to(new, (z.shape[0], *new.shape))

@@ -12,6 +12,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from short_fits import CHEAP, DATA_TREE, MARKS, Build, quiet
+from zoo import ZOO
 
 from pymc_dpvi import DPADVI, ArgumentError, DPFullRankADVI, PrivacyError, UnsupportedModelError
 from pymc_dpvi.engine import gradient_moments
@@ -183,3 +184,14 @@ def test_the_report_can_be_copied(fitted: Any) -> None:
 def test_reprs(unspent: DPADVI, fitted: Any) -> None:
     assert repr(fitted) == str(fitted) == "DPMeanField(2 latent values)"
     assert "DPADVI" in repr(unspent)
+
+
+def test_the_loops_of_a_model_stay_as_they_are() -> None:
+    """PyTensor 2 compiles a loop in place: then neither a second method nor PyMC could take its gradient."""
+    model = ZOO["epidemic_by_scan"].build()
+    for _ in range(2):
+        method = DPADVI(**CHEAP, model=model)
+        approx = quiet(method, 2)
+        assert np.isfinite(approx.sample(3)["posterior"]["share"]).all()
+        method.refine(1, progressbar=False)
+    assert np.isfinite(model.compile_dlogp(mode="FAST_COMPILE")(model.initial_point())).all()
