@@ -34,8 +34,9 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.type import DenseTensorType
 
+from pymc_dpvi.engine.atomics import take_turn
 from pymc_dpvi.engine.compile_cache import compiled_source
-from pymc_dpvi.engine.threads import Threads, ring, take_turn
+from pymc_dpvi.engine.threads import Threads, ring
 from pymc_dpvi.graph.traversal import substituted
 from pymc_dpvi.numba_cache import source_hash
 

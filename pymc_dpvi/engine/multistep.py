@@ -134,15 +134,24 @@ class Chunk:
         """
 
         def compiled() -> Any:
-            self.step = pm_compile(inputs, outputs, on_unused_input="ignore", **compile_kwargs)
-            self.step.trust_input = True
+            self._compile_step(inputs, outputs, compile_kwargs)
             if not isinstance(self.step.maker.linker, NumbaLinker):
                 return None
-            num_held = len(inputs) - _PER_STEP - len(self.state)
-            return _compiled_loop(self.step, num_held, self._arrays(), self.width, key)
+            return self._loop_of_numba(inputs, key)
 
         loop = shared(name, compiled)
         return self._loop if loop is None else loop
+
+    def _compile_step(
+        self, inputs: Sequence[Variable], outputs: Sequence[Variable], compile_kwargs: Mapping[str, Any]
+    ) -> None:
+        self.step = pm_compile(inputs, outputs, on_unused_input="ignore", **compile_kwargs)
+        self.step.trust_input = True
+
+    def _loop_of_numba(self, inputs: Sequence[Variable], step_key: str | None, **options: Any) -> Any:
+        """Compile the loop and the step into one function; `options` are numba's."""
+        num_held = len(inputs) - _PER_STEP - len(self.state)
+        return _compiled_loop(self.step, num_held, self._arrays(), self.width, step_key, **options)
 
     def _arrays(self) -> list[int | None]:
         """Return the numbers of axes of the state's arrays, and None for what is no array."""
@@ -184,11 +193,12 @@ def _of_its_shape(variable: SharedVariable) -> Variable:
 
 
 def _compiled_loop(
-    step: Any, n_held: int, arrays: Sequence[int | None], width: int, step_key: str | None
+    step: Any, n_held: int, arrays: Sequence[int | None], width: int, step_key: str | None, **options: Any
 ) -> Any:
     """Compile the loop and the step, ``(batch, count, noise, base_draws, weight, *state, *held)``, into one.
 
-    `step_key` is the key of the graph that `step` was made from; for the rest see `write_loop`.
+    `step_key` is the key of the graph that `step` was made from; `options` are numba's; for the rest see
+    `write_loop`.
     """
     compiled, compiled_key = numba_funcify_and_cache_key(step.maker.fgraph)
     compiled, source = write_loop(compiled, n_held, arrays, width)
@@ -196,4 +206,4 @@ def _compiled_loop(
     if compiled_key is not None:  # the step can be kept on disk
         parts = f"pymc_dpvi.Chunk {source} {step_key or compiled_key} {source_hash()}"
         key = hashlib.sha256(parts.encode()).hexdigest()
-    return compiled_source("chunk", source, {"np": np, "step": compiled}, key)
+    return compiled_source("chunk", source, {"np": np, "step": compiled}, key, **options)

@@ -19,15 +19,16 @@ from typing import NamedTuple
 import numpy as np
 from pytensor.graph.basic import Apply
 
+from pymc_dpvi.engine.atomics import take_turn
 from pymc_dpvi.engine.compile_cache import compiled_source
 from pymc_dpvi.engine.generated_code import PIECE
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
-from pymc_dpvi.engine.threads import ring, take_turn
+from pymc_dpvi.engine.threads import ring
 from pymc_dpvi.mechanism.limits import PIECE_RECORDS
 from pymc_dpvi.numba_cache import kernel
 
-__all__ = ["Batch", "PieceSum", "cuts_of_persons"]
+__all__ = ["Batch", "PieceSum", "cuts_of_persons", "cuts_of_rows"]
 
 #: Numbers of a piece's gradients: enough work to be worth a call, and little enough to be shared out evenly.
 _NUMBERS = 1 << 16
@@ -57,6 +58,10 @@ class PieceSum:
         Most rows in a piece. A piece of persons may have more, as the last of them is not cut.
     by_person : bool
         Whether indices are marked (`unit_sums`).
+    function : callable
+        The compiled sum of some pieces.
+    key : str or None
+        Of what it computes; None if it cannot be kept.
     """
 
     def __init__(self, node: Apply) -> None:
@@ -65,7 +70,7 @@ class PieceSum:
         most = min(PIECE_RECORDS // op.length, _NUMBERS // (op.length * max(1, op.width)))
         self.length = op.length * max(1, most)
         self.by_person = isinstance(op, LocalSum) or op.by_unit
-        self.function = _compiled(node)
+        self.function, self.key = _compiled(node)
 
     def __call__(
         self, batch: Batch, cuts: np.ndarray, turns: np.ndarray, total: np.ndarray, bells: np.ndarray
@@ -81,27 +86,33 @@ class PieceSum:
 
     def cuts(self, indices: np.ndarray) -> np.ndarray:
         """Return where the pieces of a batch begin, and where the last one ends: at least two numbers."""
-        if not indices.size:
-            return np.zeros(2, dtype=np.int64)
         if self.by_person:
             return cuts_of_persons(indices, self.length)
-        return np.append(np.arange(0, indices.size, self.length), indices.size)
+        return cuts_of_rows(indices.size, self.length)
+
+
+@kernel(fastmath=False)
+def cuts_of_rows(rows: int, length: int) -> np.ndarray:  # pragma: no cover
+    """Return where pieces of `length` rows begin, and where the last one ends."""
+    out = np.arange(max(1, -(-rows // length)) + 1) * length
+    out[-1] = rows
+    return out
 
 
 @kernel(fastmath=False)
 def cuts_of_persons(marked: np.ndarray, length: int) -> np.ndarray:  # pragma: no cover
     """Return where pieces of at least `length` rows begin, that end with the last row of a person."""
-    out = np.empty(marked.size // max(1, length) + 2, np.int64)
-    out[0], pieces = 0, 0
+    out = np.zeros(marked.size // max(1, length) + 2, np.int64)
+    pieces = 0
     for i in range(marked.size):
         if marked[i] & 1 and (i + 1 - out[pieces] >= length or i + 1 == marked.size):
             pieces += 1
             out[pieces] = i + 1
-    return out[: pieces + 1]
+    return out[: max(1, pieces) + 1]
 
 
-def _compiled(node: Apply) -> Callable[..., None]:
-    """Compile the sums of pieces with numba, as a function that does not hold Python's lock."""
+def _compiled(node: Apply) -> tuple[Callable[..., None], str | None]:
+    """Compile the sums of pieces with numba, as a function that does not hold Python's lock; with a key."""
     written, key = node.op.for_numba(node, PIECE)
     body = indent(written.__source__.partition("\n")[2], "    ")
     *arguments, indices = list(inspect.signature(written).parameters)[:-3]
@@ -118,4 +129,4 @@ def _compiled(node: Apply) -> Callable[..., None]:
         ]
     )
     scope = {**written.__globals__, "take_turn": take_turn, "ring": ring}
-    return compiled_source("sums_of_pieces", source, scope, key, nogil=True)
+    return compiled_source("sums_of_pieces", source, scope, key, nogil=True), key

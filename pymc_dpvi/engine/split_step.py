@@ -43,7 +43,7 @@ from pymc_dpvi.engine.threads import Threads
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.traversal import substituted
 
-__all__ = ["SplitChunk", "is_long"]
+__all__ = ["SplitChunk", "has_long_vectors", "is_long"]
 
 #: Without those rewrites that take a part of a long vector before it is computed.
 _CANONICAL = optdb.query(
@@ -68,6 +68,11 @@ def is_long(
         return False
     rows = 0.0 if public_batch is None else public_batch
     return any(isinstance(op, MicrobatchedSum) and (op.large or rows * op.width >= _LONG) for op in sums)
+
+
+def has_long_vectors(outputs: Sequence[Variable]) -> bool:
+    """Whether what a step computes has vectors that are worth to be computed by columns."""
+    return any(is_long_vector(v) for v in outputs)
 
 
 class SplitChunk(Chunk):
@@ -121,7 +126,7 @@ class _Cut:
     """
 
     def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
-        if any(is_long_vector(v) for v in outputs):
+        if has_long_vectors(outputs):
             inputs, outputs = _simplified(inputs, outputs)
         (node,) = {
             v.owner

@@ -7,7 +7,7 @@ called.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_dpvi.compat import quiet_pytensor
+from pymc_dpvi.engine.assisted_chunk import AssistedChunk
 from pymc_dpvi.engine.backends import StepFailedError, reason_of
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.cluster import Cluster
@@ -26,7 +27,7 @@ from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.silence import silence
-from pymc_dpvi.engine.split_step import SplitChunk, is_long
+from pymc_dpvi.engine.split_step import SplitChunk, has_long_vectors, is_long
 from pymc_dpvi.engine.step_graph import StepGraph
 from pymc_dpvi.engine.threads import available_cores
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, WorkersError
@@ -146,7 +147,11 @@ class PrivateStep:
             cores = available_cores()
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))
-        make = Chunk if cores is None else partial(SplitChunk, cores=cores, cluster=cluster)
+        make: Callable[..., Chunk] = Chunk
+        if cores is not None:
+            by_columns = cluster is not None or has_long_vectors(new)
+            make = partial(SplitChunk, cluster=cluster) if by_columns else AssistedChunk
+            make = partial(make, cores=cores)
         self.chunk = make(
             graph.per_step, [graph.spacing], updates, compile_kwargs, row=row, width=self.trace.width
         )

@@ -14,19 +14,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.extending import intrinsic
 
+from pymc_dpvi.engine.atomics import load, store
 from pymc_dpvi.engine.silence import silence
 from pymc_dpvi.numba_cache import kernel
 
-__all__ = ["NOBODY", "Threads", "available_cores", "ring", "take_turn"]
+__all__ = ["LOOKS", "NOBODY", "Threads", "available_cores", "ring"]
 
 T = TypeVar("T")
 
 #: How often a thread looks at a bell before it sleeps: a third of a millisecond.
-_LOOKS = 1 << 20
+LOOKS = 1 << 20
 #: Places in a helper's bell: number of the work that the bell was rung for, of the one that was laid down
 #: last, of the one that is done; whether the helper sleeps, and whether its caller does, waiting for it.
 _RUNG_FOR, _LAID_DOWN, _DONE, _ASLEEP, _CALLER_ASLEEP = range(5)
@@ -44,17 +42,6 @@ def available_cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-@intrinsic
-def take_turn(typing_context: Any, turns: Any) -> Any:  # pragma: no cover
-    """Return the first entry of an int64 array, and add one to it, in one go for all threads."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.atomic_rmw("add", data, ir.IntType(64)(1), "monotonic")
-
-    return types.int64(turns), codegen
-
-
 def _keep_memory() -> None:
     """Let the C library keep what large arrays leave free, for the next ones.
 
@@ -66,44 +53,21 @@ def _keep_memory() -> None:
     np.empty((1 << 25) - (1 << 13), dtype=np.uint8)
 
 
-@intrinsic
-def _load(typing_context: Any, numbers: Any) -> Any:  # pragma: no cover
-    """Return the first entry of an int64 array, which another thread may change."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.load_atomic(data, "seq_cst", 8)
-
-    return types.int64(numbers), codegen
-
-
-@intrinsic
-def _store(typing_context: Any, numbers: Any, value: Any) -> Any:  # pragma: no cover
-    """Set the first entry of an int64 array, so that other threads see it in this order."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        builder.store_atomic(args[1], data, "seq_cst", 8)
-        return context.get_dummy_value()
-
-    return types.none(numbers, types.int64), codegen
-
-
 @kernel(nogil=True)
 def ring(bells: np.ndarray) -> None:  # pragma: no cover
     """Tell the helpers whose rows of `bells` these are that there is work."""
     for i in range(len(bells)):
-        _store(bells[i], bells[i, _LAID_DOWN])
+        store(bells[i], bells[i, _LAID_DOWN])
 
 
 @kernel(nogil=True)
 def _stand_by(bell: np.ndarray, number: int, looks: int) -> int:  # pragma: no cover
     """Say that work `number` is done, and look for the next: `_RUNG`, `_QUIET`, or `_CALLER_SLEEPS`."""
-    _store(bell[_DONE:], number)
-    if _load(bell[_CALLER_ASLEEP:]):
+    store(bell[_DONE:], number)
+    if load(bell[_CALLER_ASLEEP:]):
         return _CALLER_SLEEPS
     for _ in range(looks):
-        if _load(bell) != number:
+        if load(bell) != number:
             return _RUNG
     return _QUIET
 
@@ -112,7 +76,7 @@ def _stand_by(bell: np.ndarray, number: int, looks: int) -> int:  # pragma: no c
 def _is_done(bell: np.ndarray, number: int, looks: int) -> bool:  # pragma: no cover
     """Look many times whether work `number` is done."""
     for _ in range(looks):
-        if _load(bell[_DONE:]) == number:
+        if load(bell[_DONE:]) == number:
             return True
     return False
 
@@ -120,14 +84,14 @@ def _is_done(bell: np.ndarray, number: int, looks: int) -> bool:  # pragma: no c
 @kernel()
 def _falls_asleep(bell: np.ndarray) -> None:  # pragma: no cover
     """Tell who lays work down that it has to wake the helper."""
-    _store(bell[_ASLEEP:], 1)
+    store(bell[_ASLEEP:], 1)
 
 
 @kernel()
 def _is_done_before_sleep(bell: np.ndarray, number: int) -> bool:  # pragma: no cover
     """Tell the helper that it has to wake the caller; then look once more whether work `number` is done."""
-    _store(bell[_CALLER_ASLEEP:], 1)
-    return _load(bell[_DONE:]) == number
+    store(bell[_CALLER_ASLEEP:], 1)
+    return load(bell[_DONE:]) == number
 
 
 class _Helper:
@@ -209,6 +173,8 @@ class Threads:
 
     def __init__(self, cores: int) -> None:
         self.cores = cores
+        #: How often one looks whether there is work: a core that looks may be another thread's.
+        self.looks = LOOKS if cores <= available_cores() else 1
         self._helpers: list[_Helper] = []
         self._bells = NOBODY
 
@@ -243,12 +209,11 @@ class Threads:
     def _begin_all(self) -> None:
         """Begin all threads, whatever the batch: which of them are there would tell how large it is."""
         _keep_memory()
-        looks = _LOOKS if self.cores <= available_cores() else 1  # a core that looks is another thread's
         helpers: list[_Helper] = []
         self._bells = np.zeros((self.cores - 1, _BELL), dtype=np.int64)
         try:
             for bell in self._bells:
-                helpers.append(_Helper(bell, looks))
+                helpers.append(_Helper(bell, self.looks))
         except BaseException:  # such as no room for so many threads: those that wait would wait for ever
             for helper in helpers:
                 helper.give(None)

@@ -299,7 +299,7 @@ def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("looks", [1, 1 << 20])
 def test_threads_share_work_and_hand_on_what_is_raised(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are awake or asleep when work comes."""
-    monkeypatch.setattr(threads, "_LOOKS", looks)
+    monkeypatch.setattr(threads, "LOOKS", looks)
     monkeypatch.setattr(threads, "available_cores", lambda: 3)
     three, caller = threads.Threads(3), threading.current_thread()
     all_there = threading.Barrier(3)
@@ -362,7 +362,7 @@ def _take_all(turns: Any, times: Any, load: Any, bells: Any) -> None:  # pragma:
 @pytest.mark.parametrize("looks", [1, 1000, 1 << 20])
 def test_nobody_is_waited_for_for_ever(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a thread looks before it sleeps: it may fall asleep at any place of a turn."""
-    monkeypatch.setattr(threads, "_LOOKS", looks)
+    monkeypatch.setattr(threads, "LOOKS", looks)
     monkeypatch.setattr(threads, "available_cores", lambda: 3)
     rng, three = np.random.default_rng(looks), threads.Threads(3)
 

@@ -1,0 +1,118 @@
+"""Many steps in one compiled call of one thread, while others stand by to add up records (`assisted_sum`)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+
+from pymc_dpvi.engine.assisted_sum import AssistedSum, dismiss, new_board
+from pymc_dpvi.engine.compile_cache import shared
+from pymc_dpvi.engine.local_sum import LocalSum
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
+from pymc_dpvi.engine.multistep import Chunk
+from pymc_dpvi.engine.threads import Threads, ring
+
+__all__ = ["AssistedChunk"]
+
+#: Seconds that a helper sleeps between two looks when nothing has come for long.
+_NAP = 5e-5
+#: How often it looks then.
+_GLANCE = 1 << 8
+
+
+class AssistedChunk(Chunk):
+    """As `Chunk`, with each sum made by `cores` threads."""
+
+    def __init__(
+        self,
+        per_step: Sequence[Variable],
+        fixed: Sequence[Variable],
+        updates: Mapping[SharedVariable, Variable],
+        compile_kwargs: Mapping[str, Any],
+        row: Variable | None = None,
+        width: int = 0,
+        *,
+        cores: int,
+    ) -> None:
+        self._threads, self._board = Threads(cores), new_board(cores - 1)
+        self._stand_by: Callable[[np.ndarray, int, int, int], bool]
+        board, left = pt.lmatrix("board"), [] if row is None else [row]
+        *new, row = *_with_helpers([*updates.values(), *left], per_step[0], board), row
+        if left:
+            row = new.pop()
+        updates = dict(zip(updates, new, strict=True))
+        super().__init__(per_step, [*fixed, board], updates, compile_kwargs, row=row, width=width)
+
+    def rest(self) -> None:
+        """End the threads, until the next step."""
+        self._threads.close()
+
+    def __call__(self, *arrays: Any) -> np.ndarray:
+        """Make the steps; see `Chunk`."""
+        caller, helpers = threading.get_ident(), itertools.count()
+        make = super().__call__
+        self._board[:] = 0
+
+        def work(bells: np.ndarray) -> np.ndarray | None:
+            if threading.get_ident() != caller:
+                self._help(next(helpers))
+                return None
+            try:
+                ring(bells)
+                return make(*arrays, self._board)
+            finally:
+                dismiss(self._board)
+
+        rows = self._threads.each(work, self._threads.cores)[0]
+        assert rows is not None
+        return rows
+
+    def _help(self, number: int) -> None:
+        """Take part in sums until dismissed."""
+        row, looks = self._board[number], self._threads.looks
+        awake = looks
+        while not self._stand_by(row, number + 1, looks, awake):
+            time.sleep(_NAP)
+            looks = min(awake, _GLANCE)
+
+    def _compiled(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        compile_kwargs: Mapping[str, Any],
+        key: str | None,
+        name: Hashable | None,
+    ) -> Callable[..., Any]:
+        """Compile a step and what helpers do, or take those of an equal graph."""
+
+        def compiled() -> tuple[Any, Any]:
+            (node,) = _nodes(outputs, AssistedSum)
+            self._compile_step(inputs, outputs, compile_kwargs)
+            both = self._loop_of_numba(inputs, key, nogil=True), node.op.stand_by(node)
+            node.op.forget()
+            return both
+
+        loop, self._stand_by = shared(name, compiled)
+        return loop  # type: ignore[no-any-return]
+
+
+def _nodes(outputs: Sequence[Variable], *kinds: type[Op]) -> set[Apply]:
+    return {v.owner for v in ancestors(outputs) if v.owner is not None and isinstance(v.owner.op, kinds)}
+
+
+def _with_helpers(outputs: Sequence[Variable], indices: Variable, board: Variable) -> list[Variable]:
+    """Let helpers take part in the sum of a step."""
+    (node,) = _nodes(outputs, MicrobatchedSum, LocalSum)
+    swap = {node.outputs[0]: AssistedSum.of(node, indices, board)}
+    return list(graph_replace(list(outputs), swap, strict=False))
