@@ -68,8 +68,8 @@ def _offer(board: np.ndarray, task: int) -> None:  # pragma: no cover
 
 
 @kernel(nogil=True)
-def _withdraw(board: np.ndarray, total: np.ndarray, others: np.ndarray) -> bool:  # pragma: no cover
-    """End what was offered, add to `total` what helpers have, and return whether none of them failed."""
+def _withdraw(board: np.ndarray) -> bool:  # pragma: no cover
+    """End what was offered, wait for helpers that have begun, and return whether none of them failed."""
     fine = True
     for k in range(len(board)):
         if exchange(board[k], _OFFERED, _IDLE):
@@ -80,7 +80,6 @@ def _withdraw(board: np.ndarray, total: np.ndarray, others: np.ndarray) -> bool:
             if looks > _LOOKS:
                 give_way()
         fine = fine and load(board[k]) != _FAILED
-        total += others[k]
     return fine
 
 
@@ -168,11 +167,11 @@ class AssistedSum(Op):
                 "    if cuts.size > 2:",
                 "        offer(board, task.ctypes.data)",
                 "    fine = work(task.ctypes.data, 0)",
-                "    fine = withdraw(board, totals[0], totals[1:]) and fine",
+                "    fine = withdraw(board) and fine",
                 # numba lets go of an array after its last use: here.
                 f"    if not fine or {' + '.join(f'{a}.size' for a in kept)} + task.size < 0:",
                 "        raise RuntimeError('adding up records raised')",
-                "    return release_of(totals[0], noise, number.item())",
+                "    return release_of(totals, noise, number.item())",
             ]
         )
         scope = {

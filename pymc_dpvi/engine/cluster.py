@@ -143,13 +143,13 @@ class OnWorkers:
         self._calls = itertools.count()
         self._processor = ""
 
-    def sum(self, batch: Batch) -> np.ndarray:
-        """Return the sum over the batch; see `Executor.sum`. Its records, made-up rows, are not used."""
+    def sums(self, batch: Batch) -> np.ndarray:
+        """Return the sum over the batch; see `Executor.sums`. Its records, made-up rows, are not used."""
         failed = ""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Dask's quote how much is sent, and so how large a batch is
-                return self._sum(batch)
+                return self._sum(batch)[None]
         except WorkersError:
             self._cluster.release()
             raise

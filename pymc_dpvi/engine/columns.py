@@ -121,7 +121,10 @@ class _Loop:
             on_unused_input="ignore",
             **compile_kwargs,
         )
-        self._function = _compiled(function, self._is_long, [v.type.ndim for v in by_piece])
+        long_axes = [
+            piece.type.ndim if long else 0 for piece, long in zip(pieces.values(), self._is_long, strict=True)
+        ]
+        self._function = _compiled(function, long_axes, [v.type.ndim for v in by_piece])
 
     def __call__(self, threads: Threads, values: Sequence[Any]) -> list[np.ndarray]:
         """Return the vectors."""
@@ -247,13 +250,20 @@ def _without_ones(array: np.ndarray) -> np.ndarray:
     return array[0] if array.ndim == 2 and len(array) == 1 else array
 
 
-def _compiled(function: Any, long: Sequence[bool], ndims: Sequence[int]) -> Callable[..., None]:
-    """Compile the loop over pieces and what it computes, as a function that does not hold Python's lock."""
+#: Source that takes a piece of an input, contiguous, by the number of its axes; 0 if it is none with columns.
+_CUT = {0: "", 1: "[a:b]", 2: "[:, a:b].copy()"}
+
+
+def _compiled(function: Any, long_axes: Sequence[int], ndims: Sequence[int]) -> Callable[..., None]:
+    """Compile the loop over pieces and what it computes, as a function that does not hold Python's lock.
+
+    `long_axes` has the number of axes of each input with columns, 0 for the others; `ndims` are the outputs'.
+    """
     step, step_key = numba_funcify_and_cache_key(function.maker.fgraph)
-    given = [f"x{k}" for k in range(len(long))]
+    given = [f"x{k}" for k in range(len(long_axes))]
     made = [f"o{k}" for k in range(len(ndims))]
     new = [f"n{k}" for k in range(len(ndims))]
-    cut = [f"{x}[..., a:b].copy()" if is_long else x for x, is_long in zip(given, long, strict=True)]
+    cut = [x + _CUT[axes] for x, axes in zip(given, long_axes, strict=True)]
     store = []
     for o, n, ndim in zip(made, new, ndims, strict=True):
         rows = "    " * (ndim - 1)

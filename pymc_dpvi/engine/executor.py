@@ -11,21 +11,17 @@ from typing import Protocol
 
 import numpy as np
 
-from pymc_dpvi.engine.lattice_sums import no_sum
 from pymc_dpvi.engine.pieces import Batch, PieceSum
-from pymc_dpvi.engine.threads import Threads, ring
+from pymc_dpvi.engine.threads import NOBODY, Threads, ring
 
 __all__ = ["Executor", "OnThreads"]
-
-#: Columns of a sum that one thread adds to another's at a time.
-_COLUMNS = 1 << 16
 
 
 class Executor(Protocol):
     """What a step needs of the one who adds up."""
 
-    def sum(self, batch: Batch) -> np.ndarray:
-        """Return the sum over a batch, (2, size), int64, without noise: it must not leave."""
+    def sums(self, batch: Batch) -> np.ndarray:
+        """Return the sum over a batch in parts, (parts, 2, size), int64, without noise: it must not leave."""
 
     def close(self) -> None:
         """Let go of workers, until the next sum."""
@@ -37,28 +33,20 @@ class OnThreads:
     def __init__(self, piece_sum: PieceSum, threads: Threads) -> None:
         self.piece_sum, self.threads = piece_sum, threads
 
-    def sum(self, batch: Batch) -> np.ndarray:
-        """Return the sum over the batch; see `Executor.sum`."""
+    def sums(self, batch: Batch) -> np.ndarray:
+        """Return the sum of each thread; see `Executor.sums`."""
         cuts, turns = self.piece_sum.cuts(batch.indices), np.zeros(1, dtype=np.int64)
+        sums = np.empty((min(self.threads.cores, cuts.size - 1), 2, batch.size), dtype=np.int64)
+        rest = iter(sums)
 
-        def work(bells: np.ndarray) -> np.ndarray:
-            total = no_sum(batch.size)
-            self.piece_sum(batch, cuts, turns, total, bells)
-            return total
+        def work(bells: np.ndarray) -> None:
+            ring(bells)
+            own = next(rest)
+            own.fill(0)
+            self.piece_sum(batch, cuts, turns, own, NOBODY)
 
-        total, *others = self.threads.each(work, cuts.size - 1)
-        if others:
-            columns = iter(range(0, batch.size, _COLUMNS))  # one thread at a time asks it for the next
-
-            def add(bells: np.ndarray) -> None:
-                ring(bells)
-                for first in columns:
-                    own = slice(first, first + _COLUMNS)
-                    for other in others:
-                        total[:, own] += other[:, own]
-
-            self.threads.each(add, -(-batch.size // _COLUMNS))
-        return total
+        self.threads.each(work, len(sums))
+        return sums
 
     def close(self) -> None:
         """Do nothing: the threads are the step's."""

@@ -22,7 +22,7 @@ import numpy as np
 from pymc_dpvi.mechanism.limits import LARGEST_SUM
 from pymc_dpvi.numba_cache import kernel
 
-__all__ = ["add_on_lattice", "no_sum", "release_of"]
+__all__ = ["add_on_lattice", "no_sum", "release_into", "release_of"]
 
 #: Spacings in a unit of a, and units of b in a spacing.
 _WHOLE, _PARTS = 19, 20
@@ -56,11 +56,23 @@ def add_on_lattice(
 
 
 @_kernel
-def release_of(total: np.ndarray, noise: np.ndarray, spacing: float) -> np.ndarray:  # pragma: no cover
-    """Round a sum to the lattice, add the noise in integers, and return the release in float64."""
-    out = np.empty(noise.size)
-    for j in range(noise.size):
-        rounded = (total[1, j] + (1 << (_PARTS - 1))) >> _PARTS
-        whole = min(max(total[0, j], -_FAR), _FAR) << _WHOLE
+def release_into(
+    sums: np.ndarray, noise: np.ndarray, spacing: float, out: np.ndarray, begin: int, end: int
+) -> None:  # pragma: no cover
+    """Add up some columns of sums, round them to the lattice, and add the noise in integers."""
+    for j in range(begin, end):
+        high, low = sums[0, 0, j], sums[0, 1, j]
+        for k in range(1, len(sums)):
+            high += sums[k, 0, j]
+            low += sums[k, 1, j]
+        rounded = (low + (1 << (_PARTS - 1))) >> _PARTS
+        whole = min(max(high, -_FAR), _FAR) << _WHOLE
         out[j] = np.float64(min(max(whole + rounded, -_LARGEST), _LARGEST) + noise[j]) * spacing
+
+
+@_kernel
+def release_of(sums: np.ndarray, noise: np.ndarray, spacing: float) -> np.ndarray:  # pragma: no cover
+    """Add up sums, (parts, 2, size), as `release_into`, and return the release in float64."""
+    out = np.empty(noise.size)
+    release_into(sums, noise, spacing, out, 0, noise.size)
     return out

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from pymc_dpvi.engine.base_draws import BaseDraws
 from pymc_dpvi.engine.read_ahead import read_ahead
 from pymc_dpvi.engine.source_records import SourceRecords
 from pymc_dpvi.engine.step import PrivateStep
@@ -73,6 +75,7 @@ def iterate(
     longest = int(np.clip(_CHUNK_NUMBERS / numbers, 1, _CHUNK_STEPS))
     expected = mechanism.sampler.sampling_prob * (num_records if units is None else len(units.rows))
     steps_at_once = int(np.clip(_CHUNK_NUMBERS / max(1.0, expected), 1, longest))
+    drawer = BaseDraws(rng, longest, step.draw_shape)
     process = os.getpid()
     stride = 1
 
@@ -95,11 +98,18 @@ def iterate(
     with closing(drawn() if sources is None else read_ahead(drawn(), step, sources, expected)) as batches:
         for begin in range(0, n_steps, longest):
             first, end = begin, min(begin + longest, n_steps)
-            base_draws = rng.standard_normal((end - begin, *step.draw_shape)).astype(step.dtype)
+            if os.getpid() != process:  # where no thread reads ahead, and a batch would be waited for
+                raise PrivacyError(_FORKED)
+            base_draws, to_do = drawer.begun(end - begin)
+            coming: list[Draws] = []
+            if sources is None:  # otherwise the caller reads them
+                to_do.insert(0, partial(_take, batches, coming))
+            step.chunk.share_out(to_do)
+            base_draws = base_draws.astype(step.dtype, copy=False)
             while first < end:
-                if os.getpid() != process:  # where no thread reads ahead, and a batch would be waited for
+                if os.getpid() != process:
                     raise PrivacyError(_FORKED)
-                draws = next(batches)
+                draws = coming.pop() if coming else next(batches)
                 size = len(draws.noise)
                 own_draws = base_draws[first - begin : first - begin + size]
                 weights = _weights(first, size, n_steps)
@@ -122,9 +132,13 @@ def iterate(
                     if every and (done in (1, n_steps) or (before + done) % every == 0):
                         yield done
                 first += size
-            _check_finite(step.params, end)
+            step.chunk.share_out([partial(_check_finite, param, end) for param in step.params])
             if not every:
                 yield end
+
+
+def _take(batches: Iterator[Draws], to: list[Draws]) -> None:
+    to.append(next(batches))
 
 
 def _until_asked(done: int, every: int, before: int) -> int:
@@ -148,12 +162,11 @@ def _next_stride(steps: int, seconds: float) -> int:
     return int(np.clip(steps * _CALL_SECONDS / max(seconds, 1e-9), 1, 20 * steps))
 
 
-def _check_finite(params: Sequence[Any], i: int) -> None:
-    for param in params:
-        if not np.isfinite(param.get_value(borrow=True)).all():
-            raise FloatingPointError(
-                f"The variational parameters '{param.name}' became non-finite by step {i}: the noisy "
-                "gradient steps are too large for this model. Use a smaller learning rate "
-                "(obj_optimizer=pm.adam(learning_rate=...)), a smaller start_sigma, or a larger epsilon. "
-                f"{SCALE_PREDICTORS} What was planned has been charged."
-            )
+def _check_finite(param: Any, i: int) -> None:
+    if not np.isfinite(param.get_value(borrow=True)).all():
+        raise FloatingPointError(
+            f"The variational parameters '{param.name}' became non-finite by step {i}: the noisy "
+            "gradient steps are too large for this model. Use a smaller learning rate "
+            "(obj_optimizer=pm.adam(learning_rate=...)), a smaller start_sigma, or a larger epsilon. "
+            f"{SCALE_PREDICTORS} What was planned has been charged."
+        )

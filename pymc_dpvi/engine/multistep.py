@@ -116,6 +116,11 @@ class Chunk:
             variable.set_value(value, borrow=True)
         return np.asarray(rows)
 
+    def share_out(self, to_do: Sequence[Callable[[], object]]) -> None:
+        """Do all this, on such threads as there are."""
+        for do in to_do:
+            do()
+
     def rest(self) -> None:
         """Let go of what is needed while steps run."""
 

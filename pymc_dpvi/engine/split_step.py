@@ -4,8 +4,8 @@
 graph is cut in two at the noisy sum::
 
     shared   = before(state, base draws)               # what all records share, at released values
-    total    = executor.sum(records, shared, batch)    # integers, without noise: `executor`
-    released = round(total) + noise                    # `lattice_sums.release_of`
+    sums     = executor.sums(records, shared, batch)   # integers, without noise: `executor`
+    released = round(their total) + noise              # `lattice_sums.release_into`
     state    = after(released, state, base draws)
 
 So an executor may be threads, or processes on other machines. What comes after cannot read records, the
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,18 +31,20 @@ from pytensor.graph.traversal import ancestors, io_toposort
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.elemwise import Elemwise
 
+from pymc_dpvi.engine.atomics import take_turn
 from pymc_dpvi.engine.cluster import Cluster, OnWorkers
 from pymc_dpvi.engine.columns import InColumns, is_long_vector
 from pymc_dpvi.engine.compile_cache import shared
 from pymc_dpvi.engine.executor import Executor, OnThreads
-from pymc_dpvi.engine.lattice_sums import release_of
+from pymc_dpvi.engine.lattice_sums import release_into
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.pieces import Batch, PieceSum
-from pymc_dpvi.engine.threads import Threads
+from pymc_dpvi.engine.threads import Threads, ring
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.traversal import substituted
+from pymc_dpvi.numba_cache import kernel
 
 __all__ = ["SplitChunk", "has_long_vectors", "is_long"]
 
@@ -49,6 +52,9 @@ __all__ = ["SplitChunk", "has_long_vectors", "is_long"]
 _CANONICAL = optdb.query(
     RewriteDatabaseQuery(include=["ShapeOpt", "canonicalize"], exclude=["local_subtensor_of_batch_dims"])
 )
+
+#: Columns of a release that a thread computes at a time.
+_COLUMNS = 1 << 14
 
 #: Numbers of a batch's gradients from which on threads were measured to gain (`benchmarks/scale.py`).
 _LONG = 1 << 18
@@ -83,6 +89,24 @@ class SplitChunk(Chunk):
         self.executor: Executor
         super().__init__(*args, **kwargs)
 
+    def _release_of(self, sums: np.ndarray, noise: np.ndarray, spacing: float) -> np.ndarray:
+        """Add up the sums and the noise, on the threads."""
+        released, turns = np.empty(noise.size), np.zeros(1, dtype=np.int64)
+        work = partial(_release_into, sums, noise, spacing, released, turns)
+        self.threads.each(work, -(-noise.size // _COLUMNS))
+        return released
+
+    def share_out(self, to_do: Sequence[Callable[[], object]]) -> None:
+        """Do all this on the threads."""
+        rest = iter(to_do)  # one thread at a time asks it for the next
+
+        def work(bells: np.ndarray) -> None:
+            ring(bells)
+            for do in rest:
+                do()
+
+        self.threads.each(work, len(to_do))
+
     def rest(self) -> None:
         """End the threads, until the next step."""
         self.executor.close()
@@ -111,11 +135,27 @@ class SplitChunk(Chunk):
             given, handed = around.before(self.threads, *(values[k] for k in cut.of_before))
             given = [np.ascontiguousarray(v) if np.ndim(v) else v for v in given]
             records = [values[k] for k in cut.records]
-            total = self.executor.sum(Batch(records, given, batch, spacing, noise.size))
-            released = release_of(total, noise, spacing.item())
+            sums = self.executor.sums(Batch(records, given, batch, spacing, noise.size))
+            released = self._release_of(sums, noise, spacing.item())
             return around.after(self.threads, released, *handed, *(values[k] for k in cut.of_after))
 
         return lambda *arrays: self._many(step, *arrays)
+
+
+@kernel(nogil=True)
+def _release_into(
+    sums: np.ndarray,
+    noise: np.ndarray,
+    spacing: float,
+    released: np.ndarray,
+    turns: np.ndarray,
+    bells: np.ndarray,
+) -> None:  # pragma: no cover
+    ring(bells)
+    begin = take_turn(turns) * _COLUMNS
+    while begin < noise.size:
+        release_into(sums, noise, spacing, released, begin, min(begin + _COLUMNS, noise.size))
+        begin = take_turn(turns) * _COLUMNS
 
 
 class _Cut:

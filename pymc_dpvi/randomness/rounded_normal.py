@@ -68,7 +68,7 @@ _PIECE = 1 << 14
 
 _REJECT, _ACCEPT, _UNDECIDED = 0, 1, 2
 
-_kernel = kernel(fastmath=False)
+_kernel = kernel(fastmath=False, nogil=True)
 
 
 def exp_bounds(numerator: int, shift: int, bits: int) -> tuple[int, int]:
