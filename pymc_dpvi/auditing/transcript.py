@@ -7,7 +7,7 @@ coordinate, of every block of parameters, and of every other step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -56,6 +56,14 @@ class LoopStep:
                 self.batches.append(np.array(indices[offsets[t] : offsets[t + 1]]))
             else:
                 self.released.append(self._probe.release(noise[t], epsilon[t]))
+
+    def share_out(self, to_do: Sequence[Callable[[], object]]) -> None:
+        """Do all this, on the threads that a step has."""
+        if self._probe is not None:
+            self._probe.step.share_out(to_do)
+        else:
+            for do in to_do:
+                do()
 
     def run(
         self,

@@ -74,7 +74,10 @@ class AssistedChunk(Chunk):
             finally:
                 dismiss(self._board)
 
-        rows = self._threads.each(work, self._threads.cores)[0]
+        try:
+            rows = self._threads.each(work, self._threads.cores)[0]
+        finally:
+            dismiss(self._board)  # if an interrupt came before the caller's own work
         assert rows is not None
         return rows
 

@@ -240,6 +240,8 @@ _SCOPE = {
     "DISMISSED": _DISMISSED,
     "TASK": _TASK,
     "BEGUN": BEGUN,
+    "OFTEN": 1 << 10,
+    "give_way": give_way,
 }
 _STAND_BY = """\
 def stand_by(row, number, looks, awake):
@@ -252,6 +254,8 @@ def stand_by(row, number, looks, awake):
         elif state == DISMISSED:
             return True
         looks -= 1
+        if looks % OFTEN == 0:
+            give_way()
     return False
 """
 

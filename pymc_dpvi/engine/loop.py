@@ -104,7 +104,7 @@ def iterate(
             coming: list[Draws] = []
             if sources is None:  # otherwise the caller reads them
                 to_do.insert(0, partial(_take, batches, coming))
-            step.chunk.share_out(to_do)
+            step.share_out(to_do)
             base_draws = base_draws.astype(step.dtype, copy=False)
             while first < end:
                 if os.getpid() != process:
@@ -132,7 +132,7 @@ def iterate(
                     if every and (done in (1, n_steps) or (before + done) % every == 0):
                         yield done
                 first += size
-            step.chunk.share_out([partial(_check_finite, param, end) for param in step.params])
+            step.share_out([partial(_check_finite, param, end) for param in step.params])
             if not every:
                 yield end
 

@@ -90,6 +90,12 @@ _ALONE = 144
 _LARGE = 1 << 15
 
 
+_AROUND = (
+    "The graph of the private step reads the records around their noisy sum. Please report the model to "
+    "pymc_dpvi. Nothing is spent."
+)
+
+
 class MicrobatchedSum(Op):
     """Noisy sum of clipped gradients of records: the only operation in which records are added up.
 
@@ -212,6 +218,9 @@ class MicrobatchedSum(Op):
         return function, key
 
 
+_SUMS = MicrobatchedSum, LocalSum
+
+
 @register_funcify_and_cache_key(MicrobatchedSum)
 def _numba_microbatched_sum(op: MicrobatchedSum, node: Apply, **kwargs: Any) -> Any:
     function, key = op.for_numba(node)
@@ -266,6 +275,7 @@ def in_microbatches(
         If the graphs depend on the data otherwise than through the batch.
     """
     swap: dict[Variable, Variable] = {}
+    of_batch: list[Variable] = []
     for variable in ancestors(outputs):
         node = variable.owner
         if node is None or not isinstance(node.op, PrivateSum):
@@ -273,6 +283,7 @@ def in_microbatches(
         mark = node.op
         end = mark.num_arrays + mark.num_terms
         arrays, rest = node.inputs[: mark.num_arrays], node.inputs[end:]
+        of_batch += rest[:2]  # their number, and the noise
         value, *terms = node.inputs[mark.num_arrays : end] or [None]
         width = sum(math.prod(n or 1 for n in a.type.shape[1:]) for a in arrays)
         large = any(_entries(form, own) > _LARGE for form, own in _by_form(mark.layout, arrays))
@@ -309,7 +320,14 @@ def in_microbatches(
             functions = (per_record, names[0]), (derivatives, names[1])
             op = LocalSum(mark, *functions, len(data), len(every), length, keys, width)
             swap[variable] = op(*data, *every, *which, *rest)
-    return list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
+    if not swap:
+        return list(outputs)
+    new = list(graph_replace(list(outputs), swap, strict=False))
+    inside = [*data, *([] if indices is None else [indices]), *of_batch]
+    sums = [v for v in ancestors(new) if v.owner is not None and isinstance(v.owner.op, _SUMS)]
+    if not set(inside).isdisjoint(ancestors(new, blockers=sums)):
+        raise PrivacyError(_AROUND)
+    return new
 
 
 def rows_function(
@@ -360,10 +378,7 @@ def _entries(form: Form, arrays: Sequence[Variable]) -> int:
 def _refuse_records(shared: Iterable[Variable], kept: Sequence[Variable]) -> None:
     """Raise if what all records share depends on records: a record's row would depend on others."""
     if not set(kept).isdisjoint(ancestors(list(shared))):
-        raise PrivacyError(
-            "The graph of the private step reads the records around the batch, so that it cannot be taken "
-            "apart into microbatches. Please report the model to pymc_dpvi. Nothing is spent."
-        )
+        raise PrivacyError(_AROUND)
 
 
 def _shared_by_rows(arrays: Sequence[Variable], batch: Sequence[Variable]) -> list[Variable]:

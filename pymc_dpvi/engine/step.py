@@ -261,6 +261,11 @@ class PrivateStep:
             kind, text = self.failed
             raise kind(text)
 
+    def share_out(self, to_do: Sequence[Callable[[], object]]) -> None:
+        """Do all this, on the threads if a step has long vectors."""
+        with silence():
+            self.chunk.share_out(to_do)
+
     def rest(self) -> None:
         """Let go of threads, until the next step."""
         self.chunk.rest()

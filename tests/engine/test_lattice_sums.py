@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pymc_dpvi.engine.clipping import round_and_add
-from pymc_dpvi.engine.lattice_sums import add_on_lattice, no_sum, release_of
+from pymc_dpvi.engine.lattice_sums import add_on_lattice, no_sum, release_into, release_of
 from pymc_dpvi.mechanism.limits import LARGEST_SUM, PIECE_RECORDS, TALLY_COLUMNS
 from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.sampling import PoissonSampler
@@ -69,7 +69,7 @@ def test_the_release_is_the_rounded_sum_and_the_noise() -> None:
     for _ in range(50):
         total = added(pieces(rng, 7, 3), 3)
         noise = rng.integers(-(2**43), 2**43, size=3 + TALLY_COLUMNS)
-        released = [Fraction(float(r)) / Fraction(UNIT) for r in release_of(total, noise, UNIT)]
+        released = [Fraction(float(r)) / Fraction(UNIT) for r in release_of(total[None], noise, UNIT)]
         for found, exact, x in zip(released, value(total), noise, strict=True):
             # An odd half is rounded up; then the sum becomes a float64.
             rounded = int((exact + Fraction(1, 2)) // 1) + int(x)
@@ -81,8 +81,19 @@ def test_one_piece_is_released_as_by_a_step_in_one_call() -> None:
     for high, low, tally in pieces(rng, 100, 3):
         noise = rng.integers(-(2**43), 2**43, size=3 + TALLY_COLUMNS)
         one = round_and_add(high, low, tally, noise, UNIT)
-        other = release_of(added([(high, low, tally)], 3), noise, UNIT)
+        other = release_of(added([(high, low, tally)], 3)[None], noise, UNIT)
         assert np.allclose(one, other, rtol=2**-50, atol=1.01 * UNIT)
+
+
+def test_a_release_adds_up_what_several_have() -> None:
+    rng = np.random.default_rng(5)
+    some = pieces(rng, 9, 4)
+    noise = rng.integers(-(2**43), 2**43, size=4 + TALLY_COLUMNS)
+    parts = np.stack([added(some[k::3], 4) for k in range(3)])
+    assert np.array_equal(release_of(parts, noise, UNIT), release_of(added(some, 4)[None], noise, UNIT))
+    out = np.zeros(noise.size)
+    release_into(parts, noise, UNIT, out, 2, 5)
+    assert np.array_equal(out[2:5], release_of(parts, noise, UNIT)[2:5]) and not out[[0, 1, 5, 6]].any()
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -93,11 +104,11 @@ def test_a_sum_is_held_inside_64_bits(sign: int) -> None:
     for _ in range(2**10):
         add_on_lattice(most, nothing, none, UNIT, total)
     for noise in (-(12 * 2**40), 0, 12 * 2**40):
-        (released,) = release_of(total, np.array([noise]), UNIT)
+        (released,) = release_of(total[None], np.array([noise]), UNIT)
         assert released == float(sign * 2**62 + noise) * UNIT
     # Just inside, whichever of the two integers brings it there.
     total[:, 0] = sign * 2**43, -sign * 2**39 * 2**10
-    (released,) = release_of(total, np.zeros(1, np.int64), UNIT)
+    (released,) = release_of(total[None], np.zeros(1, np.int64), UNIT)
     assert released == float(sign * (2**62 - 2**29)) * UNIT
 
 

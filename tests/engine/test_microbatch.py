@@ -190,8 +190,32 @@ def test_records_that_do_not_come_with_the_batch_are_refused(around: Callable[[A
     x, indices, noise = pytensor.shared(np.ones((7, 2)), shape=(None, 2)), pt.lvector(), pt.lvector()
     batch = x[indices]
     release = private_sum([Block(batch * around(x, indices))], noise, 1.0, np.asarray(UNIT), indices.size)
-    with pytest.raises(PrivacyError, match="around the batch"):
+    with pytest.raises(PrivacyError, match="around their noisy sum"):
         in_microbatches([release], [batch], [x], indices, {"mode": "PYTHON"})
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        lambda x, indices, noise, count: x.sum(),
+        lambda x, indices, noise, count: indices[0],
+        lambda x, indices, noise, count: noise.sum(),
+        lambda x, indices, noise, count: count,
+    ],
+)
+def test_what_comes_beside_the_sum_is_refused(beside: Callable[..., Any]):
+    x, indices, noise, count = (
+        pytensor.shared(np.ones((7, 2)), shape=(None, 2)),
+        pt.lvector(),
+        pt.lvector(),
+        pt.lscalar(),
+    )
+    batch = x[indices]
+    release = private_sum([Block(batch)], noise, 1.0, np.asarray(UNIT), count)
+    given = [batch], [x], indices, {"mode": "PYTHON"}
+    in_microbatches([release, release * 2.0], *given)
+    with pytest.raises(PrivacyError, match="around their noisy sum"):
+        in_microbatches([release, release * beside(x, indices, noise, count)], *given)
 
 
 def test_a_copy_of_the_rows_graph_holds_the_batch_itself():

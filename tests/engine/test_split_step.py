@@ -8,13 +8,23 @@ import time
 from functools import partial
 from typing import Any
 
+import numba
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_dpvi import DPADVI, ArgumentError, audit
-from pymc_dpvi.engine import executor, lattice_sums, split_step, threads
+from pymc_dpvi import DPADVI, ArgumentError, audit, numba_cache
+from pymc_dpvi.engine import (
+    assisted_chunk,
+    assisted_sum,
+    atomics,
+    lattice_sums,
+    pieces,
+    split_step,
+    step,
+    threads,
+)
 from pymc_dpvi.engine.pieces import PieceSum, cuts_of_persons
 from pymc_dpvi.errors import ModelEvaluationError, PrivacyError
 from pymc_dpvi.numba_cache import kernel
@@ -88,11 +98,47 @@ SLOW = {"vanilla", "network", "some rows of persons"}
 QUICK = {"outer", "persons"}
 
 
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take steps in parts, as those with long vectors are (`split_step`)."""
+    monkeypatch.setattr(step, "has_long_vectors", lambda _: True)
+
+
+def boards(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """Keep the boards of helpers."""
+    made = []
+
+    def kept(helpers: int) -> np.ndarray:
+        made.append(assisted_sum.new_board(helpers))
+        return made[-1]
+
+    monkeypatch.setattr(assisted_chunk, "new_board", kept)
+    return made
+
+
+@pytest.mark.turns
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[pytest.mark.zoo] if name in SLOW else []) for name in CASES]
+)
+def test_any_number_of_helpers_gives_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, kwargs = CASES[case]
+    monkeypatch.setattr(pieces, "_NUMBERS", 1)  # the shortest pieces, so that there are many
+    one, found = fitted(build, 1, **kwargs), boards(monkeypatch)
+    for cores in (2, 3):
+        for _ in range(100):  # a helper may come late to a fit
+            for a, b in zip(one, fitted(build, cores, **kwargs), strict=True):
+                assert np.array_equal(a, b)
+            if found[-1][:, assisted_sum.BEGUN].sum() > 0:
+                break
+        else:
+            raise AssertionError("no helper has taken part")
+
+
 @pytest.mark.turns
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[pytest.mark.zoo] if name in SLOW else []) for name in CASES]
 )
 def test_any_number_of_threads_gives_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_parts(monkeypatch)
     build, kwargs = CASES[case]
     used = set()
     add_up = PieceSum.__call__
@@ -108,7 +154,6 @@ def test_any_number_of_threads_gives_the_same(case: str, monkeypatch: pytest.Mon
         used.add(threading.get_ident())
 
     monkeypatch.setattr(PieceSum, "__call__", watched)
-    monkeypatch.setattr(executor, "_COLUMNS", 3)  # the threads' sums are added up by several, too
     cores = 1
     one = fitted(build, 1, **kwargs)
     assert used == {threading.get_ident()}
@@ -122,9 +167,13 @@ def test_any_number_of_threads_gives_the_same(case: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.zoo]) for name in CASES]
 )
-def test_threads_give_what_one_call_gives(case: str) -> None:
+def test_threads_give_what_one_call_gives(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, kwargs = CASES[case]
-    for a, b in zip(fitted(build, 2, **kwargs), fitted(build, None, **kwargs), strict=True):
+    helped = fitted(build, 2, **kwargs)
+    for a, b in zip(helped, fitted(build, None, **kwargs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+    in_parts(monkeypatch)
+    for a, b in zip(helped, fitted(build, 2, **kwargs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -143,6 +192,7 @@ def test_pieces_of_persons_end_with_a_person() -> None:
 
 @pytest.mark.turns
 def test_an_error_in_a_thread_ends_all_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_parts(monkeypatch)
     with pm.Model():
         outer()
         method = DPADVI(noise_multiplier=0.8, delta=1e-6, sampling_prob=0.9, insecure_noise_seed=5)
@@ -166,7 +216,8 @@ def test_an_error_in_a_thread_ends_all_and_says_nothing(monkeypatch: pytest.Monk
 
 
 @pytest.mark.turns
-def test_what_comes_after_the_sum_cannot_read_the_records() -> None:
+def test_what_comes_after_the_sum_cannot_read_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_parts(monkeypatch)
     with pm.Model() as model:
         outer()
         data = model["x"]
@@ -182,9 +233,8 @@ def test_what_comes_after_the_sum_cannot_read_the_records() -> None:
             caught.append(1)
             super().__init__(inputs, outputs)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split_step, "_Cut", Spying)
-        method.fit(3, progressbar=False, cores=1, backend="numba")
+    monkeypatch.setattr(split_step, "_Cut", Spying)
+    method.fit(3, progressbar=False, cores=1, backend="numba")
     assert caught
 
 
@@ -236,18 +286,26 @@ def test_fits_in_several_threads_share_what_is_compiled() -> None:
             assert np.array_equal(a.get_value(), b.get_value())
 
 
+@numba.njit
+def _too_little(sums: Any, noise: Any, spacing: float) -> Any:  # pragma: no cover
+    return lattice_sums.release_of(sums, noise // 2, spacing)
+
+
 @pytest.mark.turns
 def test_an_audit_looks_at_the_sums_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     with pm.Model():
         outer()
         method = DPADVI(epsilon=1.0, delta=1e-6)
     assert audit(method=method, runs=400, cores=2, random_seed=1).passed
-    add = lattice_sums.release_of
-
-    def too_little(total: np.ndarray, noise: np.ndarray, spacing: float) -> np.ndarray:
-        return add(total, noise // 2, spacing)
-
-    monkeypatch.setattr(split_step, "release_of", too_little)
+    # Other sources have other keys, so what is kept on the disk and in the process is not found.
+    monkeypatch.setattr(numba_cache, "_SOURCES", f"with too little noise, {time.time()}")
+    monkeypatch.setattr(assisted_sum, "release_of", _too_little)
+    assert not audit(method=method, runs=400, cores=2, random_seed=1).passed
+    monkeypatch.undo()
+    in_parts(monkeypatch)
+    assert audit(method=method, runs=400, cores=2, random_seed=1).passed
+    add = split_step.SplitChunk._release_of
+    monkeypatch.setattr(split_step.SplitChunk, "_release_of", lambda self, s, n, u: add(self, s, n // 2, u))
     assert not audit(method=method, runs=400, cores=2, random_seed=1).passed
 
 
@@ -351,12 +409,12 @@ def test_threads_share_work_and_hand_on_what_is_raised(looks: int, monkeypatch: 
 @kernel(nogil=True)
 def _take_all(turns: Any, times: Any, load: Any, bells: Any) -> None:  # pragma: no cover
     threads.ring(bells)
-    x, k = 0.5, threads.take_turn(turns)
+    x, k = 0.5, atomics.take_turn(turns)
     while k < times.size:
         for _ in range(load):
             x = 3.9 * x * (1.0 - x)
         times[k] += 1 if x < 2.0 else 2
-        k = threads.take_turn(turns)
+        k = atomics.take_turn(turns)
 
 
 @pytest.mark.parametrize("looks", [1, 1000, 1 << 20])
