@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=250, help="more than 200 are compiled")
     parser.add_argument("--method", choices=["dpadvi", "advi"], default="dpadvi")
     parser.add_argument("--backend", choices=["numba", "c", "jax", "python"])
+    parser.add_argument("--json", type=Path, help="a file for the MiB after some numbers of fits")
     parser.add_argument("--draws", type=int, default=10, help="draws from each; 0 for none")
     args = parser.parse_args()
-    start = 0.0
+    start, found = 0.0, {}
     for number in range(1, args.fits + 1):
         with model(number):
             method: Any = "advi"
@@ -57,9 +59,11 @@ def main() -> None:
         del approx, method
         if number in (3, 10, 30, 100, 300, 1000) or number == args.fits:
             gc.collect()
-            now = resident()
+            now = found[number] = resident()
             start = start or now
             print(f"after {number:4d} fits {now:7.0f} MiB, grown by {now - start:6.1f}", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ memory as long as nobody else asks for that memory; so both the peak of all and 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -63,7 +64,7 @@ class Peak(threading.Thread):
 
 
 def fit(folder: Path, where: str, n_steps: int, sampling_prob: float | None) -> None:
-    """Fit, and print memory and time of a step."""
+    """Fit; print memory and time of a step, and leave them in the folder."""
     import pymc as pm
 
     from pymc_dpvi import DPADVI
@@ -108,6 +109,36 @@ def fit(folder: Path, where: str, n_steps: int, sampling_prob: float | None) -> 
         f"{peak.most / 2**20:,.0f} MiB, {before / 2**20:,.0f} MiB before the method was made",
         flush=True,
     )
+    found = {"seconds a step": step, "bytes of its own": peak.most, "bytes": peak_bytes()}
+    (folder / f"{where}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def measured(
+    num_records: int,
+    n_steps: int = 2000,
+    sampling_prob: float | None = None,
+    in_memory: bool = True,
+    parent: Path | None = None,
+) -> dict[str, dict[str, float]]:
+    """Write records to a temporary folder and fit them, each in a process of its own; return what was found."""
+    folder = Path(tempfile.mkdtemp(dir=parent))
+    try:
+        start = time.perf_counter()
+        write(folder, num_records)
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        print(
+            f"{num_records:,} records, {size / 2**30:.2f} GiB, written in {time.perf_counter() - start:.0f} s"
+        )
+        found = {}
+        for where in ("disk", "memory")[: 1 + in_memory]:
+            chosen = ["--steps", str(n_steps), "--folder", str(folder), "--fit", where]
+            if sampling_prob is not None:
+                chosen += ["--sampling-prob", str(sampling_prob)]
+            subprocess.run([sys.executable, __file__, *chosen], check=True)
+            found[where] = json.loads((folder / f"{where}.json").read_text(encoding="utf-8"))
+        return found
+    finally:
+        shutil.rmtree(folder)
 
 
 def main() -> None:
@@ -128,22 +159,8 @@ def main() -> None:
         return
     one_thread_each()
     num_records = 100_000_000 if args.full else args.records
-    folder = Path(tempfile.mkdtemp(dir=args.folder))
-    try:
-        start = time.perf_counter()
-        write(folder, num_records)
-        size = sum(path.stat().st_size for path in folder.iterdir())
-        print(
-            f"{num_records:,} records, {size / 2**30:.2f} GiB, written in {time.perf_counter() - start:.0f} s"
-        )
-        in_memory = num_records <= 20_000_000 if args.in_memory is None else args.in_memory
-        for where in ("disk", "memory")[: 1 + in_memory]:
-            chosen = ["--steps", str(args.steps), "--folder", str(folder), "--fit", where]
-            if args.sampling_prob is not None:
-                chosen += ["--sampling-prob", str(args.sampling_prob)]
-            subprocess.run([sys.executable, __file__, *chosen], check=True)
-    finally:
-        shutil.rmtree(folder)
+    in_memory = num_records <= 20_000_000 if args.in_memory is None else args.in_memory
+    measured(num_records, args.steps, args.sampling_prob, in_memory, args.folder)
 
 
 if __name__ == "__main__":

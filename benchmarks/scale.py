@@ -1,4 +1,4 @@
-"""Steps on several threads and on a cluster, as ratios to a step on one thread, all in one run.
+"""Steps on several threads, on a cluster and from the disk, as ratios, and what a process keeps of a fit.
 
 ``python benchmarks/scale.py`` measures
 
@@ -8,10 +8,13 @@
   takes the same steps. Two processes share no work, no lock and no barrier, so their gain, twice the seconds
   alone over the seconds beside another, is the most that two threads could gain;
 * *cluster*: seconds of a step with ``client=`` on two workers of a ``LocalCluster``, and on one thread, for
-  batches of different sizes: what a round costs, and from which size on two workers are faster.
+  batches of different sizes: what a round costs, and from which size on two workers are faster;
+* *disk*: seconds of a step with 10^7 records of 20 columns in a file that is mapped, and in memory, and the
+  memory that the process held (``out_of_memory.py``, whose ``--full`` has 10^8);
+* *growth*: how much a process grows with 1,000 fits of one model (``memory_of_fits.py``).
 
-It takes ten minutes on two cores, on which nothing else should run, and writes ``figures/scale.json``.
-``out_of_memory.py`` has records on the disk. ``--only threads`` and ``--only cluster`` measure a part.
+It takes half an hour on two cores, on which nothing else should run. ``--only`` measures one of them, and
+``--write`` writes ``figures/scale.json``.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +36,7 @@ from unittest.mock import patch
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+from out_of_memory import measured
 
 from pymc_dpvi import DPADVI
 
@@ -217,13 +224,31 @@ def cluster() -> dict[str, dict[str, float]]:
     return found
 
 
+def disk() -> dict[str, dict[str, float]]:
+    """Measure a fit whose records are on the disk, and the same in memory."""
+    found = measured(10_000_000)
+    on_disk, in_memory = found["disk"], found["memory"]
+    time_, memory = (on_disk[what] / in_memory[what] for what in ("seconds a step", "bytes of its own"))
+    print(f"from the disk, a step takes {time_:.2f} times as long, and the process {memory:.2f} times the memory")
+    return found
+
+
+def growth() -> dict[str, float]:
+    """Measure the memory of a process after some fits of one model; MiB."""
+    with tempfile.TemporaryDirectory() as folder:
+        script, file = Path(__file__).with_name("memory_of_fits.py"), Path(folder, "found.json")
+        subprocess.run([sys.executable, script, "--fits", "1000", "--json", file], check=True)
+        found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
 def main() -> None:
     """Measure all parts, or one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["threads", "cluster"])
+    parser.add_argument("--only", choices=["threads", "cluster", "disk", "growth"])
     parser.add_argument("--write", action="store_true", help="write figures/scale.json")
     args = parser.parse_args()
-    parts = {"threads": threads, "cluster": cluster}
+    parts = {"threads": threads, "cluster": cluster, "disk": disk, "growth": growth}
     found: dict[str, Any] = {"cores": os.cpu_count()}
     for name, part in parts.items():
         if args.only in (None, name):
