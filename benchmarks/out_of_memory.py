@@ -120,7 +120,7 @@ def measured(
     in_memory: bool = True,
     parent: Path | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Write records to a temporary folder and fit them, each in a process of its own; return what was found."""
+    """Write records to a temporary folder, fit them in processes of their own, and return what was found."""
     folder = Path(tempfile.mkdtemp(dir=parent))
     try:
         start = time.perf_counter()

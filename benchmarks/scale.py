@@ -229,7 +229,7 @@ def disk() -> dict[str, dict[str, float]]:
     found = measured(10_000_000)
     on_disk, in_memory = found["disk"], found["memory"]
     time_, memory = (on_disk[what] / in_memory[what] for what in ("seconds a step", "bytes of its own"))
-    print(f"from the disk, a step takes {time_:.2f} times as long, and the process {memory:.2f} times the memory")
+    print(f"from the disk, {time_:.2f} times the seconds and {memory:.2f} times the memory of the process")
     return found
 
 
