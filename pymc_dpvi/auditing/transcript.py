@@ -57,12 +57,12 @@ class LoopStep:
             else:
                 self.released.append(self._probe.release(noise[t], epsilon[t]))
 
-    def share_out(self, to_do: Sequence[Callable[[], object]]) -> None:
+    def share_out(self, own: Callable[[], object], others: Sequence[Callable[[], object]]) -> None:
         """Do all this, on the threads that a step has."""
         if self._probe is not None:
-            self._probe.step.share_out(to_do)
+            self._probe.step.share_out(own, others)
         else:
-            for do in to_do:
+            for do in (own, *others):
                 do()
 
     def run(

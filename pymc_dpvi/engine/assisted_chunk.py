@@ -16,8 +16,9 @@ from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_dpvi.engine.assisted_sum import AssistedSum, dismiss, new_board
-from pymc_dpvi.engine.compile_cache import shared
+from pymc_dpvi.engine.assisted_sum import AssistedSum, dismiss, new_board, open_board, stand_by
+from pymc_dpvi.engine.compile_cache import address_of, shared
+from pymc_dpvi.engine.interrupts import uninterrupted
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.multistep import Chunk
@@ -45,11 +46,14 @@ class AssistedChunk(Chunk):
         *,
         cores: int,
     ) -> None:
-        self._threads, self._board = Threads(cores), new_board(cores - 1)
-        self._stand_by: Callable[[np.ndarray, int, int, int], bool]
-        board, left = pt.lmatrix("board"), [] if row is None else [row]
-        *new, row = *_with_helpers([*updates.values(), *left], per_step[0], board), row
-        if left:
+        self._threads, self._board = Threads(cores), new_board(cores)
+        self._work: Any = None
+        self._called = False
+        board, outputs = pt.lmatrix("board"), list(updates.values())
+        if row is not None:
+            outputs.append(row)
+        new = _with_helpers(outputs, per_step[0], board)
+        if row is not None:
             row = new.pop()
         updates = dict(zip(updates, new, strict=True))
         super().__init__(per_step, [*fixed, board], updates, compile_kwargs, row=row, width=width)
@@ -59,10 +63,21 @@ class AssistedChunk(Chunk):
         self._threads.close()
 
     def __call__(self, *arrays: Any) -> np.ndarray:
-        """Make the steps; see `Chunk`."""
-        caller, helpers = threading.get_ident(), itertools.count()
-        make = super().__call__
-        self._board[:] = 0
+        """Make the steps; see `Chunk`.
+
+        The first call compiles, and is made alone: so an interrupt may end it. In later ones it waits.
+        """
+        open_board(self._board, address_of(self._work, "int64(int64, int64)"))
+        if self._called:
+            with uninterrupted():
+                return self._with_helpers(super().__call__, arrays)
+        rows = super().__call__(*arrays, self._board)
+        dismiss(self._board)  # compiles it, too
+        self._called = True
+        return rows
+
+    def _with_helpers(self, make: Callable[..., np.ndarray], arrays: Sequence[Any]) -> np.ndarray:
+        caller, helpers = threading.get_ident(), itertools.count(1)
 
         def work(bells: np.ndarray) -> np.ndarray | None:
             if threading.get_ident() != caller:
@@ -74,18 +89,15 @@ class AssistedChunk(Chunk):
             finally:
                 dismiss(self._board)
 
-        try:
-            rows = self._threads.each(work, self._threads.cores)[0]
-        finally:
-            dismiss(self._board)  # if an interrupt came before the caller's own work
+        rows, *_ = self._threads.each(work, self._threads.cores)
+        self._board[:] = 0  # it may tell how large a batch was
         assert rows is not None
         return rows
 
     def _help(self, number: int) -> None:
         """Take part in sums until dismissed."""
-        row, looks = self._board[number], self._threads.looks
-        awake = looks
-        while not self._stand_by(row, number + 1, looks, awake):
+        looks = awake = self._threads.looks
+        while not stand_by(self._board, number, looks, awake):
             time.sleep(_NAP)
             looks = min(awake, _GLANCE)
 
@@ -102,11 +114,9 @@ class AssistedChunk(Chunk):
         def compiled() -> tuple[Any, Any]:
             (node,) = _nodes(outputs, AssistedSum)
             self._compile_step(inputs, outputs, compile_kwargs)
-            both = self._loop_of_numba(inputs, key, nogil=True), node.op.stand_by(node)
-            node.op.forget()
-            return both
+            return self._loop_of_numba(inputs, key, nogil=True), node.op.work(node)
 
-        loop, self._stand_by = shared(name, compiled)
+        loop, self._work = shared(name, compiled)
         return loop  # type: ignore[no-any-return]
 
 

@@ -5,7 +5,7 @@ millisecond, that is much. So a loop of steps is one compiled call of one thread
 for as long as it runs (`assisted_chunk`). In each step the caller offers them the pieces of the batch
 (`pieces`), takes turns at these itself, adds up what they have, and goes on.
 
-**The board** has a row of int64 for each helper, its state first::
+**The board** has a row of int64 for each thread, the caller's first. A helper's begins with its state::
 
     IDLE     --the caller offers-->              OFFERED
     OFFERED  --the helper begins-->              WORKING  --it has no more to do-->  IDLE, or FAILED
@@ -14,6 +14,9 @@ for as long as it runs (`assisted_chunk`). In each step the caller offers them t
 
 Each arrow is one atomic exchange. So a helper that comes too late, because its core is busy with other work,
 is not waited for, and none reads what the caller has let go of.
+
+**One machine code.** All threads call the compiled pieces by their address, which is on the board, too. A
+function that numba calls by name is compiled again into each caller, and its rows might differ in last bits.
 
 **The task** is where the arrays of a step are: address and shape of each, as int64. It is read only by those
 who are WORKING, and the caller keeps the arrays until none is.
@@ -25,7 +28,7 @@ by bit, for any number of helpers. It leaves this operation with noise alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,35 +37,44 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
-from pymc_dpvi.engine.atomics import at_address, exchange, give_way, load, store
+from pymc_dpvi.engine.atomics import at_address, call_at, exchange, give_way, load, store
 from pymc_dpvi.engine.compile_cache import compiled_source
 from pymc_dpvi.engine.lattice_sums import release_of
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
-from pymc_dpvi.engine.pieces import PieceSum, cuts_of_persons, cuts_of_rows
+from pymc_dpvi.engine.pieces import PieceSum, by_person, cuts_of_persons, cuts_of_rows, piece_length
 from pymc_dpvi.engine.private_sum import sum_type
 from pymc_dpvi.engine.threads import NOBODY
 from pymc_dpvi.numba_cache import kernel, source_hash
 
-__all__ = ["BEGUN", "AssistedSum", "dismiss", "new_board"]
+__all__ = ["BEGUN", "AssistedSum", "dismiss", "new_board", "open_board", "stand_by"]
 
 _IDLE, _OFFERED, _WORKING, _FAILED, _DISMISSED = range(5)
-#: Places in a row of the board: the state, the address of the task, how many a helper has begun.
-_TASK, BEGUN = 1, 2
-#: Length of a row: a line of the cache, so that no two threads write to one.
-_ROW = 8
+#: Places in a row of the board after the state: where the task is, how many a helper has begun, and where the
+#: code is that does it.
+_TASK, BEGUN, WORK = 1, 2, 3
+#: Length of a row: two lines of the cache, so that no two threads write to one.
+_ROW = 16
+#: How often a helper looks before it gives way to others.
+_OFTEN = 1 << 10
 #: How often the caller looks whether a helper has finished before it lets another thread have the core.
 _LOOKS = 1 << 12
 
 
-def new_board(helpers: int) -> np.ndarray:
-    """Return the board of so many helpers."""
-    return np.zeros((helpers, _ROW), dtype=np.int64)
+def new_board(threads: int) -> np.ndarray:
+    """Return the board of so many threads, the caller among them."""
+    return np.zeros((threads, _ROW), dtype=np.int64)
+
+
+def open_board(board: np.ndarray, work: int) -> None:
+    """Make a board ready for a loop of steps, with the address of what is to be done (`AssistedSum.work`)."""
+    board[:] = 0
+    board[:, WORK] = work
 
 
 @kernel(nogil=True)
 def _offer(board: np.ndarray, task: int) -> None:  # pragma: no cover
-    for k in range(len(board)):
+    for k in range(1, len(board)):
         board[k, _TASK] = task
         store(board[k], _OFFERED)
 
@@ -71,7 +83,7 @@ def _offer(board: np.ndarray, task: int) -> None:  # pragma: no cover
 def _withdraw(board: np.ndarray) -> bool:  # pragma: no cover
     """End what was offered, wait for helpers that have begun, and return whether none of them failed."""
     fine = True
-    for k in range(len(board)):
+    for k in range(1, len(board)):
         if exchange(board[k], _OFFERED, _IDLE):
             continue
         looks = 0
@@ -86,11 +98,40 @@ def _withdraw(board: np.ndarray) -> bool:  # pragma: no cover
 @kernel(nogil=True)
 def dismiss(board: np.ndarray) -> None:  # pragma: no cover
     """Let all helpers go, and wait for those that are at work."""
-    for k in range(len(board)):
+    for k in range(1, len(board)):
         while load(board[k]) != _DISMISSED:
             for state in (_IDLE, _OFFERED, _FAILED):
                 exchange(board[k], state, _DISMISSED)
             give_way()
+
+
+@kernel(nogil=True)
+def stand_by(board: np.ndarray, number: int, looks: int, awake: int) -> bool:  # pragma: no cover
+    """Take part in sums as helper `number`, from 1, until dismissed, or until nothing has come for long.
+
+    It looks at its row of the board `looks` times, and `awake` times after work. Return whether it was
+    dismissed.
+    """
+    row = board[number]
+    while looks > 0:
+        state = load(row)
+        if state == _OFFERED and exchange(row, _OFFERED, _WORKING):
+            row[BEGUN] += 1
+            fine = call_at(row[WORK], row[_TASK], number)
+            store(row, _IDLE if fine else _FAILED)
+            looks = awake
+        elif state == _DISMISSED:
+            return True
+        looks -= 1
+        if looks % _OFTEN == 0:
+            give_way()
+    return False
+
+
+@kernel()
+def _work(board: np.ndarray, task: int) -> bool:  # pragma: no cover
+    """Do the caller's part."""
+    return call_at(board[0, WORK], task, 0) != 0
 
 
 class AssistedSum(Op):
@@ -104,7 +145,6 @@ class AssistedSum(Op):
 
     def __init__(self, whole: MicrobatchedSum | LocalSum) -> None:
         self.whole = whole
-        self._made: tuple[Any, PieceSum, str | None] | None = None
         key = whole.graph_key
         #: For `graph_keys`.
         self.graph_key = None if key is None else hashlib.sha256(f"assisted {key}".encode()).hexdigest()
@@ -129,76 +169,8 @@ class AssistedSum(Op):
         """Return the shape of the noise."""
         return [tuple(args[-1][-3])]
 
-    def stand_by(self, node: Apply) -> Callable[[np.ndarray, int, int, int], bool]:
-        """Compile ``(row, number, looks, awake) -> dismissed``, what helper `number`, from 1, does.
-
-        It looks at its `row` of the board so often, and `awake` times after work.
-        """
-        work, _, key = self._work(node)
-        return compiled_source(
-            "stand_by", _STAND_BY, {**_SCOPE, "work": work}, _key(key, _STAND_BY), nogil=True
-        )
-
-    def for_numba(self, node: Apply) -> tuple[Any, str | None]:
-        """Return the Python function that numba compiles, and a key of it, None if it cannot be kept."""
-        work, pieces, key = self._work(node)
-        names, arrays = _arrays(node)
-        if pieces.by_person:
-            cuts = f"cuts_of_persons(batch[: count.item()], {pieces.length})"
-        else:
-            cuts = f"cuts_of_rows(count.item(), {pieces.length})"
-        kept = [f"a{k}" for k in range(len(arrays))]
-        task = [
-            number
-            for a, (_, _, ndim) in zip(kept, arrays, strict=True)
-            for number in (f"{a}.ctypes.data", *(f"{a}.shape[{axis}]" for axis in range(max(1, ndim))))
-        ]
-        source = "\n".join(
-            [
-                f"def assisted_sum({', '.join(names)}, batch, count, noise, number, board):",
-                f"    cuts, turns = {cuts}, np.zeros(1, np.int64)",
-                "    totals = np.zeros((len(board) + 1, 2, noise.size), np.int64)",
-                *(
-                    f"    {a} = {_contiguous(name, dtype, ndim)}"
-                    for a, (name, dtype, ndim) in zip(kept, arrays, strict=True)
-                ),
-                f"    task = np.empty({len(task)}, np.int64)",
-                *(f"    task[{k}] = {number}" for k, number in enumerate(task)),
-                "    if cuts.size > 2:",
-                "        offer(board, task.ctypes.data)",
-                "    fine = work(task.ctypes.data, 0)",
-                "    fine = withdraw(board) and fine",
-                # numba lets go of an array after its last use: here.
-                f"    if not fine or {' + '.join(f'{a}.size' for a in kept)} + task.size < 0:",
-                "        raise RuntimeError('adding up records raised')",
-                "    return release_of(totals, noise, number.item())",
-            ]
-        )
-        scope = {
-            "np": np,
-            "work": work,
-            "offer": _offer,
-            "withdraw": _withdraw,
-            "release_of": release_of,
-            "cuts_of_persons": cuts_of_persons,
-            "cuts_of_rows": cuts_of_rows,
-        }
-        exec(source, scope)
-        function: Any = scope["assisted_sum"]
-        function.__source__ = source
-        return function, _key(key, source)
-
-    def forget(self) -> None:
-        """Free what was compiled: PyTensor's rewrites keep every operation that they have met."""
-        self._made = None
-
-    def _work(self, node: Apply) -> tuple[Any, PieceSum, str | None]:
-        """Compile once ``(task, number) -> fine``, which takes turns at pieces; with these, and a key."""
-        if self._made is None:
-            self._made = self._compiled(node)
-        return self._made
-
-    def _compiled(self, node: Apply) -> tuple[Any, PieceSum, str | None]:
+    def work(self, node: Apply) -> Any:
+        """Return ``(task, number) -> fine``, all int64: it takes turns at the pieces of a task."""
         *data, indices, count, noise, spacing, _ = node.inputs
         which = [indices] if _has_indices(self.whole) else []
         pieces = PieceSum(self.whole.make_node(*data, *which, count, noise, spacing))
@@ -211,52 +183,75 @@ class AssistedSum(Op):
             at += 1 + max(1, ndim)
         source = "\n".join(
             [
-                "def work(address, number):",
+                "def sums_of_task(address, number):",
                 f"    task = carray(at_address(address), ({at},), np.int64)",
                 *lines,
-                "    try:",
-                f"        add({', '.join(names)}, batch, cuts, turns, nobody, totals[number], spacing)",
-                "    except Exception:",
-                "        return False",
-                "    return True",
+                f"    add({', '.join(names)}, batch, cuts, turns, nobody, totals[number], spacing)",
             ]
         )
-        key = _key(pieces.key, source)
-        scope = {**_SCOPE, "add": pieces.function, "nobody": NOBODY}
-        return compiled_source("work", source, scope, key), pieces, key
+        scope = {"np": np, "carray": carray, "at_address": at_address, "nobody": NOBODY}
+        scope["add"] = pieces.function
+        key = None if pieces.key is None else _key(source, pieces.key)
+        add_up = compiled_source("sums_of_task", source, scope, key)
+        return compiled_source("work", _TRY, {"add_up": add_up}, None if key is None else _key(_TRY, key))
+
+    def for_numba(self, node: Apply) -> tuple[Any, str]:
+        """Return the Python function that numba compiles, and a key of it."""
+        names, arrays = _arrays(node)
+        if by_person(self.whole):
+            cuts = f"cuts_of_persons(batch[: count.item()], {piece_length(self.whole)})"
+        else:
+            cuts = f"cuts_of_rows(count.item(), {piece_length(self.whole)})"
+        kept = [f"a{k}" for k in range(len(arrays))]
+        task = [
+            number
+            for a, (_, _, ndim) in zip(kept, arrays, strict=True)
+            for number in (f"{a}.ctypes.data", *(f"{a}.shape[{axis}]" for axis in range(max(1, ndim))))
+        ]
+        source = "\n".join(
+            [
+                f"def assisted_sum({', '.join(names)}, batch, count, noise, number, board):",
+                f"    cuts, turns = {cuts}, np.zeros(1, np.int64)",
+                "    totals = np.zeros((len(board), 2, noise.size), np.int64)",
+                *(
+                    f"    {a} = {_contiguous(name, dtype, ndim)}"
+                    for a, (name, dtype, ndim) in zip(kept, arrays, strict=True)
+                ),
+                f"    task = np.empty({len(task)}, np.int64)",
+                *(f"    task[{k}] = {number}" for k, number in enumerate(task)),
+                "    if cuts.size > 2:",
+                "        offer(board, task.ctypes.data)",
+                "    fine = work(board, task.ctypes.data)",
+                "    fine = withdraw(board) and fine",
+                # numba lets go of an array after its last use: here.
+                f"    if not fine or {' + '.join(f'{a}.size' for a in kept)} + task.size < 0:",
+                "        raise RuntimeError('adding up records raised')",
+                "    return release_of(totals, noise, number.item())",
+            ]
+        )
+        scope = {
+            "np": np,
+            "work": _work,
+            "offer": _offer,
+            "withdraw": _withdraw,
+            "release_of": release_of,
+            "cuts_of_persons": cuts_of_persons,
+            "cuts_of_rows": cuts_of_rows,
+        }
+        exec(source, scope)
+        function: Any = scope["assisted_sum"]
+        function.__source__ = source
+        return function, _key(source)
 
 
-_SCOPE = {
-    "np": np,
-    "carray": carray,
-    "at_address": at_address,
-    "exchange": exchange,
-    "load": load,
-    "store": store,
-    "IDLE": _IDLE,
-    "OFFERED": _OFFERED,
-    "WORKING": _WORKING,
-    "FAILED": _FAILED,
-    "DISMISSED": _DISMISSED,
-    "TASK": _TASK,
-    "BEGUN": BEGUN,
-    "OFTEN": 1 << 10,
-    "give_way": give_way,
-}
-_STAND_BY = """\
-def stand_by(row, number, looks, awake):
-    while looks > 0:
-        state = load(row)
-        if state == OFFERED and exchange(row, OFFERED, WORKING):
-            row[BEGUN] += 1
-            store(row, IDLE if work(row[TASK], number) else FAILED)
-            looks = awake
-        elif state == DISMISSED:
-            return True
-        looks -= 1
-        if looks % OFTEN == 0:
-            give_way()
-    return False
+#: A function of its own: numba takes long to compile what stands in a ``try``.
+_TRY = """\
+def work(address, number):
+    try:
+        add_up(address, number)
+    except Exception:
+        return 0
+    return 1
 """
 
 
@@ -290,10 +285,8 @@ def _contiguous(name: str, dtype: str, ndim: int) -> str:
     return f"np.ascontiguousarray({name})" if ndim else f"np.full(1, {name}.item(), np.{dtype})"
 
 
-def _key(key: str | None, source: str) -> str | None:
-    if key is None:
-        return None
-    return hashlib.sha256(f"pymc_dpvi.AssistedSum {source} {key} {source_hash()}".encode()).hexdigest()
+def _key(*parts: str) -> str:
+    return hashlib.sha256(f"pymc_dpvi.AssistedSum {parts} {source_hash()}".encode()).hexdigest()
 
 
 @register_funcify_and_cache_key(AssistedSum)

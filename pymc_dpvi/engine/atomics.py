@@ -10,7 +10,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["at_address", "exchange", "give_way", "load", "store", "take_turn"]
+__all__ = ["at_address", "call_at", "exchange", "give_way", "load", "store", "take_turn"]
 
 
 def _first(context: Any, builder: Any, kind: Any, array: Any) -> Any:
@@ -70,6 +70,18 @@ def at_address(typing_context: Any, address: Any) -> Any:  # pragma: no cover
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), codegen
+
+
+@intrinsic
+def call_at(typing_context: Any, address: Any, task: Any, number: Any) -> Any:  # pragma: no cover
+    """Call the compiled function ``(int64, int64) -> int64`` at an address (`compile_cache.address_of`)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        whole = ir.IntType(64)
+        kind = ir.FunctionType(whole, [whole, whole])
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+
+    return types.int64(types.int64, types.int64, types.int64), codegen
 
 
 if hasattr(os, "sched_yield"):

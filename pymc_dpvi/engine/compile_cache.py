@@ -26,13 +26,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytensor
+from numba.core.sigutils import normalize_signature
 from pytensor.graph.basic import Variable
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit
 
 from pymc_dpvi.compat import default_numba_mode
 
-__all__ = ["Postponed", "compiled_source", "name_of", "shared"]
+__all__ = ["Postponed", "address_of", "compiled_source", "name_of", "shared"]
 
 T = TypeVar("T")
 
@@ -103,6 +104,18 @@ def compiled_source(
     scope = {**scope, "__name__": __name__}  # what is kept names the module of its function
     function = compile_numba_function_src(source, name, scope, cache_key=key)
     return numba_njit(function, fastmath=False, final_function=True, cache=key is not None, **options)  # type: ignore[no-any-return]
+
+
+def address_of(function: Any, signature: str) -> int:
+    """Compile what `compiled_source` returned for a signature, and return where its machine code is.
+
+    A function that calls another by its name gets machine code of its own for it, which may round otherwise.
+    `function` has to be kept for as long as the address is used.
+    """
+    arguments, _ = normalize_signature(signature)
+    function.compile(arguments)
+    made = function.overloads[arguments]
+    return int(made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name))
 
 
 class Postponed:

@@ -79,6 +79,10 @@ def iterate(
     process = os.getpid()
     stride = 1
 
+    def refuse_forks() -> None:
+        if os.getpid() != process:  # where there is no other thread, and would be waited for
+            raise PrivacyError(_FORKED)
+
     def drawn() -> Generator[Draws, None, None]:
         for begin in range(0, n_steps, longest):
             for first in range(begin, min(begin + longest, n_steps), steps_at_once):
@@ -98,25 +102,20 @@ def iterate(
     with closing(drawn() if sources is None else read_ahead(drawn(), step, sources, expected)) as batches:
         for begin in range(0, n_steps, longest):
             first, end = begin, min(begin + longest, n_steps)
-            if os.getpid() != process:  # where no thread reads ahead, and a batch would be waited for
-                raise PrivacyError(_FORKED)
-            base_draws, to_do = drawer.begun(end - begin)
+            refuse_forks()
+            base_draws, drawing = drawer.begun(end - begin)
             coming: list[Draws] = []
-            if sources is None:  # otherwise the caller reads them
-                to_do.insert(0, partial(_take, batches, coming))
-            step.share_out(to_do)
+            step.share_out(partial(_take, batches, coming), drawing)
             base_draws = base_draws.astype(step.dtype, copy=False)
             while first < end:
-                if os.getpid() != process:
-                    raise PrivacyError(_FORKED)
+                refuse_forks()
                 draws = coming.pop() if coming else next(batches)
                 size = len(draws.noise)
                 own_draws = base_draws[first - begin : first - begin + size]
                 weights = _weights(first, size, n_steps)
                 t = 0
                 while t < size:
-                    if os.getpid() != process:
-                        raise PrivacyError(_FORKED)
+                    refuse_forks()
                     stop = min(t + min(stride, _until_asked(first + t, every, before)), size)
                     start = time.perf_counter()
                     step(
@@ -132,9 +131,15 @@ def iterate(
                     if every and (done in (1, n_steps) or (before + done) % every == 0):
                         yield done
                 first += size
-            step.share_out([partial(_check_finite, param, end) for param in step.params])
+            refuse_forks()
+            checks = [partial(_check_finite, param, end) for param in step.params]
+            step.share_out(_nothing, checks)
             if not every:
                 yield end
+
+
+def _nothing() -> None:
+    pass
 
 
 def _take(batches: Iterator[Draws], to: list[Draws]) -> None:

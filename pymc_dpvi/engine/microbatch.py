@@ -73,7 +73,7 @@ from pymc_dpvi.engine.private_sum import PrivateSum, sum_type
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.batched_ops import without_loops
 from pymc_dpvi.graph.blocks import Form
-from pymc_dpvi.graph.traversal import substituted
+from pymc_dpvi.graph.traversal import substituted, walk
 from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["MicrobatchedSum", "in_microbatches", "rows_function"]
@@ -320,12 +320,10 @@ def in_microbatches(
             functions = (per_record, names[0]), (derivatives, names[1])
             op = LocalSum(mark, *functions, len(data), len(every), length, keys, width)
             swap[variable] = op(*data, *every, *which, *rest)
-    if not swap:
-        return list(outputs)
-    new = list(graph_replace(list(outputs), swap, strict=False))
+    new = list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
     inside = [*data, *([] if indices is None else [indices]), *of_batch]
     sums = [v for v in ancestors(new) if v.owner is not None and isinstance(v.owner.op, _SUMS)]
-    if not set(inside).isdisjoint(ancestors(new, blockers=sums)):
+    if not set(inside).isdisjoint(walk(new, stop=sums, into_size=True, columns_of=data)):
         raise PrivacyError(_AROUND)
     return new
 

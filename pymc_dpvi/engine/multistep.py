@@ -116,9 +116,9 @@ class Chunk:
             variable.set_value(value, borrow=True)
         return np.asarray(rows)
 
-    def share_out(self, to_do: Sequence[Callable[[], object]]) -> None:
-        """Do all this, on such threads as there are."""
-        for do in to_do:
+    def share_out(self, own: Callable[[], object], others: Sequence[Callable[[], object]]) -> None:
+        """Do `own`, and meanwhile or afterwards the others, on such threads as there are."""
+        for do in (own, *others):
             do()
 
     def rest(self) -> None:

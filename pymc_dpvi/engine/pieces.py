@@ -28,7 +28,7 @@ from pymc_dpvi.engine.threads import ring
 from pymc_dpvi.mechanism.limits import PIECE_RECORDS
 from pymc_dpvi.numba_cache import kernel
 
-__all__ = ["Batch", "PieceSum", "cuts_of_persons", "cuts_of_rows"]
+__all__ = ["Batch", "PieceSum", "by_person", "cuts_of_persons", "cuts_of_rows", "piece_length"]
 
 #: Numbers of a piece's gradients: enough work to be worth a call, and little enough to be shared out evenly.
 _NUMBERS = 1 << 16
@@ -67,9 +67,7 @@ class PieceSum:
     def __init__(self, node: Apply) -> None:
         op = node.op
         assert isinstance(op, MicrobatchedSum | LocalSum)
-        most = min(PIECE_RECORDS // op.length, _NUMBERS // (op.length * max(1, op.width)))
-        self.length = op.length * max(1, most)
-        self.by_person = isinstance(op, LocalSum) or op.by_unit
+        self.length, self.by_person = piece_length(op), by_person(op)
         self.function, self.key = _compiled(node)
 
     def __call__(
@@ -89,6 +87,17 @@ class PieceSum:
         if self.by_person:
             return cuts_of_persons(indices, self.length)
         return cuts_of_rows(indices.size, self.length)
+
+
+def piece_length(op: MicrobatchedSum | LocalSum) -> int:
+    """Return the most rows in a piece."""
+    most = min(PIECE_RECORDS // op.length, _NUMBERS // (op.length * max(1, op.width)))
+    return op.length * max(1, most)
+
+
+def by_person(op: MicrobatchedSum | LocalSum) -> bool:
+    """Whether indices are marked (`unit_sums`), and pieces end with a person."""
+    return isinstance(op, LocalSum) or op.by_unit
 
 
 @kernel(fastmath=False)

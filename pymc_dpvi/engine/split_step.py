@@ -96,16 +96,18 @@ class SplitChunk(Chunk):
         self.threads.each(work, -(-noise.size // _COLUMNS))
         return released
 
-    def share_out(self, to_do: Sequence[Callable[[], object]]) -> None:
-        """Do all this on the threads."""
-        rest = iter(to_do)  # one thread at a time asks it for the next
+    def share_out(self, own: Callable[[], object], others: Sequence[Callable[[], object]]) -> None:
+        """Do `own` in this thread, and the others in any."""
+        caller, rest = threading.get_ident(), iter(others)  # one thread at a time asks it for the next
 
         def work(bells: np.ndarray) -> None:
-            ring(bells)
+            if threading.get_ident() == caller:
+                ring(bells)
+                own()
             for do in rest:
                 do()
 
-        self.threads.each(work, len(to_do))
+        self.threads.each(work, 1 + len(others))
 
     def rest(self) -> None:
         """End the threads, until the next step."""

@@ -120,6 +120,9 @@ class PrivateStep:
         self.params, self.averages, self.scale = graph.params, graph.averages, graph.scale
         self.draw_shape, self.num_noise = graph.draw_shape, graph.num_noise
         self.running_clip, self.clip_updates = graph.running_clip, graph.clip_updates
+        if cores is not None:  # threads are told where an array begins, and not how it lies in memory
+            for variable in graph.data:
+                variable.set_value(np.ascontiguousarray(variable.get_value(borrow=True)), borrow=True)
         self._data = [(variable, variable.get_value(borrow=True)) for variable in graph.data]
         self.trace = GradientTrace(latents.size)
         rows = [graph.row()] if self.trace.width else []
@@ -261,10 +264,10 @@ class PrivateStep:
             kind, text = self.failed
             raise kind(text)
 
-    def share_out(self, to_do: Sequence[Callable[[], object]]) -> None:
-        """Do all this, on the threads if a step has long vectors."""
+    def share_out(self, own: Callable[[], object], others: Sequence[Callable[[], object]]) -> None:
+        """Do `own`, and meanwhile or afterwards the others, on the threads if a step has long vectors."""
         with silence():
-            self.chunk.share_out(to_do)
+            self.chunk.share_out(own, others)
 
     def rest(self) -> None:
         """Let go of threads, until the next step."""

@@ -175,7 +175,7 @@ class StepGraph:
         """
         row = self._row()
         inside = [*self.record.of_records, *self.data, self.indices, self.count, self.noise]
-        if set(inside) & set(walk([row], stop=[self.noisy], into_size=True)):
+        if set(inside) & set(walk([row], stop=[self.noisy], into_size=True, columns_of=self.data)):
             raise PrivacyError("The trace of gradients would hold more of the records than the release.")
         return row
 

@@ -19,7 +19,7 @@ from pymc_dpvi.engine.atomics import load, store
 from pymc_dpvi.engine.silence import silence
 from pymc_dpvi.numba_cache import kernel
 
-__all__ = ["LOOKS", "NOBODY", "Threads", "available_cores", "ring"]
+__all__ = ["NOBODY", "Threads", "available_cores", "ring"]
 
 T = TypeVar("T")
 

@@ -235,8 +235,11 @@ def test_a_copy_of_the_rows_graph_holds_the_batch_itself():
 def test_other_graphs_are_left_alone():
     x, indices = pytensor.shared(np.ones((3, 2))), pt.lvector()
     batch = x[indices]
-    out = batch.sum()
+    out = pt.lscalar() + x.shape[1]
     assert in_microbatches([out], [batch], [x], indices, {"mode": "PYTHON"}) == [out]
+    for leak in (batch.sum(), x.shape[0] + 1):
+        with pytest.raises(PrivacyError, match="around their noisy sum"):
+            in_microbatches([leak], [batch], [x], indices, {"mode": "PYTHON"})
 
 
 def test_jax_compiles_in_the_rehearsal_and_on_no_records():
