@@ -52,7 +52,7 @@ class AssistedChunk(Chunk):
         board, outputs = pt.lmatrix("board"), list(updates.values())
         if row is not None:
             outputs.append(row)
-        new = _with_helpers(outputs, per_step[0], board)
+        new = _assisted(outputs, per_step[0], board)
         if row is not None:
             row = new.pop()
         updates = dict(zip(updates, new, strict=True))
@@ -68,13 +68,16 @@ class AssistedChunk(Chunk):
         The first call compiles, and is made alone: so an interrupt may end it. In later ones it waits.
         """
         open_board(self._board, address_of(self._work, "int64(int64, int64)"))
-        if self._called:
-            with uninterrupted():
-                return self._with_helpers(super().__call__, arrays)
-        rows = super().__call__(*arrays, self._board)
-        dismiss(self._board)  # compiles it, too
-        self._called = True
-        return rows
+        try:
+            if self._called:
+                with uninterrupted():
+                    return self._with_helpers(super().__call__, arrays)
+            rows = super().__call__(*arrays, self._board)
+            dismiss(self._board)  # compiles it, too
+            self._called = True
+            return rows
+        finally:
+            self._board[:] = 0  # it may tell how large a batch was
 
     def _with_helpers(self, make: Callable[..., np.ndarray], arrays: Sequence[Any]) -> np.ndarray:
         caller, helpers = threading.get_ident(), itertools.count(1)
@@ -90,7 +93,6 @@ class AssistedChunk(Chunk):
                 dismiss(self._board)
 
         rows, *_ = self._threads.each(work, self._threads.cores)
-        self._board[:] = 0  # it may tell how large a batch was
         assert rows is not None
         return rows
 
@@ -124,7 +126,7 @@ def _nodes(outputs: Sequence[Variable], *kinds: type[Op]) -> set[Apply]:
     return {v.owner for v in ancestors(outputs) if v.owner is not None and isinstance(v.owner.op, kinds)}
 
 
-def _with_helpers(outputs: Sequence[Variable], indices: Variable, board: Variable) -> list[Variable]:
+def _assisted(outputs: Sequence[Variable], indices: Variable, board: Variable) -> list[Variable]:
     """Let helpers take part in the sum of a step."""
     (node,) = _nodes(outputs, MicrobatchedSum, LocalSum)
     swap = {node.outputs[0]: AssistedSum.of(node, indices, board)}

@@ -175,7 +175,9 @@ class StepGraph:
         """
         row = self._row()
         inside = [*self.record.of_records, *self.data, self.indices, self.count, self.noise]
-        if set(inside) & set(walk([row], stop=[self.noisy], into_size=True, columns_of=self.data)):
+        columns_of = {*self.record.of_records, *self.data}
+        behind = walk([row], stop=[self.noisy], into_size=True, columns_of=columns_of)
+        if not set(inside).isdisjoint(behind):
             raise PrivacyError("The trace of gradients would hold more of the records than the release.")
         return row
 

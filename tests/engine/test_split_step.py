@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -438,6 +440,43 @@ def test_nobody_is_waited_for_for_ever(looks: int, monkeypatch: pytest.MonkeyPat
     threading.Thread(target=rounds, daemon=True).start()
     assert ended.wait(60.0)
     three.close()
+
+
+@pytest.mark.turns
+def test_records_may_lie_in_memory_in_any_order() -> None:
+    def build(x: np.ndarray) -> Any:
+        return lambda: pm.Bernoulli(
+            "y", logit_p=pm.Data("x", x) @ pm.Normal("beta", 0, 1, shape=4), observed=Y
+        )
+
+    wanted = fitted(build(X), 2)
+    for x in (np.asfortranarray(X), np.repeat(X, 2, axis=1)[:, ::2]):
+        assert not x.flags.c_contiguous
+        for a, b in zip(wanted, fitted(build(x), 2), strict=True):
+            assert np.array_equal(a, b)
+
+
+@pytest.mark.turns
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.parametrize("parts", [False, True])
+def test_an_interrupt_leaves_nobody_at_work(parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if parts:
+        in_parts(monkeypatch)
+    before = set(threading.enumerate())
+    with pm.Model():
+        outer()
+        method = DPADVI(noise_multiplier=0.8, delta=1e-6, sampling_prob=0.9, insecure_noise_seed=5)
+        method.fit(3, progressbar=False, cores=3, backend="numba")
+    for _ in range(5):
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        method.refine(1_000_000, progressbar=False)
+        timer.join()
+        assert method.approx.privacy.runs[-1].n_steps == 1_000_000
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5.0)
+        assert not thread.is_alive()
+    method.refine(3, progressbar=False)
 
 
 @pytest.mark.turns

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 import pytest
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import graph_inputs
@@ -31,7 +32,7 @@ from pymc_dpvi.engine.blas_threads import OneThread
 from pymc_dpvi.engine.silence import silence
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.engine.step_graph import StepGraph
-from pymc_dpvi.errors import InsecureNoiseWarning, PrivacyError
+from pymc_dpvi.errors import InsecureNoiseWarning, PrivacyError, UnsupportedModelError
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.mechanism.limits import SLACK
 from pymc_dpvi.mechanism.mechanism import Mechanism
@@ -595,6 +596,24 @@ def test_a_row_that_knows_the_records_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(StepGraph, "_row", planted)
     with pytest.raises(PrivacyError, match="more of the records"):
         Harness(regression(prior=0.5))
+
+
+def test_a_prior_may_turn_on_the_number_of_columns() -> None:
+    """Known: the row of the trace was taken to hold more of the records than the release."""
+    x = np.random.default_rng(3).normal(size=(40, 3))
+
+    def fitted(prior: Callable[[Any], Any]) -> None:
+        with pm.Model():
+            data = pm.Data("x", x)
+            beta = pm.Normal("beta", 0.0, prior(data), shape=3)
+            pm.Normal("y", data @ beta, 1.0, observed=x[:, 0])
+            DPADVI(noise_multiplier=1.0, delta=1e-6, sampling_prob=0.5).fit(
+                2, progressbar=False, backend="python"
+            )
+
+    fitted(lambda data: 1.0 / pt.sqrt(data.shape[1].astype("float64")))
+    with pytest.raises(UnsupportedModelError):
+        fitted(lambda data: 1.0 / pt.sqrt(data.shape[0].astype("float64")))
 
 
 def test_the_trace_sees_the_records_only_through_the_release() -> None:
