@@ -22,6 +22,7 @@ from suite import CLIP, Suite, layers, regression
 from pymc_dpvi.accounting.papers import rdp
 from pymc_dpvi.engine import clipping, microbatch, running_clip, step, step_graph
 from pymc_dpvi.engine.private_sum import PrivateSum
+from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.mechanism.mechanism import Draws, Mechanism, Streams
@@ -564,9 +565,28 @@ def test_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch):
     plant, check, setting = BUGS[bug]
     suite = None if plant.in_the_step else clean(label(setting))  # others use it too: made before the bug
     plant(monkeypatch)
+    if bug in BESIDE:  # to see that it would be caught without the check, too
+        monkeypatch.setattr(microbatch, "_refuse_beside", lambda *_: None)
     found = check(build(**setting) if suite is None else suite)
     assert not found.passed, str(found)
     assert "raises" not in found.words  # it was measured, and did not merely fall over
+
+
+#: What `microbatch._refuse_beside` refuses.
+BESIDE = (
+    "divided by the realised batch, after the sum",
+    "a sum that is not private",
+    "the noise is known to the update",
+    "the clip norm knows the size of the batch",
+)
+
+
+@pytest.mark.parametrize("bug", BESIDE)
+def test_what_comes_beside_the_sum_is_refused(bug: str, monkeypatch: pytest.MonkeyPatch):
+    plant, _, setting = BUGS[bug]
+    plant(monkeypatch)
+    with pytest.raises(PrivacyError, match="around their noisy sum"):
+        build(**setting)
 
 
 SETTINGS = {label(setting): setting for _, _, setting in BUGS.values()}

@@ -321,10 +321,7 @@ def in_microbatches(
             op = LocalSum(mark, *functions, len(data), len(every), length, keys, width)
             swap[variable] = op(*data, *every, *which, *rest)
     new = list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
-    inside = [*data, *([] if indices is None else [indices]), *of_batch]
-    sums = [v for v in ancestors(new) if v.owner is not None and isinstance(v.owner.op, _SUMS)]
-    if not set(inside).isdisjoint(walk(new, stop=sums, into_size=True, columns_of=data)):
-        raise PrivacyError(_AROUND)
+    _refuse_beside(new, data, [*([] if indices is None else [indices]), *of_batch])
     return new
 
 
@@ -376,6 +373,16 @@ def _entries(form: Form, arrays: Sequence[Variable]) -> int:
 def _refuse_records(shared: Iterable[Variable], kept: Sequence[Variable]) -> None:
     """Raise if what all records share depends on records: a record's row would depend on others."""
     if not set(kept).isdisjoint(ancestors(list(shared))):
+        raise PrivacyError(_AROUND)
+
+
+def _refuse_beside(
+    outputs: Sequence[Variable], data: Sequence[Variable], of_batch: Sequence[Variable]
+) -> None:
+    """Raise if outputs read records, the batch, its size or the noise other than through the noisy sum."""
+    sums = [v for v in ancestors(outputs) if v.owner is not None and isinstance(v.owner.op, _SUMS)]
+    beside = walk(outputs, stop=sums, into_size=True, columns_of=data)
+    if not {*data, *of_batch}.isdisjoint(beside):
         raise PrivacyError(_AROUND)
 
 
