@@ -363,7 +363,7 @@ class DPADVI(Inference):  # type: ignore[misc]
             ``mode`` and ``name`` for PyTensor's ``function``.
         cores : int, optional
             Number of threads that add up the gradients of a batch, as in ``pm.sample``. The result is the
-            same, bit by bit, for any number. It pays where a step takes a millisecond or more, and needs
+            same, bit by bit, for any number. It pays where a step takes a third of a millisecond, and needs
             numba. By default all cores are used for large networks, for records on the disk, and for large
             batches whose size is public; anything else runs on one.
         **kwargs
