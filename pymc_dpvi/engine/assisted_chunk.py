@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_dpvi.engine.assisted_sum import AssistedSum, dismiss, new_board, open_board, stand_by
 from pymc_dpvi.engine.compile_cache import address_of, shared
 from pymc_dpvi.engine.interrupts import uninterrupted
-from pymc_dpvi.engine.local_sum import LocalSum
-from pymc_dpvi.engine.microbatch import MicrobatchedSum
+from pymc_dpvi.engine.microbatch import nodes_of_sums
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.threads import Threads, ring
 
@@ -41,10 +39,10 @@ class AssistedChunk(Chunk):
         fixed: Sequence[Variable],
         updates: Mapping[SharedVariable, Variable],
         compile_kwargs: Mapping[str, Any],
-        row: Variable | None = None,
-        width: int = 0,
         *,
         cores: int,
+        row: Variable | None = None,
+        width: int = 0,
     ) -> None:
         self._threads, self._board = Threads(cores), new_board(cores)
         self._work: Any = None
@@ -56,7 +54,7 @@ class AssistedChunk(Chunk):
         if row is not None:
             row = new.pop()
         updates = dict(zip(updates, new, strict=True))
-        super().__init__(per_step, [*fixed, board], updates, compile_kwargs, row=row, width=width)
+        super().__init__(per_step, [*fixed, board], updates, compile_kwargs, row, width)
 
     def rest(self) -> None:
         """End the threads, until the next step."""
@@ -114,7 +112,7 @@ class AssistedChunk(Chunk):
         """Compile a step and what helpers do, or take those of an equal graph."""
 
         def compiled() -> tuple[Any, Any]:
-            (node,) = _nodes(outputs, AssistedSum)
+            (node,) = {v.owner for v in ancestors(outputs) if v.owner and isinstance(v.owner.op, AssistedSum)}
             self._compile_step(inputs, outputs, compile_kwargs)
             return self._loop_of_numba(inputs, key, nogil=True), node.op.work(node)
 
@@ -122,12 +120,8 @@ class AssistedChunk(Chunk):
         return loop  # type: ignore[no-any-return]
 
 
-def _nodes(outputs: Sequence[Variable], *kinds: type[Op]) -> set[Apply]:
-    return {v.owner for v in ancestors(outputs) if v.owner is not None and isinstance(v.owner.op, kinds)}
-
-
 def _assisted(outputs: Sequence[Variable], indices: Variable, board: Variable) -> list[Variable]:
     """Let helpers take part in the sum of a step."""
-    (node,) = _nodes(outputs, MicrobatchedSum, LocalSum)
+    (node,) = nodes_of_sums(outputs)
     swap = {node.outputs[0]: AssistedSum.of(node, indices, board)}
     return list(graph_replace(list(outputs), swap, strict=False))

@@ -42,9 +42,15 @@ from pymc_dpvi.engine.compile_cache import compiled_source
 from pymc_dpvi.engine.lattice_sums import release_of
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
-from pymc_dpvi.engine.pieces import PieceSum, by_person, cuts_of_persons, cuts_of_rows, piece_length
+from pymc_dpvi.engine.pieces import (
+    PieceSum,
+    by_person,
+    cuts_of_persons,
+    cuts_of_rows,
+    has_indices,
+    piece_length,
+)
 from pymc_dpvi.engine.private_sum import sum_type
-from pymc_dpvi.engine.threads import NOBODY
 from pymc_dpvi.numba_cache import kernel, source_hash
 
 __all__ = ["BEGUN", "AssistedSum", "dismiss", "new_board", "open_board", "stand_by"]
@@ -52,7 +58,7 @@ __all__ = ["BEGUN", "AssistedSum", "dismiss", "new_board", "open_board", "stand_
 _IDLE, _OFFERED, _WORKING, _FAILED, _DISMISSED = range(5)
 #: Places in a row of the board after the state: where the task is, how many a helper has begun, and where the
 #: code is that does it.
-_TASK, BEGUN, WORK = 1, 2, 3
+_TASK, BEGUN, _CODE = 1, 2, 3
 #: Length of a row: two lines of the cache, so that no two threads write to one.
 _ROW = 16
 #: How often a helper looks before it gives way to others.
@@ -69,7 +75,7 @@ def new_board(threads: int) -> np.ndarray:
 def open_board(board: np.ndarray, work: int) -> None:
     """Make a board ready for a loop of steps, with the address of what is to be done (`AssistedSum.work`)."""
     board[:] = 0
-    board[:, WORK] = work
+    board[:, _CODE] = work
 
 
 @kernel(nogil=True)
@@ -117,7 +123,7 @@ def stand_by(board: np.ndarray, number: int, looks: int, awake: int) -> bool:  #
         state = load(row)
         if state == _OFFERED and exchange(row, _OFFERED, _WORKING):
             row[BEGUN] += 1
-            fine = call_at(row[WORK], row[_TASK], number)
+            fine = call_at(row[_CODE], row[_TASK], number)
             store(row, _IDLE if fine else _FAILED)
             looks = awake
         elif state == _DISMISSED:
@@ -131,7 +137,7 @@ def stand_by(board: np.ndarray, number: int, looks: int, awake: int) -> bool:  #
 @kernel()
 def _work(board: np.ndarray, task: int) -> bool:  # pragma: no cover
     """Do the caller's part."""
-    return call_at(board[0, WORK], task, 0) != 0
+    return call_at(board[0, _CODE], task, 0) != 0
 
 
 class AssistedSum(Op):
@@ -153,7 +159,7 @@ class AssistedSum(Op):
     def of(cls, node: Apply, indices: Variable, board: Variable) -> Variable:
         """Return the sum of a node with helpers."""
         count, noise, spacing = node.inputs[-3:]
-        data = node.inputs[: -4 if _has_indices(node.op) else -3]
+        data = node.inputs[: -4 if has_indices(node.op) else -3]
         out: Variable = cls(node.op)(*data, indices, count, noise, spacing, board)
         return out
 
@@ -172,7 +178,7 @@ class AssistedSum(Op):
     def work(self, node: Apply) -> Any:
         """Return ``(task, number) -> fine``, all int64: it takes turns at the pieces of a task."""
         *data, indices, count, noise, spacing, _ = node.inputs
-        which = [indices] if _has_indices(self.whole) else []
+        which = [indices] if has_indices(self.whole) else []
         pieces = PieceSum(self.whole.make_node(*data, *which, count, noise, spacing))
         names, arrays = _arrays(node)
         lines, at = [], 0
@@ -186,11 +192,10 @@ class AssistedSum(Op):
                 "def sums_of_task(address, number):",
                 f"    task = carray(at_address(address), ({at},), np.int64)",
                 *lines,
-                f"    add({', '.join(names)}, batch, cuts, turns, nobody, totals[number], spacing)",
+                f"    add({', '.join(names)}, batch, cuts, turns, totals[number], spacing)",
             ]
         )
-        scope = {"np": np, "carray": carray, "at_address": at_address, "nobody": NOBODY}
-        scope["add"] = pieces.function
+        scope = {"np": np, "carray": carray, "at_address": at_address, "add": pieces.function}
         key = None if pieces.key is None else _key(source, pieces.key)
         add_up = compiled_source("sums_of_task", source, scope, key)
         return compiled_source("work", _TRY, {"add_up": add_up}, None if key is None else _key(_TRY, key))
@@ -253,10 +258,6 @@ def work(address, number):
         return 0
     return 1
 """
-
-
-def _has_indices(op: MicrobatchedSum | LocalSum) -> bool:
-    return isinstance(op, LocalSum) or op.sampled
 
 
 def _arrays(node: Apply) -> tuple[list[str], Sequence[tuple[str, str, int]]]:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from pymc_dpvi.engine.pieces import Batch, PieceSum
-from pymc_dpvi.engine.threads import NOBODY, Threads, ring
+from pymc_dpvi.engine.threads import Threads, ring
 
 __all__ = ["Executor", "OnThreads"]
 
@@ -43,7 +43,7 @@ class OnThreads:
             ring(bells)
             own = next(rest)
             own.fill(0)
-            self.piece_sum(batch, cuts, turns, own, NOBODY)
+            self.piece_sum(batch, cuts, turns, own)
 
         self.threads.each(work, len(sums))
         return sums

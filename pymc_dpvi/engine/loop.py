@@ -133,13 +133,10 @@ def iterate(
                 first += size
             refuse_forks()
             checks = [partial(_check_finite, param, end) for param in step.params]
-            step.share_out(_nothing, checks)
+            if checks:
+                step.share_out(checks[0], checks[1:])
             if not every:
                 yield end
-
-
-def _nothing() -> None:
-    pass
 
 
 def _take(batches: Iterator[Draws], to: list[Draws]) -> None:

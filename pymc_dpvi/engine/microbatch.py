@@ -76,7 +76,7 @@ from pymc_dpvi.graph.blocks import Form
 from pymc_dpvi.graph.traversal import substituted, walk
 from pymc_dpvi.numba_cache import source_hash
 
-__all__ = ["MicrobatchedSum", "in_microbatches", "rows_function"]
+__all__ = ["MicrobatchedSum", "in_microbatches", "nodes_of_sums", "rows_function"]
 
 #: Numbers of a microbatch's gradients: some megabytes.
 _MOST_NUMBERS = 1 << 20
@@ -218,9 +218,6 @@ class MicrobatchedSum(Op):
         return function, key
 
 
-_SUMS = MicrobatchedSum, LocalSum
-
-
 @register_funcify_and_cache_key(MicrobatchedSum)
 def _numba_microbatched_sum(op: MicrobatchedSum, node: Apply, **kwargs: Any) -> Any:
     function, key = op.for_numba(node)
@@ -239,6 +236,12 @@ def _length(width: int, large: bool, many_operations: bool, public_batch: float 
         return multiple * math.ceil(rows / (number * multiple))
     multiple = next((length for length in _LENGTHS if length <= most), _LENGTHS[-1])
     return max(multiple, most - most % multiple)
+
+
+def nodes_of_sums(outputs: Sequence[Variable]) -> list[Apply]:
+    """Return the nodes in which records are added up."""
+    nodes = dict.fromkeys(v.owner for v in ancestors(outputs) if v.owner is not None)
+    return [node for node in nodes if isinstance(node.op, MicrobatchedSum | LocalSum)]
 
 
 def in_microbatches(
@@ -380,7 +383,7 @@ def _refuse_beside(
     outputs: Sequence[Variable], data: Sequence[Variable], of_batch: Sequence[Variable]
 ) -> None:
     """Raise if outputs read records, the batch, its size or the noise other than through the noisy sum."""
-    sums = [v for v in ancestors(outputs) if v.owner is not None and isinstance(v.owner.op, _SUMS)]
+    sums = [node.outputs[0] for node in nodes_of_sums(outputs)]
     beside = walk(outputs, stop=sums, into_size=True, columns_of=data)
     if not {*data, *of_batch}.isdisjoint(beside):
         raise PrivacyError(_AROUND)

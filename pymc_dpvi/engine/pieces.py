@@ -24,11 +24,10 @@ from pymc_dpvi.engine.compile_cache import compiled_source
 from pymc_dpvi.engine.generated_code import PIECE
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.microbatch import MicrobatchedSum
-from pymc_dpvi.engine.threads import ring
 from pymc_dpvi.mechanism.limits import PIECE_RECORDS
 from pymc_dpvi.numba_cache import kernel
 
-__all__ = ["Batch", "PieceSum", "by_person", "cuts_of_persons", "cuts_of_rows", "piece_length"]
+__all__ = ["Batch", "PieceSum", "by_person", "cuts_of_persons", "cuts_of_rows", "has_indices", "piece_length"]
 
 #: Numbers of a piece's gradients: enough work to be worth a call, and little enough to be shared out evenly.
 _NUMBERS = 1 << 16
@@ -70,17 +69,15 @@ class PieceSum:
         self.length, self.by_person = piece_length(op), by_person(op)
         self.function, self.key = _compiled(node)
 
-    def __call__(
-        self, batch: Batch, cuts: np.ndarray, turns: np.ndarray, total: np.ndarray, bells: np.ndarray
-    ) -> None:
+    def __call__(self, batch: Batch, cuts: np.ndarray, turns: np.ndarray, total: np.ndarray) -> None:
         """Add the sums of pieces to `total`, (2, size), int64, until there is none left.
 
         Piece k is ``indices[cuts[k] : cuts[k + 1]]``, int64. `turns`, one int64, counts the pieces that have
-        been taken, by all threads, and `bells` are those of `Threads.each`. Of no indices, one microbatch of
-        zeros is computed and not added, as at the rehearsal (`step`).
+        been taken, by all threads. Of no indices, one microbatch of zeros is computed and not added, as at
+        the rehearsal (`step`).
         """
         indices = batch.indices if batch.indices.size else np.zeros(1, dtype=np.int64)
-        self.function(*batch.records, *batch.shared, indices, cuts, turns, bells, total, batch.spacing)
+        self.function(*batch.records, *batch.shared, indices, cuts, turns, total, batch.spacing)
 
     def cuts(self, indices: np.ndarray) -> np.ndarray:
         """Return where the pieces of a batch begin, and where the last one ends: at least two numbers."""
@@ -93,6 +90,11 @@ def piece_length(op: MicrobatchedSum | LocalSum) -> int:
     """Return the most rows in a piece."""
     most = min(PIECE_RECORDS // op.length, _NUMBERS // (op.length * max(1, op.width)))
     return op.length * max(1, most)
+
+
+def has_indices(op: MicrobatchedSum | LocalSum) -> bool:
+    """Whether the operation gets its batch by indices, and not all records."""
+    return isinstance(op, LocalSum) or op.sampled
 
 
 def by_person(op: MicrobatchedSum | LocalSum) -> bool:
@@ -127,8 +129,7 @@ def _compiled(node: Apply) -> tuple[Callable[..., None], str | None]:
     *arguments, indices = list(inspect.signature(written).parameters)[:-3]
     source = "\n".join(
         [
-            f"def sums_of_pieces({', '.join(arguments)}, batch, cuts, turns, bells, onto, number):",
-            "    ring(bells)",
+            f"def sums_of_pieces({', '.join(arguments)}, batch, cuts, turns, onto, number):",
             "    k = take_turn(turns)",
             "    while k < cuts.size - 1:",
             f"        {indices} = batch[cuts[k] : max(cuts[k + 1], cuts[k] + 1)]",
@@ -137,5 +138,5 @@ def _compiled(node: Apply) -> tuple[Callable[..., None], str | None]:
             "        k = take_turn(turns)",
         ]
     )
-    scope = {**written.__globals__, "take_turn": take_turn, "ring": ring}
+    scope = {**written.__globals__, "take_turn": take_turn}
     return compiled_source("sums_of_pieces", source, scope, key, nogil=True), key

@@ -37,7 +37,6 @@ from pymc_dpvi.engine.pieces import Batch, PieceSum
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.engine.silence import silence
 from pymc_dpvi.engine.sources import in_type
-from pymc_dpvi.engine.threads import NOBODY
 from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["Group", "Recipe", "hold", "packed", "sum_of_group", "unpacked"]
@@ -156,7 +155,7 @@ def sum_of_group(
                 if batch.size or nothing:
                     turns = np.zeros(1, dtype=np.int64)
                     own = Batch(arrays, values, batch, number, size)
-                    piece_sum(own, piece_sum.cuts(batch), turns, total, NOBODY)
+                    piece_sum(own, piece_sum.cuts(batch), turns, total)
         return call, total, _processor()
     except Exception as error:
         return call, type(error).__name__, ""

@@ -38,9 +38,9 @@ from pymc_dpvi.engine.compile_cache import shared
 from pymc_dpvi.engine.executor import Executor, OnThreads
 from pymc_dpvi.engine.lattice_sums import release_into
 from pymc_dpvi.engine.local_sum import LocalSum
-from pymc_dpvi.engine.microbatch import MicrobatchedSum
+from pymc_dpvi.engine.microbatch import MicrobatchedSum, nodes_of_sums
 from pymc_dpvi.engine.multistep import Chunk
-from pymc_dpvi.engine.pieces import Batch, PieceSum
+from pymc_dpvi.engine.pieces import Batch, PieceSum, has_indices
 from pymc_dpvi.engine.threads import Threads, ring
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.traversal import substituted
@@ -170,13 +170,9 @@ class _Cut:
     def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
         if has_long_vectors(outputs):
             inputs, outputs = _simplified(inputs, outputs)
-        (node,) = {
-            v.owner
-            for v in ancestors(outputs)
-            if v.owner is not None and isinstance(v.owner.op, MicrobatchedSum | LocalSum)
-        }
+        (node,) = nodes_of_sums(outputs)
         data = node.op.num_record_arrays
-        batch = 3 + (isinstance(node.op, LocalSum) or node.op.sampled)
+        batch = 3 + has_indices(node.op)
         self.node = node
         self.shared = node.inputs[data:-batch]
         self.released = node.outputs[0].type("released")

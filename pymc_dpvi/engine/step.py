@@ -23,8 +23,7 @@ from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.interrupts import uninterrupted
-from pymc_dpvi.engine.local_sum import LocalSum
-from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
+from pymc_dpvi.engine.microbatch import in_microbatches, nodes_of_sums
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.silence import silence
 from pymc_dpvi.engine.split_step import SplitChunk, has_long_vectors, is_long
@@ -33,7 +32,6 @@ from pymc_dpvi.engine.threads import available_cores
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, WorkersError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.record_model import RecordModel
-from pymc_dpvi.graph.traversal import walk
 from pymc_dpvi.guide.whole import Family
 from pymc_dpvi.mechanism.mechanism import Mechanism
 from pymc_dpvi.optimizers import Optimizer
@@ -120,10 +118,6 @@ class PrivateStep:
         self.params, self.averages, self.scale = graph.params, graph.averages, graph.scale
         self.draw_shape, self.num_noise = graph.draw_shape, graph.num_noise
         self.running_clip, self.clip_updates = graph.running_clip, graph.clip_updates
-        if cores is not None:  # threads are told where an array begins, and not how it lies in memory
-            for variable in graph.data:
-                variable.set_value(np.ascontiguousarray(variable.get_value(borrow=True)), borrow=True)
-        self._data = [(variable, variable.get_value(borrow=True)) for variable in graph.data]
         self.trace = GradientTrace(latents.size)
         rows = [graph.row()] if self.trace.width else []
         updates = graph.updates(optimizer, in_clip_norms)
@@ -132,8 +126,7 @@ class PrivateStep:
         indices = None if graph.is_whole else graph.indices
         of_rows = graph.batch, graph.data, indices, rows_kwargs, record.units is not None
         new = in_microbatches([*updates.values(), *rows], *of_rows, public_batch)
-        ops = {v.owner.op for v in walk(new) if v.owner is not None}
-        sums = [op for op in ops if isinstance(op, MicrobatchedSum | LocalSum)]
+        sums = [node.op for node in nodes_of_sums(new)]
         for op in sums:
             weakref.finalize(self, op.forget).atexit = False
         fits = mechanism.pieces_fit(self.num_noise)
@@ -148,6 +141,10 @@ class PrivateStep:
             )
         if cores is None and fits and is_long(sums, public_batch, compile_kwargs):
             cores = available_cores()
+        if cores is not None:  # threads are told where an array begins, and not how it lies in memory
+            for variable in graph.data:
+                variable.set_value(np.ascontiguousarray(variable.get_value(borrow=True)), borrow=True)
+        self._data = [(variable, variable.get_value(borrow=True)) for variable in graph.data]
         row = new[-1] if rows else None
         updates = dict(zip(updates, new, strict=False))
         make: Callable[..., Chunk] = Chunk

@@ -24,7 +24,7 @@ __all__ = ["NOBODY", "Threads", "available_cores", "ring"]
 T = TypeVar("T")
 
 #: How often a thread looks at a bell before it sleeps: a third of a millisecond.
-LOOKS = 1 << 20
+_LOOKS = 1 << 20
 #: Places in a helper's bell: number of the work that the bell was rung for, of the one that was laid down
 #: last, of the one that is done; whether the helper sleeps, and whether its caller does, waiting for it.
 _RUNG_FOR, _LAID_DOWN, _DONE, _ASLEEP, _CALLER_ASLEEP = range(5)
@@ -174,7 +174,7 @@ class Threads:
     def __init__(self, cores: int) -> None:
         self.cores = cores
         #: How often one looks whether there is work: a core that looks may be another thread's.
-        self.looks = LOOKS if cores <= available_cores() else 1
+        self.looks = _LOOKS if cores <= available_cores() else 1
         self._helpers: list[_Helper] = []
         self._bells = NOBODY
 

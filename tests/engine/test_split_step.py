@@ -145,14 +145,13 @@ def test_any_number_of_threads_gives_the_same(case: str, monkeypatch: pytest.Mon
     used = set()
     add_up = PieceSum.__call__
 
-    def watched(self: PieceSum, batch: Any, cuts: Any, turns: Any, total: Any, bells: Any) -> None:
+    def watched(self: PieceSum, batch: Any, cuts: Any, turns: Any, total: Any) -> None:
         before = int(turns[0])
         if threading.current_thread() is threading.main_thread() and cores > 1 and cuts.size > 2:
-            threads.ring(bells)
             deadline = time.monotonic() + 1.0
             while turns[0] == before and time.monotonic() < deadline:
                 time.sleep(1e-4)  # until another thread has taken a piece
-        add_up(self, batch, cuts, turns, total, bells)
+        add_up(self, batch, cuts, turns, total)
         used.add(threading.get_ident())
 
     monkeypatch.setattr(PieceSum, "__call__", watched)
@@ -215,6 +214,24 @@ def test_an_error_in_a_thread_ends_all_and_says_nothing(monkeypatch: pytest.Monk
     time.sleep(0.05)
     assert len(calls) == seen  # nobody goes on
     assert method.approx.privacy.runs[-1].n_steps == 5  # what was planned is charged
+
+
+@pytest.mark.turns
+def test_an_error_in_a_helper_ends_the_fit_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["if number > 0:", "    return 0", "add_up(address, number)", "return 1"]
+    fails = "\n    ".join(["def work(address, number):", *lines]) + "\n"
+    monkeypatch.setattr(numba_cache, "_SOURCES", f"helpers fail, {time.time()}")
+    monkeypatch.setattr(assisted_sum, "_TRY", fails)
+    before = set(threading.enumerate())
+    with pm.Model():
+        outer()
+        method = DPADVI(noise_multiplier=0.8, delta=1e-6, sampling_prob=0.9, insecure_noise_seed=5)
+        with pytest.raises(ModelEvaluationError, match="raised RuntimeError") as caught:
+            method.fit(1_000_000, progressbar=False, cores=2, backend="numba")
+    assert caught.value.__context__ is None
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5.0)
+        assert not thread.is_alive()
 
 
 @pytest.mark.turns
@@ -359,7 +376,7 @@ def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("looks", [1, 1 << 20])
 def test_threads_share_work_and_hand_on_what_is_raised(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are awake or asleep when work comes."""
-    monkeypatch.setattr(threads, "LOOKS", looks)
+    monkeypatch.setattr(threads, "_LOOKS", looks)
     monkeypatch.setattr(threads, "available_cores", lambda: 3)
     three, caller = threads.Threads(3), threading.current_thread()
     all_there = threading.Barrier(3)
@@ -422,7 +439,7 @@ def _take_all(turns: Any, times: Any, load: Any, bells: Any) -> None:  # pragma:
 @pytest.mark.parametrize("looks", [1, 1000, 1 << 20])
 def test_nobody_is_waited_for_for_ever(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a thread looks before it sleeps: it may fall asleep at any place of a turn."""
-    monkeypatch.setattr(threads, "LOOKS", looks)
+    monkeypatch.setattr(threads, "_LOOKS", looks)
     monkeypatch.setattr(threads, "available_cores", lambda: 3)
     rng, three = np.random.default_rng(looks), threads.Threads(3)
 
@@ -443,7 +460,7 @@ def test_nobody_is_waited_for_for_ever(looks: int, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.turns
-def test_records_may_lie_in_memory_in_any_order() -> None:
+def test_records_may_lie_in_memory_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(x: np.ndarray) -> Any:
         return lambda: pm.Bernoulli(
             "y", logit_p=pm.Data("x", x) @ pm.Normal("beta", 0, 1, shape=4), observed=Y
@@ -454,6 +471,18 @@ def test_records_may_lie_in_memory_in_any_order() -> None:
         assert not x.flags.c_contiguous
         for a, b in zip(wanted, fitted(build(x), 2), strict=True):
             assert np.array_equal(a, b)
+
+    def watched(held: list[Any]) -> list[bool]:
+        return [v.get_value(borrow=True).flags.c_contiguous for v in held if v.type.ndim == 2]
+
+    monkeypatch.setattr(split_step, "_LONG", 5000)  # also where threads are the default
+    with pm.Model():
+        build(np.asfortranarray(X))()
+        method = DPADVI(epsilon=1.0, delta=1e-6, batch_size=2000)
+        method.fit(3, progressbar=False, backend="numba")
+    assert method._runs.step is not None
+    chunk = method._runs.step.chunk
+    assert isinstance(chunk, assisted_chunk.AssistedChunk) and all(watched(chunk.held))
 
 
 @pytest.mark.turns
