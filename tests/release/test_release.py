@@ -228,7 +228,7 @@ def test_errors(case: str, capfd: pytest.CaptureFixture[str], caplog: pytest.Log
     assert in_text(caplog.text, "log") == []
 
 
-def test_step_that_raises_is_charged() -> None:
+def test_step_that_raises_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """What compiled code says about the data is left out, from the chain of causes too; the cost is not."""
 
     def function(*args: Any) -> None:
@@ -236,8 +236,7 @@ def test_step_that_raises_is_charged() -> None:
 
     method = with_model(planted_model())
     method.fit(2, progressbar=False)
-    function.rest = lambda: None  # type: ignore[attr-defined]
-    method._runs.step.chunk = function
+    monkeypatch.setattr(type(method._runs.step.chunk), "__call__", function)
     with pytest.raises(ModelEvaluationError, match="charged") as caught:
         method.refine(30, progressbar=False)
     assert in_error(caught.value) == []
