@@ -142,6 +142,9 @@ def _length(var: Variable, name: str, free: Sequence[Variable] = ()) -> int:
     if is_array(var):
         return array_shape(var)[0]
     arrays = [v for v in walk([var]) if is_array(v) and v.type.ndim]
+    declared = {array_shape(a)[0] for a in arrays if not isinstance(a, Constant)}
+    if declared:  # a constant as long as none of them says how arrays lie: a shape, the counts of a split
+        arrays = [a for a in arrays if not isinstance(a, Constant) or array_shape(a)[0] in declared]
     stand_ins = [a.type() for a in arrays]
     # An improper prior (pm.HalfFlat) has no draws.
     instead = {rv: pt.ones(rv.shape, dtype=rv.type.dtype) for rv in free}  # type: ignore[attr-defined]

@@ -304,3 +304,47 @@ def test_what_is_listed_turns_on_no_number_of_records() -> None:
             pm.Normal("y", a, 1, observed=np.random.default_rng(0).normal(size=(n, 3)))
         listed.append(build_record_model(model).public_arrays)
     assert listed == [("constant of a (2,)",)] * 2
+
+
+def choice(x: Any, beta: Any, chosen: Any) -> Any:
+    return pm.logp(pm.Categorical.dist(logit_p=x @ beta), chosen)
+
+
+def taken_along(x: Any, beta: Any, chosen: Any) -> Any:
+    return pt.take_along_axis(pt.special.log_softmax(x @ beta, axis=-1), chosen[:, None], axis=1)[:, 0]
+
+
+def split_columns(x: Any, beta: Any, chosen: Any) -> Any:
+    first, rest = pt.split(x, [1, 2], axis=1, n_splits=2)
+    return pm.logp(pm.Normal.dist((rest @ beta[:2]).sum(axis=1), 1.0), first[:, 0])
+
+
+def positive(x: Any, beta: Any, chosen: Any) -> Any:
+    return x[pt.nonzero(chosen)[0], 0] * beta[0, 0]
+
+
+def of_potential(form: Callable[..., Any]) -> pm.Model:
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        x, chosen = pm.Data("x", rng.normal(size=(N, 3))), pm.Data("chosen", rng.integers(0, 4, N))
+        pm.Potential("term", form(x, pm.Normal("beta", 0, 1, shape=(3, 4)), chosen))
+    return model
+
+
+@pytest.mark.parametrize("form", [choice, taken_along, split_columns])
+def test_a_constant_that_says_how_arrays_lie_is_no_data(form: Callable[..., Any]) -> None:
+    """The length of the Potential was said to turn on values: those of a shape, or the counts of a split."""
+    model = of_potential(form)
+    record = build_record_model(model)
+    z = np.random.default_rng(1).normal(size=12)
+    term = function_of(record, record.factors["term"])
+    rows = [[array_value(a)[i : i + 1] for a in record.arrays] for i in range(N)]
+    (value,) = model.value_vars
+    (together,) = model.replace_rvs_by_values(model.potentials)
+    expected = pm_compile([value], together, mode="PYTHON")(z.reshape(3, 4))
+    np.testing.assert_allclose([np.sum(term(z, *row)) for row in rows], expected)
+
+
+def test_a_length_that_values_decide_is_refused() -> None:
+    with pytest.raises(NotSeparableError, match="The length of 'term' depends on values"):
+        build_record_model(of_potential(positive))
