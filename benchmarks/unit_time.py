@@ -6,10 +6,12 @@
 - ``intercept 7``   with a random intercept for each person, integrated out by seven nodes;
 - ``intercept 15``  the same with fifteen, the default.
 
-20,000 persons have 1 to 50 rows each, most of them few. The expected number of rows in a batch is the same
-for all. The methods take turns in one process; a step's time is processor time, in blocks (`step_time.py`).
+20,000 persons have 1 to 50 rows each, most of them few. Two families have large matrices of weights, 2,000
+persons, 600 rows in a batch, and the first two methods alone: a softmax regression, 784-10, and a network,
+784-200-10. The expected number of rows in a batch is the same for all methods. They take turns in one process;
+a step's time is processor time, in blocks (`step_time.py`).
 
-    python benchmarks/unit_time.py [--rounds 5] [--rows 200 1000 5000] [--output FILE]
+    python benchmarks/unit_time.py [--rounds 5] [--rows 200 1000 5000] [--families network] [--output FILE]
 """
 
 from __future__ import annotations
@@ -31,17 +33,35 @@ from workers import one_thread_each
 
 HERE = Path(__file__).resolve().parent
 PERSONS, WIDTH = 20_000, 10
-FAMILIES = ("normal", "logistic", "poisson")
+FAMILIES = ("normal", "logistic", "poisson", "softmax", "network")
+#: Those with large matrices of weights: persons, predictors, labels, and units of the hidden layer.
+WIDE, FEWER, PIXELS, LABELS, HIDDEN = ("softmax", "network"), 2_000, 784, 10, 200
 METHODS = ("row", "person", "two tables", "intercept 7", "intercept 15")
 
 
-def data(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def data(
+    rng: np.random.Generator, persons: int = PERSONS, width: int = WIDTH
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return predictors, persons, and linear predictors with a random intercept."""
     heavy = np.arange(1, 51) ** -1.7
-    rows = rng.choice(50, PERSONS, p=heavy / heavy.sum()) + 1
-    person = np.repeat(np.arange(PERSONS), rows)
-    x = rng.standard_normal((len(person), WIDTH))
-    return x, person, x @ (0.3 * rng.standard_normal(WIDTH)) + 0.7 * rng.standard_normal(PERSONS)[person]
+    rows = rng.choice(50, persons, p=heavy / heavy.sum()) + 1
+    person = np.repeat(np.arange(persons), rows)
+    x = rng.standard_normal((len(person), width))
+    return x, person, x @ (0.3 * rng.standard_normal(width)) + 0.7 * rng.standard_normal(persons)[person]
+
+
+def wide(family: str, rng: np.random.Generator) -> np.ndarray:
+    """Write a model with large matrices of weights into the model at hand; return whose the rows are."""
+    import pymc as pm
+
+    x, person, _ = data(rng, FEWER, PIXELS)
+    hidden, width = pm.Data("x", x), PIXELS
+    if family == "network":
+        first = pm.Normal("first", 0, PIXELS**-0.5, shape=(PIXELS, HIDDEN))
+        hidden, width = pm.math.maximum(hidden @ first + pm.Normal("bias", 0, 1, shape=HIDDEN), 0), HIDDEN
+    weights = pm.Normal("weights", 0, width**-0.5, shape=(width, LABELS))
+    pm.Categorical("y", logit_p=hidden @ weights, observed=rng.integers(0, LABELS, len(x)))
+    return person
 
 
 def observe(family: str, name: str, mean: Any, eta: np.ndarray, rng: np.random.Generator) -> None:
@@ -65,11 +85,15 @@ def prepare(family: str, method: str, batch_rows: int) -> Callable[[int], None]:
     from pymc_dpvi.engine.loop import iterate
 
     rng = np.random.default_rng(27)
-    x, person, eta = data(rng)
     nodes = int(method.split()[1]) if method.startswith("intercept") else 0
     parts = [slice(0, None, 2), slice(1, None, 2)] if method == "two tables" else [slice(None)]
-    unit: dict[str, str] = {}
+    unit: Any = {}
     with pm.Model(coords={"who": np.arange(PERSONS)}) as model:
+        if family in WIDE:
+            person = wide(family, rng)
+            unit, parts = (None if method == "row" else person), []
+        else:
+            x, person, eta = data(rng)
         for k, part in enumerate(parts):
             mean = pm.Data(f"x{k}", x[part]) @ pm.Normal(f"beta{k}", 0, 1, shape=WIDTH)
             if method != "row":
@@ -78,7 +102,7 @@ def prepare(family: str, method: str, batch_rows: int) -> Callable[[int], None]:
             if nodes:
                 mean = mean + pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")[who]
             observe(family, f"y{k}", mean, eta[part], rng)
-    more: dict[str, Any] = {"unit": unit} if unit else {}
+    more: dict[str, Any] = {"unit": unit} if method != "row" else {}
     if nodes:
         more["guide"] = {"u": Quadrature(nodes)}
     with warnings.catch_warnings():
@@ -105,9 +129,10 @@ def prepare(family: str, method: str, batch_rows: int) -> Callable[[int], None]:
 
 def measure(family: str, batch_rows: int, rounds: int) -> dict[str, float]:
     """Return the median microseconds of a step by each method, and the ratios to the step by row."""
-    runs = {method: prepare(family, method, batch_rows) for method in METHODS}
+    methods = METHODS[:2] if family in WIDE else METHODS
+    runs = {method: prepare(family, method, batch_rows) for method in methods}
     sizes = {method: steps_in(run, time.process_time) for method, run in runs.items()}
-    blocks: dict[str, list[float]] = {method: [] for method in METHODS}
+    blocks: dict[str, list[float]] = {method: [] for method in methods}
     for _ in range(rounds):
         for method, run in runs.items():
             for _ in range(BLOCKS):
@@ -115,7 +140,7 @@ def measure(family: str, batch_rows: int, rounds: int) -> dict[str, float]:
                 run(sizes[method])
                 blocks[method].append(1e6 * (time.process_time() - start) / sizes[method])
     found = {method: statistics.median(b) for method, b in blocks.items()}
-    return found | {f"{method} / row": found[method] / found["row"] for method in METHODS[1:]}
+    return found | {f"{method} / row": found[method] / found["row"] for method in methods[1:]}
 
 
 def main() -> None:
@@ -132,11 +157,13 @@ def main() -> None:
         table.add_column(heading)
     results = []
     for family in chosen.families:
-        for rows in chosen.rows:
+        for rows in chosen.rows if family not in WIDE else [600]:
             found = measure(family, rows, chosen.rounds)
             results.append({"family": family, "rows": rows, **found})
-            times = [f"{found[method]:.0f}" for method in METHODS]
-            ratios = [f"{found[f'{method} / row']:.2f}" for method in METHODS[1:]]
+            times = [f"{found[method]:.0f}" if method in found else "" for method in METHODS]
+            ratios = [
+                f"{found[m]:.2f}" if (m := f"{method} / row") in found else "" for method in METHODS[1:]
+            ]
             table.add_row(family, str(rows), *times, *ratios)
     Console().print(table)
     chosen.output.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import pymc as pm
 import pytest
 from suite import CLIP, Suite, layers, look_ups, regression
 
-from pymc_dpvi.engine import local_sums, loop, microbatch
+from pymc_dpvi.engine import generated_unit_sums, local_sums, loop, microbatch, unit_sums
 from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.engine.unit_sums import add_row, add_unit
 from pymc_dpvi.graph.units import Units
@@ -221,6 +221,62 @@ def test_every_form_of_a_gradient_is_as_private_by_person(
     suite = build(model, sampler=sampler, backend=backend, adaptive=True)
     assert max(len(m) for m in suite.probe.members) == 500
     keeps_every_promise(suite)
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "full batch, replace"])
+@pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
+def test_factored_gradients_are_as_private_by_person(
+    sampler: str, backend: str, monkeypatch: pytest.MonkeyPatch
+):
+    stays_factored(monkeypatch)
+    keeps_every_promise(build(layers, sampler=sampler, backend=backend, adaptive=True))
+
+
+def stays_factored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small matrices stay factored, too."""
+    monkeypatch.setattr(microbatch, "_FACTORED", 1)
+    monkeypatch.setattr(microbatch, "_LONG", 1)
+
+
+def norm_of_rows(left: np.ndarray, right: np.ndarray) -> float:
+    """As if the rows of a person were at right angles."""
+    return float(np.sum(np.sum(left**2, axis=1) * np.sum(right**2, axis=1)))
+
+
+def norm_of_one_factor(left: np.ndarray, right: np.ndarray) -> float:
+    return float(np.sum((left.T @ left) ** 2))
+
+
+def every_row_is_a_person(marked: np.ndarray, begin: int, first: int, count: int) -> tuple[int, bool]:
+    return first + 1, False
+
+
+def a_row_of_the_next_person(marked: np.ndarray, begin: int, first: int, count: int) -> tuple[int, bool]:
+    last, cut = unit_sums.end_of_person(marked, begin, first, count)
+    return min(last + 1, count), cut
+
+
+FACTORED_BUGS: dict[str, tuple[str, Any, Any]] = {
+    "the norm is that of the rows": ("squared_norm_of_products", norm_of_rows, SENSITIVITY),
+    "the norm is that of one factor": ("squared_norm_of_products", norm_of_one_factor, SENSITIVITY),
+    "rows are clipped one by one": ("end_of_person", every_row_is_a_person, SENSITIVITY),
+    "persons are cut elsewhere": ("end_of_person", a_row_of_the_next_person, SENSITIVITY),
+}
+
+
+@pytest.mark.parametrize("bug", FACTORED_BUGS)
+def test_planted_bug_with_factored_gradients_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch):
+    name, function, check = FACTORED_BUGS[bug]
+    stays_factored(monkeypatch)
+    scope = generated_unit_sums.defined
+
+    def planted(*args: Any, **more: Any) -> Any:
+        return scope(*args, **more, **{name: function})
+
+    monkeypatch.setattr(generated_unit_sums, "defined", planted)
+    found = check(build(layers))
+    assert not found.passed, str(found)
+    assert "raises" not in found.words
 
 
 def keeps_every_promise(suite: Suite) -> None:

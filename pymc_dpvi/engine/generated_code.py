@@ -1,12 +1,11 @@
 """Code that is written at run time: functions for numba whose arguments differ in number or type.
 
-`generated_local_sums` has two more. All are short. What they call is ordinary code in `clipping`,
-`kernels`, `unit_sums` and `fetching`.
+`generated_unit_sums` and `generated_local_sums` have more. All are short. What they call is ordinary code in
+`clipping`, `kernels`, `unit_sums` and `fetching`.
 
 * `write_add_clipped`: the clipped sum of some records, with one or two arrays for each block of the gradient.
   It could be ordinary code, a `literal_unroll` over a tuple of blocks. That was measured: it runs as fast,
   and takes numba twice as long to compile, a second more in every first fit.
-* `write_add_units`: the same for rows that are added up by person before they are clipped.
 * `write_microbatched_sum`: the sum of a batch, one microbatch at a time.
 * `write_loop`: many steps in one loop. numba compiles a function for a fixed list of arguments, and in a loop
   it makes no tuple of arrays of different types, which this one and the one above would need.
@@ -50,9 +49,7 @@ __all__ = [
     "Ending",
     "defined",
     "inlined",
-    "lines_of_rows",
     "write_add_clipped",
-    "write_add_units",
     "write_loop",
     "write_microbatched_sum",
 ]
@@ -161,64 +158,6 @@ def write_add_clipped(layout: Sequence[Form]) -> Callable[..., None]:
     )
 
 
-#: For each form of a block: columns, and what adds row i to a sum over rows.
-_ROWS = {
-    "dense": ("{x}.shape[1]", "add_row({x}, i, {into}, at)"),
-    "outer": ("{x}.shape[1] * {y}.shape[1]", "add_row_outer({x}, {y}, i, {into}, at)"),
-    "products": ("{x}.shape[2] * {y}.shape[2]", "add_row_products({x}, {y}, i, {into}, at)"),
-    "sparse": ("{size}", "add_row_sparse({x}, {y}, i, {into}, at, {size})"),
-}
-
-
-def lines_of_rows(layout: Sequence[Form], into: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of all arrays, columns, and lines that add row i to `into` (`unit_sums`)."""
-    names: list[str] = []
-    sizes, rows = [], []
-    for form in layout:
-        own = {"x": f"x{len(names)}", "y": f"x{len(names) + 1}", "size": form.size, "into": into}
-        names += [f"x{len(names) + k}" for k in range(form.num_arrays)]
-        size, row = (line.format(**own) for line in _ROWS[form.kind])
-        sizes.append(size)
-        rows += [f"at, to = to, to + {size}", row]
-    return names, sizes, rows
-
-
-_OF_UNITS = ("marked", "begin", "count", "bound", "units", "person", "high", "low", "tally")
-
-
-def write_add_units(layout: Sequence[Form]) -> Callable[..., None]:
-    """Write ``(*arrays, marked, begin, count, bound, units, person, high, low, tally) -> None``: `unit_sums`.
-
-    For two blocks, the second outer::
-
-        def add_units(x0, x1, x2, marked, begin, count, bound, units, person, high, low, tally):
-            check(person.size == high.size == x0.shape[1] + x1.shape[1] * x2.shape[1])
-            for i in range(count):
-                at, to = 0, x0.shape[1]
-                add_row(x0, i, person, at)
-                at, to = to, to + x1.shape[1] * x2.shape[1]
-                add_row_outer(x1, x2, i, person, at)
-                if marked[begin + i] & 1:
-                    add_unit(person, bound, units, high, low, tally)
-    """
-    names, sizes, rows = lines_of_rows(layout, "person")
-    return defined(
-        "add_units",
-        [
-            f"def add_units({', '.join(names)}, {', '.join(_OF_UNITS)}):",
-            f"    if not person.size == high.size == {' + '.join(sizes)}:",
-            "        raise ValueError('one noise entry per column is needed')",
-            f"    if count < 0 or count > {' or count > '.join(f'{n}.shape[0]' for n in names)}:",
-            "        raise ValueError('every block needs a row per record')",
-            "    for i in range(count):",
-            "        to = 0",
-            *(f"        {line}" for line in rows),
-            "        if marked[begin + i] & 1:",
-            "            add_unit(person, bound, units, high, low, tally)",
-        ],
-    )
-
-
 @dataclass(frozen=True)
 class Ending:
     """What becomes of a sum: an argument of the function, its length, and the last line."""
@@ -244,6 +183,7 @@ def write_microbatched_sum(
     num_arrays: int,
     sampled: bool,
     by_unit: bool = False,
+    whole: bool = False,
     ending: Ending = RELEASE,
     **numbers: Any,
 ) -> tuple[Callable[..., np.ndarray], str]:
@@ -254,7 +194,7 @@ def write_microbatched_sum(
     per_record : numba dispatcher
         ``(*rows, *shared) -> arrays``.
     add_clipped : callable
-        Of `write_add_clipped`, or of `write_add_units`.
+        Of `write_add_clipped`, or of `generated_unit_sums.write_add_units`.
     num_axes : sequence of int
         Numbers of axes of the record arrays.
     num_shared, num_arrays : int
@@ -263,6 +203,8 @@ def write_microbatched_sum(
         Whether there are indices.
     by_unit : bool
         Whether they are those of `unit_sums`, and rows are added up by person.
+    whole : bool
+        Whether no person is cut that a microbatch has room for.
     ending : Ending
         With `PIECE`, the last but one argument is ``onto``, to which the sum is added on the lattice.
     **numbers
@@ -282,9 +224,10 @@ def write_microbatched_sum(
     size = ending.size
     added = ", ".join(f"{array}_in_order" for array in arrays)
     if by_unit:
-        add = f"{added}, marked, first, min(length, n - first), bound, units, person, high, low, tally"
+        add = f"{added}, marked, first, taken, bound, units, person, high, low, tally"
     else:
-        add = f"{added}, min(length, n - first), bound, units, high, low, tally"
+        add = f"{added}, taken, bound, units, high, low, tally"
+    taken = "whole_persons(marked, first, min(length, n - first))" if whole else "min(length, n - first)"
     lines = [
         f"def microbatched_sum({', '.join(names)}):",
         "    spacing, n = number.item(), count.item()",
@@ -292,7 +235,9 @@ def write_microbatched_sum(
         *(["    indices = marked >> 1"] if by_unit else []),
         f"    bound, units, high, low, tally = start_of_sum({size}, l2_clip_norm, tally_weight, spacing)",
         *(["    person = np.zeros(high.size)"] if by_unit else []),
-        "    for first in range(0, max(n, 1), length):",
+        "    first = 0",
+        "    while first < max(n, 1):",
+        f"        taken = {taken}",
         *fetch,
         "        if n == 0:",
         *(f"            {row}.fill(0)" for row in rows),
@@ -301,6 +246,7 @@ def write_microbatched_sum(
         f"            raise ValueError({ROWS!r})",
         *(f"        {array}_in_order = in_order({array})" for array in arrays),
         f"        add_clipped({add})",
+        "        first += max(taken, 1)",
         f"    {ending.line}",
     ]
     function = defined(
@@ -310,6 +256,7 @@ def write_microbatched_sum(
         places_of=places_of,
         take_entries=take_entries,
         take_rows=take_rows,
+        whole_persons=unit_sums.whole_persons,
         add_on_lattice=lattice_sums.add_on_lattice,
         add_clipped=numba.njit(fastmath=False)(add_clipped),
         start_of_sum=numba.njit(fastmath=False)(clipping.start_of_sum),

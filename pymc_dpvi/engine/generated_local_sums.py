@@ -23,8 +23,8 @@ from pymc_dpvi.engine.generated_code import (
     Ending,
     defined,
     inlined,
-    lines_of_rows,
 )
+from pymc_dpvi.engine.generated_unit_sums import lines_of_rows
 from pymc_dpvi.graph.blocks import Form
 
 __all__ = ["write_add_pairs", "write_local_sum"]

@@ -27,6 +27,7 @@ __all__ = [
     "add_weighted_rows",
     "merged",
     "scatter",
+    "squared_norm_of_products",
     "weighted_outer",
     "weighted_products",
 ]
@@ -126,34 +127,39 @@ def _dot(a: np.ndarray, b: np.ndarray) -> float:  # pragma: no cover
 
 
 @_kernel
+def squared_norm_of_products(left: np.ndarray, right: np.ndarray) -> float:  # pragma: no cover
+    """Upper bound of the squared norm of ``sum(left[r] ⊗ right[r])``; see the module."""
+    terms = left.shape[0]
+    rounding = (left.shape[1] + right.shape[1] + terms * terms + 8) * _ROUNDOFF
+    square, length, least = 0.0, 0.0, np.inf
+    own = _outer_squared_norms(left, right, terms)
+    for r in range(terms):
+        if own[r] > 0.0:
+            least = min(least, _squared_norm(left[r]), _squared_norm(right[r]))
+        square += own[r]
+        length += np.sqrt(own[r])
+        for s in range(r):
+            square += 2.0 * (_dot(left[r], left[s]) * _dot(right[r], right[s]))
+    uncancelled = length * length
+    if not (uncancelled < np.inf):  # also for NaN
+        return np.nan
+    # If parts of a dot product overflow, the sum may be NaN or infinite: the record then counts as 0.
+    if not (abs(square) < np.inf):
+        return np.nan
+    if least < _SMALL:  # parts of a dot product may have underflowed: take T², the upper bound
+        square = uncancelled
+    elif square < uncancelled / CANCELLATION**2:
+        square = uncancelled / CANCELLATION**2
+    return square + rounding * uncancelled
+
+
+@_kernel
 def add_squared_norms_products(
     left: np.ndarray, right: np.ndarray, total: np.ndarray
 ) -> None:  # pragma: no cover
     """Add upper bounds of the squared norms of ``sum(left[i, r] ⊗ right[i, r])``; see the module."""
-    terms = left.shape[1]
-    rounding = (left.shape[2] + right.shape[2] + terms * terms + 8) * _ROUNDOFF
     for i in range(total.size):
-        square, length, least = 0.0, 0.0, np.inf
-        own = _outer_squared_norms(left[i], right[i], terms)
-        for r in range(terms):
-            if own[r] > 0.0:
-                least = min(least, _squared_norm(left[i, r]), _squared_norm(right[i, r]))
-            square += own[r]
-            length += np.sqrt(own[r])
-            for s in range(r):
-                square += 2.0 * (_dot(left[i, r], left[i, s]) * _dot(right[i, r], right[i, s]))
-        uncancelled = length * length
-        if uncancelled < np.inf:  # False for NaN and infinity
-            # If parts of a dot product overflow, the sum may be NaN or infinite: the record then counts as 0.
-            if not (abs(square) < np.inf):
-                square = np.nan
-            elif least < _SMALL:  # parts of a dot product may have underflowed: take T², the upper bound
-                square = uncancelled
-            elif square < uncancelled / CANCELLATION**2:
-                square = uncancelled / CANCELLATION**2
-            total[i] += square + rounding * uncancelled
-        else:
-            total[i] = np.nan
+        total[i] += squared_norm_of_products(left[i], right[i])
 
 
 @_kernel

@@ -64,12 +64,13 @@ from pymc_dpvi.engine.generated_code import (
     ROWS,
     Ending,
     write_add_clipped,
-    write_add_units,
     write_microbatched_sum,
 )
+from pymc_dpvi.engine.generated_unit_sums import write_add_units
 from pymc_dpvi.engine.graph_keys import graph_key
 from pymc_dpvi.engine.local_sum import LocalSum
 from pymc_dpvi.engine.private_sum import PrivateSum, sum_type
+from pymc_dpvi.engine.unit_sums import whole_persons
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.batched_ops import without_loops
 from pymc_dpvi.graph.blocks import Form
@@ -88,6 +89,8 @@ _SHORT, _MANY_OPERATIONS = 24, 55
 _ALONE = 144
 #: If a factored parameter has more entries, a microbatch is as long as a plain sum may be.
 _LARGE = 1 << 15
+#: A factored parameter stays so in the sums of persons if it has so many entries, and factors so long.
+_FACTORED, _LONG = 1 << 10, 8
 
 
 _AROUND = (
@@ -120,6 +123,8 @@ class MicrobatchedSum(Op):
         Numbers of a record's gradient, in its own form.
     large : bool
         Whether a parameter is so large that even a microbatch takes milliseconds.
+    factored : tuple of bool
+        Which blocks are not formed for a person (`unit_sums`): for each one, or none.
 
     Notes
     -----
@@ -138,6 +143,7 @@ class MicrobatchedSum(Op):
         rows_key: str | None = None,
         width: int = 1,
         large: bool = False,
+        factored: tuple[bool, ...] = (),
     ) -> None:
         self.mark = mark
         self.per_record = per_record
@@ -146,12 +152,16 @@ class MicrobatchedSum(Op):
         self.length = length
         self.by_unit = by_unit
         self.width, self.large = width, large
+        self.whole = by_unit and any(factored)
         #: What a worker needs besides to make this operation anew (`shards`).
-        self.numbers = (num_record_arrays, sampled, length, by_unit, rows_key, width, large)
-        parts = (mark._props(), num_record_arrays, sampled, length, by_unit, rows_key)
+        self.numbers = (num_record_arrays, sampled, length, by_unit, rows_key, width, large, factored)
+        parts = (mark._props(), num_record_arrays, sampled, length, by_unit, rows_key, factored)
         #: For `graph_keys`.
         self.graph_key = None if rows_key is None else hashlib.sha256(repr(parts).encode()).hexdigest()
-        self.add_clipped = (write_add_units if by_unit else write_add_clipped)(mark.layout)
+        if self.whole:
+            self.add_clipped = write_add_units(mark.layout, factored)
+        else:
+            self.add_clipped = (write_add_units if by_unit else write_add_clipped)(mark.layout)
 
     def make_node(self, *inputs: Any) -> Apply:
         """Build the node; see the class for the inputs."""
@@ -173,7 +183,8 @@ class MicrobatchedSum(Op):
         marked = indices
         if indices is not None and self.by_unit:
             indices, person = indices >> 1, np.zeros(sums[0].size)
-        for first in range(0, max(n, 1), self.length):
+        first = 0
+        while first < max(n, 1):
             places = np.minimum(np.arange(first, first + self.length), max(n, 1) - 1)
             if indices is not None:
                 places = indices[places]
@@ -182,10 +193,13 @@ class MicrobatchedSum(Op):
             if any(np.shape(a)[0] != self.length for a in arrays):
                 raise ValueError(ROWS)
             added, count = [*map(np.asarray, arrays)], min(self.length, n - first)
+            if self.whole:
+                count = whole_persons(marked, first, count)
             if self.by_unit:
                 self.add_clipped(*added, marked, first, count, bound, units, person, *sums)
             else:
                 self.add_clipped(*added, count, bound, units, *sums)
+            first += max(count, 1)
         output_storage[0][0] = clipping.round_and_add(*sums, noise, spacing)
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
@@ -206,7 +220,8 @@ class MicrobatchedSum(Op):
             self.mark.num_arrays,
             self.sampled or ending is PIECE,
             self.by_unit,
-            ending=ending,
+            self.whole,
+            ending,
             length=self.length,
             l2_clip_norm=self.mark.l2_clip_norm,
             tally_weight=self.mark.tally_weight,
@@ -311,9 +326,9 @@ def in_microbatches(
         per_record, key, shared = of_rows(arrays if value is None else [*arrays, value])
         op: Op
         if value is None:
-            op = MicrobatchedSum(
-                mark, per_record, len(data), indices is not None, length, by_unit, key, width, large
-            )
+            factored = tuple(by_unit and _stays_factored(*own) for own in _by_form(mark.layout, arrays))
+            own = len(data), indices is not None, length, by_unit, key, width, large, factored
+            op = MicrobatchedSum(mark, per_record, *own)
             swap[variable] = op(*data, *shared, *which, *rest)
         else:
             derivatives, key_of_terms, more = of_rows(terms)
@@ -371,6 +386,12 @@ def _entries(form: Form, arrays: Sequence[Variable]) -> int:
     if form.kind not in ("outer", "products"):
         return 0
     return math.prod(a.type.shape[-1] or 1 for a in arrays)
+
+
+def _stays_factored(form: Form, arrays: Sequence[Variable]) -> bool:
+    """Whether a person's sum of a block is not formed: decided by static shapes alone."""
+    shortest = min(a.type.shape[-1] or 1 for a in arrays)
+    return _entries(form, arrays) >= _FACTORED and shortest >= _LONG
 
 
 def _refuse_records(shared: Iterable[Variable], kept: Sequence[Variable]) -> None:

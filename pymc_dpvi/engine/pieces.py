@@ -54,7 +54,7 @@ class PieceSum:
     Attributes
     ----------
     length : int
-        Most rows in a piece. A piece of persons may have more, as the last of them is not cut.
+        Most rows in a piece. A piece that is one person may have more, as persons are not cut.
     by_person : bool
         Whether indices are marked (`unit_sums`).
     function : callable
@@ -112,14 +112,20 @@ def cuts_of_rows(rows: int, length: int) -> np.ndarray:  # pragma: no cover
 
 @kernel(fastmath=False)
 def cuts_of_persons(marked: np.ndarray, length: int) -> np.ndarray:  # pragma: no cover
-    """Return where pieces of at least `length` rows begin, that end with the last row of a person."""
-    out = np.zeros(marked.size // max(1, length) + 2, np.int64)
-    pieces = 0
+    """Return where pieces of whole persons begin, and where the last one ends.
+
+    They have at most `length` rows, but for one person with more.
+    """
+    out = np.zeros(2 * (marked.size // max(1, length)) + 3, np.int64)
+    pieces, end = 0, 0
     for i in range(marked.size):
-        if marked[i] & 1 and (i + 1 - out[pieces] >= length or i + 1 == marked.size):
-            pieces += 1
-            out[pieces] = i + 1
-    return out[: max(1, pieces) + 1]
+        if marked[i] & 1:
+            if i + 1 - out[pieces] > length and end > out[pieces]:
+                pieces += 1
+                out[pieces] = end
+            end = i + 1
+    out[pieces + 1] = marked.size
+    return out[: pieces + 2]
 
 
 def _compiled(node: Apply) -> tuple[Callable[..., None], str | None]:

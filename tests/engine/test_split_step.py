@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numba
@@ -66,6 +67,14 @@ def persons() -> None:
     outer()
 
 
+def network_of_persons() -> None:
+    """The first matrix is large enough for a person's gradient to stay factored."""
+    pm.Data("person", PERSON)
+    x = pm.Data("x", np.tile(X, 8) * np.linspace(-1.0, 1.0, 32))
+    hidden = pt.tanh(x @ pm.Normal("first", 0, 1, shape=(32, 32)))
+    pm.Categorical("y", logit_p=hidden @ pm.Normal("second", 0, 1, shape=(32, 3)), observed=GROUP % 3)
+
+
 def intercepts() -> None:
     person = pm.Data("person", PERSON)
     own = pm.Normal("own", 0, pm.HalfNormal("spread", 1), shape=400)
@@ -80,6 +89,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "vanilla": (outer, {"gradient": "vanilla", "l2_clip_norm": 1.0}),
     "full batch": (outer, {"sampler": "full_batch", "sampling_prob": None}),
     "persons": (persons, {"unit": "person"}),
+    "network of persons": (network_of_persons, {"unit": "person"}),
     "some rows of persons": (persons, {"unit": "person", "max_rows_per_unit": 8}),
     "intercepts": (intercepts, {"unit": "person"}),
 }
@@ -96,7 +106,7 @@ def fitted(build: Any, cores: int | None, n: int = 12, **kwargs: Any) -> list[np
 
 
 #: Those that take numba long go by turns, and so does the comparison with a step in one call.
-SLOW = {"vanilla", "network", "some rows of persons"}
+SLOW = {"vanilla", "network", "network of persons", "some rows of persons"}
 QUICK = {"outer", "persons"}
 
 
@@ -185,10 +195,13 @@ def test_pieces_of_persons_end_with_a_person() -> None:
         last = np.zeros(rows.sum(), dtype=np.int64)
         last[np.cumsum(rows) - 1] = 1
         marked = 2 * rng.permutation(last.size) + last
-        cuts = cuts_of_persons(marked, 10)
+        length = rng.choice([1, 5, 10, 100])
+        cuts = cuts_of_persons(marked, length)
+        assert all(last[a:b].sum() == 1 for a, b in pairwise(cuts) if b - a > length)
         assert cuts[0] == 0 and cuts[-1] == marked.size
         assert (last[cuts[1:] - 1] == 1).all()
-        assert (np.diff(cuts)[:-1] >= 10).all() and (np.diff(cuts) < 18).all()
+        assert (np.diff(cuts) <= length).all() or length < 7  # else some are one person
+        assert (cuts[2:] - cuts[:-2] > length).all()  # no two of them fit together
 
 
 @pytest.mark.turns

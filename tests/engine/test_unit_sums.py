@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pymc_dpvi.engine import clipping
-from pymc_dpvi.engine.generated_code import write_add_units
+from pymc_dpvi.engine.generated_unit_sums import write_add_units
 from pymc_dpvi.engine.unit_batches import in_rows
+from pymc_dpvi.engine.unit_sums import most_rows, whole_persons
 from pymc_dpvi.graph.blocks import Form
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.mechanism.limits import SLACK, TALLY_COLUMNS
@@ -23,6 +24,8 @@ SIZE = 7
 LAYOUT = (Form("dense"), Form("outer"), Form("products"), Form("sparse", SIZE), Form("sparse", SIZE, True))
 WIDTH = 3 + 2 * 3 + 2 * 2 + 2 * SIZE
 CLIP = 1.5
+#: Which blocks of `LAYOUT` are formed for a person of few rows.
+FACTORED = [(), (False, True, False, False, False), (False, True, True, False, False)]
 
 
 def arrays_of(rng: np.random.Generator, n: int) -> list[np.ndarray]:
@@ -56,19 +59,27 @@ def dense(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def summed(
-    arrays: list[np.ndarray], units: Units, persons: Any, length: int = 1000, tally_weight: float = 0.0
+    arrays: list[np.ndarray],
+    units: Units,
+    persons: Any,
+    length: int = 1000,
+    tally_weight: float = 0.0,
+    factored: tuple[bool, ...] = (),
 ) -> np.ndarray:
-    """What is released of a batch of persons, in pieces of some number of rows."""
+    """What is released of a batch of persons, in microbatches of some number of rows."""
     tallies = TALLY_COLUMNS if tally_weight else 0
     noise = np.zeros(WIDTH + tallies, dtype=np.int64)
     persons = np.asarray(persons, dtype=np.int64)
     draws = in_rows(Draws(persons, np.array([0, persons.size]), noise[None]), units, KeyStream.from_os())
     bound, k, *sums = clipping.start_of_sum(noise.size, CLIP, tally_weight, SPACING)
-    add, person = write_add_units(LAYOUT), np.zeros(WIDTH)
-    rows = draws.indices >> 1
-    for first in range(0, rows.size, length):
+    add, person = write_add_units(LAYOUT, factored), np.zeros(WIDTH)
+    rows, first = draws.indices >> 1, 0
+    while first < rows.size:
+        count = min(length, rows.size - first)
+        count = whole_persons(draws.indices, first, count) if factored else count
         some = [a[rows[first : first + length]] for a in arrays]
-        add(*some, draws.indices, first, len(some[0]), bound, k, person, *sums)
+        add(*some, draws.indices, first, count, bound, k, person, *sums)
+        first += count
     assert not person.any()
     return clipping.round_and_add(*sums, noise, SPACING)
 
@@ -79,8 +90,10 @@ def clipped(gradient: np.ndarray) -> np.ndarray:
     return gradient * min(1.0, bound / size) if np.isfinite(size) else np.zeros_like(gradient)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 9))
-def test_sums_are_those_of_rows_written_out(seed: int, n_persons: int, length: int):
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 9), st.sampled_from(FACTORED))
+def test_sums_are_those_of_rows_written_out(
+    seed: int, n_persons: int, length: int, factored: tuple[bool, ...]
+):
     rng = np.random.default_rng(seed)
     codes = rng.permutation(np.repeat(np.arange(n_persons), rng.integers(1, 12, size=n_persons)))
     arrays = arrays_of(rng, codes.size)
@@ -88,7 +101,8 @@ def test_sums_are_those_of_rows_written_out(seed: int, n_persons: int, length: i
     persons = rng.permutation(n_persons)[: rng.integers(1, n_persons + 1)]
     rows = dense(arrays)
     expected = sum(clipped(rows[codes == p].sum(axis=0)) for p in persons)
-    np.testing.assert_allclose(summed(arrays, units, persons, length), expected, rtol=1e-9, atol=1e-9)
+    released = summed(arrays, units, persons, length, factored=factored)
+    np.testing.assert_allclose(released, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_person_is_the_same_bit_by_bit_in_every_batch():
@@ -105,23 +119,85 @@ def test_a_person_is_the_same_bit_by_bit_in_every_batch():
         assert np.abs(together - without - alone).max() <= SPACING
 
 
+@pytest.mark.parametrize("factored", FACTORED)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
-def test_a_person_without_a_finite_sum_counts_as_zero(value: float):
+def test_a_person_without_a_finite_sum_counts_as_zero(value: float, factored: tuple[bool, ...]):
     rng = np.random.default_rng(4)
     codes = np.repeat(np.arange(3), 5)
     units, arrays = Units.by_codes(codes, "the same id"), arrays_of(rng, codes.size)
-    expected = summed(arrays, units, [0, 2])
-    arrays[1][7, 0] = value  # of person 1
-    np.testing.assert_array_equal(summed(arrays, units, [0, 1, 2]), expected)
+    expected = summed(arrays, units, [0, 2], factored=factored)
+    for place in range(9):
+        if arrays[place].dtype == "float64":
+            changed = [a.copy() for a in arrays]
+            changed[place][(7, *[0] * (changed[place].ndim - 1))] = value  # of person 1
+            np.testing.assert_array_equal(summed(changed, units, [0, 1, 2], factored=factored), expected)
 
 
-def test_a_position_outside_of_its_block_makes_the_person_zero():
+@pytest.mark.parametrize("factored", FACTORED)
+def test_a_position_outside_of_its_block_makes_the_person_zero(factored: tuple[bool, ...]):
     rng = np.random.default_rng(5)
     units, arrays = Units.by_codes(np.repeat(np.arange(3), 5), "the same id"), arrays_of(rng, 15)
-    expected = summed(arrays, units, [0, 2])
+    expected = summed(arrays, units, [0, 2], factored=factored)
     for wrong in (-1, SIZE, 2**62):
         arrays[6][8, 1] = wrong
-        np.testing.assert_array_equal(summed(arrays, units, [0, 1, 2]), expected)
+        np.testing.assert_array_equal(summed(arrays, units, [0, 1, 2], factored=factored), expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 24, 600])
+@pytest.mark.parametrize("factored", FACTORED[1:])
+def test_a_person_moves_the_sum_by_at_most_c_whatever_stays_factored(length: int, factored: tuple[bool, ...]):
+    """Rows that cancel, or nearly, persons that fit into a microbatch, and persons that do not."""
+    rng = np.random.default_rng(8)
+    codes = np.repeat(np.arange(12), [1, 1, 2, 2, 3, 4, 5, 6, 11, 30, 80, 500])
+    arrays = [1e3 * a if a.dtype.kind == "f" else a for a in arrays_of(rng, codes.size)]
+    for p in range(2, 12, 2):  # the second half of the rows is the first one with another sign
+        own = np.flatnonzero(codes == p)
+        half = own.size // 2
+        for k in (0, 1, 3, 5, 7):
+            arrays[k][own[half : 2 * half]] = -arrays[k][own[:half]] * (1 + 1e-9 * rng.normal())
+        for k in (2, 4, 6, 8):
+            arrays[k][own[half : 2 * half]] = arrays[k][own[:half]]
+    units = Units.by_codes(codes, "the same id")
+    everybody = summed(arrays, units, np.arange(12), length, factored=factored)
+    for p in range(12):
+        others = summed(arrays, units, np.delete(np.arange(12), p), length, factored=factored)
+        alone = summed(arrays, units, [p], length, factored=factored)
+        assert np.linalg.norm(everybody - others) <= CLIP
+        assert np.linalg.norm(everybody - others - alone) <= 2 * np.sqrt(WIDTH) * SPACING
+
+
+def test_a_person_of_many_rows_is_formed_as_ever():
+    """Bit by bit, in microbatches that are shorter than the person, too."""
+    rng = np.random.default_rng(9)
+    codes = np.repeat(np.arange(3), [2, 200, 2])
+    units, arrays = Units.by_codes(codes, "the same id"), arrays_of(rng, codes.size)
+    for length in (7, 96, 1000):
+        for factored in FACTORED[1:]:
+            released = summed(arrays, units, [1], length, factored=factored)
+            np.testing.assert_array_equal(released, summed(arrays, units, [1]))
+
+
+def test_the_norm_of_a_sum_takes_no_more_work_than_the_sum():
+    assert most_rows(784 * 1000, 784 + 1000, 1) == 1024  # no more than the proof has room for
+    assert most_rows(100 * 10, 110, 1) == 36
+    assert most_rows(100 * 10, 110, 50) == 1
+    assert most_rows(784 * 1000, 784 + 1000, 50) == 20
+
+
+def test_microbatches_of_whole_persons():
+    marked = np.array([0, 2, 5, 6, 8, 10, 13, 15])
+    assert [whole_persons(marked, 0, most) for most in (0, 1, 2, 3, 5, 7, 8)] == [0, 1, 2, 3, 3, 7, 8]
+    assert whole_persons(marked, 3, 2) == 2 and whole_persons(marked, 5, 2) == 2
+
+
+@pytest.mark.parametrize("factored", FACTORED[1:])
+def test_persons_are_counted_by_the_norm_of_their_sum(factored: tuple[bool, ...]):
+    rng = np.random.default_rng(10)
+    codes = np.repeat(np.arange(6), [1, 2, 3, 30, 4, 1])
+    units = Units.by_codes(codes, "the same id")
+    arrays = [0.05 * a if a.dtype.kind == "f" else a for a in arrays_of(rng, codes.size)]
+    tallies = [summed(arrays, units, np.arange(6), 24, 0.5, f)[-TALLY_COLUMNS:] for f in (factored, ())]
+    np.testing.assert_allclose(*tallies, rtol=1e-9, atol=8 * SPACING)
 
 
 def test_persons_are_counted_once_whatever_their_rows():
