@@ -11,7 +11,7 @@ persons, 600 rows in a batch, and the first two methods alone: a softmax regress
 784-200-10. The expected number of rows in a batch is the same for all methods. They take turns in one process;
 a step's time is processor time, in blocks (`step_time.py`).
 
-    python benchmarks/unit_time.py [--rounds 5] [--rows 200 1000 5000] [--families network] [--output FILE]
+    python benchmarks/unit_time.py [--rounds 5] [--rows 200 1000 5000] [--families NAME ...] [--output FILE]
 """
 
 from __future__ import annotations

@@ -65,6 +65,11 @@ def add_row_outer(
 ) -> None:  # pragma: no cover
     """Add ``left[i] ⊗ right[i]``."""
     width = right.shape[1]
+    if width == 1:  # a loop that is vectorised
+        factor = np.float64(right[i, 0])
+        for j in range(left.shape[1]):
+            person[at + j] += np.float64(left[i, j]) * factor
+        return
     for j in range(left.shape[1]):
         factor = np.float64(left[i, j])
         for k in range(width):
