@@ -8,10 +8,10 @@
 
 20,000 persons have 1 to 50 rows each, most of them few. Two families have large matrices of weights, 2,000
 persons, 600 rows in a batch, and the first two methods alone: a softmax regression, 784-10, and a network,
-784-200-10. The expected number of rows in a batch is the same for all methods. They take turns in one process;
-a step's time is processor time, in blocks (`step_time.py`).
+784-200-10. The expected number of rows in a batch is the same for all methods. They take turns in one
+process; a step's time is processor time, in blocks (`step_time.py`).
 
-    python benchmarks/unit_time.py [--rounds 5] [--rows 200 1000 5000] [--families NAME ...] [--output FILE]
+    python benchmarks/unit_time.py [--rounds 5] [--rows 200 1000 5000] [--families network] [--output F]
 """
 
 from __future__ import annotations

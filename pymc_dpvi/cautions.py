@@ -9,6 +9,7 @@ What it must never do: let a warning depend on the number of records if that is 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ __all__ = [
     "log_earlier_fit",
     "log_no_records",
     "warn_before_charge",
+    "warn_of_lost_records",
     "warn_of_rough_integrals",
     "warn_of_single_precision",
 ]
@@ -86,6 +88,18 @@ def warn_of_rough_integrals(record: RecordModel, latents: Latents, start: np.nda
             "enter as a square or a product are the usual cause. Write the model without, or name more "
             f"nodes: guide={{'{record.local.names[0]}': Quadrature(31)}}."
         )
+
+
+def warn_of_lost_records(names: Iterable[str]) -> None:
+    """Warn that records count as zero whose outcomes the model itself may draw (`separability`)."""
+    warn(
+        f"The log-density of {', '.join(map(repr, names))} is finite, and its gradient is not, at some "
+        "outcomes that the model itself may draw. Records with such outcomes count as zero, so the fit is of "
+        "the others. This is no matter of privacy. The usual cause is a function without a value there, "
+        "behind a pt.switch or in a mixture, such as pm.Beta at 0 beside pm.DiracDelta.dist(0): write a "
+        "pm.Potential with pt.switch(y > 0, ..., ...), in which the function has another argument there, "
+        "pt.switch(y > 0, y, 0.5)."
+    )
 
 
 def _warn_of_large_delta(settings: PrivacySettings, num_records: int) -> None:

@@ -24,6 +24,7 @@ from pymc_dpvi.accounting import PrivacyBudget
 from pymc_dpvi.accounting.evaluation import MAX_STEPS
 from pymc_dpvi.arguments import check_integer, check_seed
 from pymc_dpvi.cautions import (
+    warn_of_lost_records,
     warn_of_rough_integrals,
     warn_of_single_precision,
 )
@@ -276,7 +277,8 @@ class DPADVI(Inference):  # type: ignore[misc]
                 "The free variables of the model have no entries, so there is nothing to infer."
             )
         explained(lambda: check_finite_start(self._record, self._approx.latents, self._approx.start), model)
-        explained(lambda: check_separable(self._record, self._approx.latents, self._approx.start), model)
+        if explained(lambda: check_separable(self._record, self._approx.latents, self._approx.start), model):
+            warn_of_lost_records(self._record.factors)
         self._settings.check_sampler(self._record.num_units)
         warn_of_single_precision(self._approx.latents.value_vars)
         warn_of_rough_integrals(self._record, self._approx.latents, self._approx.start)

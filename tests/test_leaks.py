@@ -462,6 +462,44 @@ def test_other_data_after_the_checks(changed: dict[str, tuple[int, ...]]) -> Non
     assert private.fit(2, progressbar=False).privacy.n_steps == 2
 
 
+@pytest.mark.parametrize("exchanged", ["values", "more values", "in place", "labels", "number"])
+def test_what_was_public_cannot_be_exchanged_for_records(exchanged: str) -> None:
+    """Known: fitted values of a declared grid were released, of whatever it held after the fit."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=41), rng.normal(size=41)
+    with pm.Model(coords={"grid": range(5)}):
+        a, b = pm.Normal("a"), pm.Normal("b", 0.0, pm.Data("scale", 1.0))
+        grid = pm.Data("points", np.linspace(-1, 1, 5), dims="grid")
+        pm.Deterministic("curve", a + b * grid, dims="grid")
+        pm.Normal("y", a + b * pm.Data("x", x), 1.0, observed=y)
+        method = DPADVI(**METHOD, public_data=["points"])
+        approx = method.fit(3, progressbar=False)
+        approx.sample(2)
+        if exchanged == "values":
+            pm.set_data({"points": x[:5]})
+        elif exchanged == "more values":
+            pm.set_data({"points": x}, coords={"grid": [f"person {i}" for i in range(41)]})
+        elif exchanged == "in place":
+            pm.modelcontext(None)["points"].get_value(borrow=True)[:] = x[:5]
+        elif exchanged == "labels":
+            pm.set_data({"points": np.linspace(-1, 1, 5)}, coords={"grid": list("ABCDE")})
+        else:
+            pm.set_data({"scale": y[0]})
+        found = "labels" if exchanged == "labels" else "number" if exchanged == "number" else "values"
+        for action in (
+            lambda: approx.sample(2),
+            lambda: method.refine(2),
+            lambda: method.fit(2, progressbar=False),
+            lambda: approx.sample_node(a + b),
+        ):
+            with pytest.raises(UnsupportedModelError, match=f"other {found} now than when") as caught:
+                action()
+            assert str(y[0]) not in str(caught.value) and "person" not in str(caught.value)
+        pm.set_data({"points": np.linspace(-1, 1, 5), "scale": 1.0}, coords={"grid": range(5)})
+        method.refine(2)
+        assert "curve" in approx.sample(2)["posterior"]
+
+
 def test_an_undeclared_table_of_zeros_is_refused() -> None:
     """It may be filled by ``pm.set_data`` when the checks are over."""
     with pm.Model() as model:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pymc as pm
 import pytensor.tensor as pt
@@ -58,6 +58,8 @@ class Likelihood:
     derived: tuple[TensorVariable, ...]
     # The same of local variables: the log-density of their prior, what it was rebuilt from, their values.
     of_local: tuple[Variable, ...] = ()
+    # Placeholders of local variables, and what they are of the unconstrained values among `rows`.
+    constrained: dict[Variable, Variable] = field(default_factory=dict)
 
 
 def rebuild_likelihood(
@@ -145,7 +147,7 @@ def rebuild_likelihood(
                 "pm.CustomDist as an argument, logp=lambda value, ..., array; or drop the fixed length from "
                 "pt.zeros, pt.ones, reshape or shape=."
             )
-    made = tuple(new), tuple(derived), tuple(of_local)
+    made = tuple(new), tuple(derived), tuple(of_local), constrained
     return Likelihood(factors, tuple(placeholders), memo, free, *made)
 
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pytensor.graph.replace import vectorize_graph
 from scipy import optimize
 
 from pymc_dpvi.graph.batched_ops import stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
+from pymc_dpvi.graph.traversal import vectorized
 
 __all__ = ["MarginalGradient", "can_integrate"]
 
@@ -49,7 +49,7 @@ class MarginalGradient:
         own = record.rows[len(record.arrays)]
         points = own.type.clone(shape=(None, *own.type.shape))()
         one = written_out(put([density, slope], draw, latents.split(z)))
-        graphs = stacked(without_loops(vectorize_graph(one, {own: points})))
+        graphs = stacked(without_loops(vectorized(one, {own: points})))
         inputs = [*(points if r is own else r for r in record.rows), z]
         self._terms = python_function(inputs, graphs)
         self._densities = python_function(inputs, graphs[:1])

@@ -28,7 +28,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
+from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
@@ -40,7 +40,7 @@ from pymc_dpvi.graph.model_checks import hint_of_loops
 from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.tables import own_gradients
-from pymc_dpvi.graph.traversal import own_loops, walk
+from pymc_dpvi.graph.traversal import own_loops, vectorized, walk
 from pymc_dpvi.guide.whole import Family
 
 __all__ = [
@@ -92,7 +92,7 @@ def in_draws(
     ]
     swap: dict[Variable, Variable] = dict(zip(latents.value_vars, draw, strict=True))
     # vectorize_graph remakes the nodes, so the static shapes are taken up.
-    return fold_shapes(own_loops(vectorize_graph(list(graphs), swap))), draw
+    return fold_shapes(own_loops(vectorized(graphs, swap))), draw
 
 
 def put(
@@ -280,7 +280,7 @@ def _over_batch(
         row: pt.expand_dims(b, 1) for row, b in zip(record.rows, batch, strict=True)
     }
     known = fold_shapes(list(grads))
-    vectorised = vectorize_graph(known, dict(swap))
+    vectorised = vectorized(known, swap)
     size = batch[0].shape[0]
     out = []
     for grad, many in zip(known, vectorised, strict=True):

@@ -22,6 +22,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import UnsupportedModelError
 from pymc_dpvi.graph.amortized import Encoded
+from pymc_dpvi.graph.declared import Declared
 from pymc_dpvi.graph.local_latents import PRIOR, Locals
 from pymc_dpvi.graph.model_checks import (
     array_name,
@@ -61,6 +62,7 @@ class RecordModel:
     public_arrays: tuple[str, ...]  # what the report lists as public (`describe_public`)
     public: frozenset[Variable]  # arrays that the user declared public
     unit: str  # what a record is, in words
+    declared: Declared = field(repr=False)  # what these are when the method is made
     in_range: tuple[TensorVariable, ...] = ()  # conditions: indices from public arrays are in range
     units: Units | None = None  # the rows of each person; None if a record is a row
     tables: Tables | None = None  # where the rows come from; `model` is a view with one table under the other
@@ -254,7 +256,7 @@ class RecordModel:
         """Raise if the model has changed since it was checked.
 
         That is if it has other variables, or a Potential with an array that would be refused; if a record
-        array has another shape (``pm.set_data``); or if an index is out of range now.
+        array has another shape, or something public other values (``pm.set_data``).
         """
         model = self.model
         terms = [*model.observed_RVs, *record_potentials(model, self.arrays)]
@@ -284,13 +286,16 @@ class RecordModel:
         self.check_public()
 
     def check_public(self) -> None:
+        """Raise if something public is another now than when the method was made."""
+        self.declared.check_unchanged(self.whole_model)
+
+    def check_indices(self) -> None:
         """Raise if a table is empty, or an index that public arrays alone decide is out of range."""
         if self.in_range and not all(pytensor.function([], list(self.in_range), mode=fast_compile())()):
             raise UnsupportedModelError(
                 "An index array of the model, on which neither records nor free variables decide, points "
                 "beyond the end of what it indexes (or a table is empty, a mask has another shape, or a loop "
-                "more steps than its sequences have entries). Look at what pm.set_data has put there. "
-                "Nothing is spent."
+                "more steps than its sequences have entries). Look at what it holds. Nothing is spent."
             )
 
     def data(self) -> list[SharedVariable]:

@@ -25,6 +25,7 @@ import pymc as pm
 from pytensor.graph.basic import Variable
 
 from pymc_dpvi.compat import quiet_pytensor
+from pymc_dpvi.graph.declared import Declared
 from pymc_dpvi.graph.densities import initial_points, log_prior, rebuild_likelihood, unevaluated
 from pymc_dpvi.graph.guards import guard_records
 from pymc_dpvi.graph.local_latents import split_local
@@ -124,6 +125,7 @@ def build_record_model(
         prior_logp=prior,
         public_arrays=(),
         public=frozenset(public),
+        declared=Declared({}, {}),
         unit=describe_unit(model, observed_dims, units),
         units=units,
         tables=tables,
@@ -138,9 +140,10 @@ def build_record_model(
     evaluated = [*one.generative, *derived, *record.released]
     listed = describe_public(model, record.all_arrays, evaluated, [prior, *start], record.released_dims)
     # 12. No value of a record can make its term raise, run on, or read memory beside an array.
-    record = _guarded(replace(record, public_arrays=tuple(listed)))
-    # 13. Nor can an index that no record and no latent value decides, with the data as they are now.
-    record.check_public()
+    declared = Declared.of(record.whole_model, public, record.released_dims)
+    record = _guarded(replace(record, public_arrays=tuple(listed), declared=declared))
+    # 13. Nor can an index that no record and no latent value decides.
+    record.check_indices()
     return record
 
 

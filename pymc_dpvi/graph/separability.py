@@ -21,7 +21,7 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.abstract import MeasurableOp
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph.replace import graph_replace
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
@@ -35,7 +35,7 @@ from pymc_dpvi.graph.model_checks import hint_of_loops, hint_of_own_rows
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.selections import cuts_records, has_bounds
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
-from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
+from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, vectorized, walk
 
 __all__ = ["CannotBeWrittenError", "check_separable", "write_for_several"]
 
@@ -49,8 +49,10 @@ FEW, MANY, MOST, BEYOND = 5, 23, 200, 3
 
 
 @quiet_pytensor()
-def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) -> None:
+def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) -> bool:
     """Raise unless the one-record log-density is the model's own and records are independent.
+
+    Return whether outcomes that the model itself draws have a finite log-density and no finite gradient.
 
     `start` are the unconstrained values, shape (D,), around which z is drawn. The error names the variable
     whose terms differ, and the first operation that mixes records.
@@ -97,6 +99,25 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
             + hint_of_loops([record.factors[n] for n in blind], blind)
             + _hint_of_public(record)
         )
+    drawn = synthetic_records(record, many, latents, z, start, rng, drawn_alone=True)
+    return any(_lacks_gradient(names, terms, grad, *made) for made in drawn)
+
+
+def _lacks_gradient(
+    names: Sequence[str],
+    terms: Callable[..., list[np.ndarray]],
+    grad: Callable[..., list[np.ndarray]],
+    rows: Rows,
+    point: np.ndarray,
+) -> bool:
+    """Whether a made-up record has a finite log-density and no finite gradient."""
+    try:
+        with np.errstate(all="ignore"):
+            values, (slopes,) = terms(*rows, point)[: len(names)], grad(*rows, point)
+    except Exception:
+        return False  # these synthetic records do not suit the model
+    dense = [np.isfinite(np.reshape(v, (len(v), -1))).all(axis=1) for v in values if np.ndim(v)]
+    return bool(dense and np.any(np.all(dense, axis=0) & ~np.isfinite(slopes).all(axis=1)))
 
 
 def _remade(record: RecordModel, rows: int) -> Likelihood | None:
@@ -245,7 +266,7 @@ def _over_rows(
     """Vectorise one-row graphs over a batch, and drop their own row axis."""
     swap: dict[Variable, Variable] = {r: pt.expand_dims(b, 1) for r, b in zip(rows, batch, strict=True)}
     out = []
-    for graph, many in zip(graphs, vectorize_graph(list(graphs), swap), strict=True):
+    for graph, many in zip(graphs, vectorized(graphs, swap), strict=True):
         if many.type.ndim > graph.type.ndim:
             out.append(many[:, 0])
         else:  # the same for every record

@@ -52,6 +52,7 @@ def synthetic_records(
     start: np.ndarray,
     rng: np.random.Generator,
     done: Callable[[], bool] = lambda: False,
+    drawn_alone: bool = False,
 ) -> Iterator[tuple[Rows, np.ndarray]]:
     """Yield synthetic records and latent values, ever more elaborate ones, until `done`.
 
@@ -59,6 +60,7 @@ def synthetic_records(
 
     `many` is the likelihood rebuilt for the wanted number of rows, `z` a placeholder of shape (1, D), `start`
     the unconstrained values, shape (D,), around which z is drawn. `done` is asked after each kind of records.
+    With `drawn_alone`, only the last kind is made, the outcomes of which are drawn from the likelihood.
     Yields one array per record array, and a point of shape (1, D).
     """
     kinds = [(r.type.shape, np.dtype(r.type.dtype)) for r in many.rows]
@@ -75,7 +77,7 @@ def synthetic_records(
             rows[which] = (turn % len(tables.tables)).astype(rows[which].dtype)
         return rows
 
-    for high, simplex in ((2, False), (1, False), (2, True)):
+    for high, simplex in () if drawn_alone else ((2, False), (1, False), (2, True)):
         for _ in range(_DRAWS):
             yield made(high, simplex), point()
         if done():
@@ -83,7 +85,8 @@ def synthetic_records(
     # Draws from the likelihood lie in its support, whatever that is.
     observed = [record.model.rvs_to_values[rv] for rv in record.model.observed_RVs]
     roots = [next((v for v in walk([o]) if v in record.arrays), None) for o in observed]
-    draws = in_values(record.model, [many.memo[rv] for rv in record.model.observed_RVs], many.free)
+    made_of = [many.memo[rv] for rv in record.model.observed_RVs]
+    draws = in_values(record.model, made_of, many.free, many.constrained)
     try:
         draw_fn = python_function([*many.rows, z], put(draws, latents.value_vars, latents.split(z[0])))
     except Exception:

@@ -13,15 +13,26 @@ from typing import Any
 import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import io_toposort
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
-__all__ = ["array_shape", "array_value", "depends_on", "is_array", "own_loops", "substituted", "walk"]
+__all__ = [
+    "array_shape",
+    "array_value",
+    "depends_on",
+    "is_array",
+    "own_loops",
+    "substituted",
+    "vectorized",
+    "walk",
+]
 
 
 def walk(
@@ -143,6 +154,19 @@ def substituted(outputs: Sequence[Variable], swap: Mapping[Variable, Variable]) 
             for old, new in zip(node.outputs, node.clone_with_new_inputs(inputs).outputs, strict=True):
                 memo.setdefault(old, new)
     return [memo.get(out, out) for out in outputs]
+
+
+def vectorized(graphs: Sequence[Variable], swap: Mapping[Variable, Variable]) -> list[Any]:
+    """PyTensor's `vectorize_graph`, also of sums of a number along an axis that it has not.
+
+    NumPy and PyTensor take ``tau.sum(axis=-1)`` of a number for the number, and PyMC's CAR writes it.
+    """
+    numbers: dict[Variable, Variable] = {}
+    for node in io_toposort([], list(graphs)):
+        if isinstance(node.op, CAReduce) and node.op.axis is not None and not node.inputs[0].type.ndim:
+            (number,) = substituted(node.inputs, numbers)
+            numbers[node.outputs[0]] = number.astype(node.outputs[0].type.dtype)
+    return list(vectorize_graph(substituted(graphs, numbers) if numbers else list(graphs), dict(swap)))
 
 
 def own_loops(graphs: Sequence[Variable]) -> list[Any]:

@@ -407,6 +407,7 @@ class DPApproximation(CheckedExpressions):
         ArgumentError
             If `node` is no expression.
         """
+        self._record.check_unchanged()
         if more_replacements:
             node = graph_replace(node, dict(more_replacements), strict=False)
         for var in variables(node):

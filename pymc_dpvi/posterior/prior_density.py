@@ -20,11 +20,9 @@ from typing import Any
 
 import numpy as np
 import pytensor
-import pytensor.tensor as pt
-from pymc.pytensorf import compile as pm_compile
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.random.type import RandomType
 
@@ -37,7 +35,7 @@ from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import walk
-from pymc_dpvi.lowering import fast_compile
+from pymc_dpvi.posterior.over_points import over_points
 
 __all__ = ["FARTHEST", "Prior"]
 
@@ -105,15 +103,10 @@ class Prior:
     @quiet_pytensor()
     def compiled(self) -> Callable[[np.ndarray], list[np.ndarray]]:
         """PyTensor's function behind `density`, without loops over points or entries."""
-        latents = self.latents
-        prior, slope, blocks = prior_and_slope(self.record, latents)
-        z = pt.matrix("z", dtype=pytensor.config.floatX, shape=(None, latents.size))
-        swap: dict[Variable, Variable] = dict(zip(blocks, latents.split(z), strict=True))
+        prior, slope, blocks = prior_and_slope(self.record, self.latents)
         one = fold_shapes(written_out([prior, slope]))
-        value, slope = stacked(without_loops(vectorize_graph(one, swap)))
-        value = pt.broadcast_to(value, (z.shape[0],))
-        slope = pt.broadcast_to(slope, (z.shape[0], latents.size))
-        return pm_compile([z], [value, slope], mode=fast_compile(), on_unused_input="ignore")
+        floatx = pytensor.config.floatX
+        return over_points(self.latents, one, blocks, floatx, lambda many: stacked(without_loops(many)))
 
 
 def _is_known(record: RecordModel, var: Variable) -> bool:

@@ -47,19 +47,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
-from pymc.pytensorf import compile as pm_compile
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import vectorize_graph
 
 from pymc_dpvi.compat import PosteriorData, posterior_data, versions
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.traversal import own_loops
-from pymc_dpvi.lowering import fast_compile
 from pymc_dpvi.pages import SCALE_PREDICTORS
 from pymc_dpvi.posterior.diagnostics import FitDiagnostics
+from pymc_dpvi.posterior.over_points import over_points
 from pymc_dpvi.release.report import PrivacyReport
 
 __all__ = ["Source", "draw_from", "evaluator", "finite_draws", "release"]
@@ -150,14 +147,8 @@ def draw_from(
 
 def evaluator(model: pm.Model, latents: Latents, variables: Sequence[Variable], dtype: np.dtype) -> Evaluate:
     """Compile model variables as functions of unconstrained draws (draws, D); results lead with draws."""
-    z = pt.matrix("z", dtype=str(dtype), shape=(None, latents.size))
     graphs = own_loops(model.replace_rvs_by_values(list(variables)))
-    swap: dict[Variable, Variable] = dict(zip(latents.value_vars, latents.split(z), strict=True))
-    many = [
-        new if new.type.ndim > old.type.ndim else pt.broadcast_to(new, (z.shape[0], *new.shape))
-        for old, new in zip(graphs, vectorize_graph(graphs, swap), strict=True)
-    ]
-    function = pm_compile([z], many, mode=fast_compile(), on_unused_input="ignore")
+    function = over_points(latents, graphs, latents.value_vars, str(dtype))
 
     def evaluate(flat: np.ndarray) -> list[np.ndarray]:
         with np.errstate(all="ignore"):

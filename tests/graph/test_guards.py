@@ -289,22 +289,24 @@ def test_a_public_array_that_is_set_to_lead_out_of_a_table_is_refused(kind: str)
     with model:
         method = DPADVI(epsilon=1.0, delta=1e-5, sampling_prob=0.5, public_data=["public"])
         pm.set_data({"public": then})
-        with pytest.raises(UnsupportedModelError, match=r"points beyond the end .* Nothing is spent"):
+        with pytest.raises(UnsupportedModelError, match="'public' holds other values now"):
             method.fit(2, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
+        with pytest.raises(UnsupportedModelError, match=r"points beyond the end .* Nothing is spent"):
+            DPADVI(epsilon=1.0, delta=1e-5, sampling_prob=0.5, public_data=["public"])
 
 
-def test_a_table_that_is_emptied_after_the_checks_is_refused() -> None:
+def test_an_empty_table_is_refused() -> None:
     """An index out of range is replaced by 0, and numba would read what lies beside the empty table."""
     group = np.array([0, 1, 2, 0, 1, 2])
     with pm.Model():
         table = pm.Data("table", np.arange(3.0))
         mu = pm.Normal("mu", 0.0, 1.0)
         pm.Normal("y", mu + table[pm.Data("group", group)], 1.0, observed=np.ones(6))
-        method = DPADVI(epsilon=1.0, delta=1e-5, sampling_prob=0.5, public_data=["table"])
         pm.set_data({"table": np.zeros(0)})
         with pytest.raises(UnsupportedModelError, match=r"points beyond the end .* Nothing is spent"):
-            method.fit(2, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
+            DPADVI(epsilon=1.0, delta=1e-5, sampling_prob=0.5, public_data=["table"])
         pm.set_data({"table": np.zeros(1)})
+        method = DPADVI(epsilon=1.0, delta=1e-5, sampling_prob=0.5, public_data=["table"])
         method.fit(2, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
 
 

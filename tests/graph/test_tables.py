@@ -571,7 +571,7 @@ def test_labels_and_deterministics_are_those_of_the_model_as_it_is_now():
     assert {"rows", "named", "mean"} <= {*approx.withheld} and "visit" not in posterior.coords
 
 
-def test_new_labels_of_a_released_dim_are_shown():
+def test_new_labels_of_a_released_dim_are_refused():
     with pm.Model(coords={"region": ["r0", "r1"]}) as model:
         pm.Data("came", CAME), pm.Data("answered", ANSWERED)
         b = pm.Normal("b", dims="region")
@@ -579,9 +579,16 @@ def test_new_labels_of_a_released_dim_are_shown():
         pm.Normal("smokes", b[1], 1.0, observed=DOSE[:9])
     made = DPADVI(**OPTIONS, unit=UNIT, model=model)
     model._coords["region"] = ("z1", "z0")
+    with pytest.raises(UnsupportedModelError, match="'region' has other labels now"):
+        made.fit(3, progressbar=False, backend="python")
+    model._coords["region"] = ("r0", "r1")
     approx = made.fit(3, progressbar=False, backend="python")
+    model._coords["region"] = ("z1", "z0")
+    with pytest.raises(UnsupportedModelError, match="'region' has other labels now"):
+        approx.sample(3, noise_aware=False)
+    model._coords["region"] = ("r0", "r1")
     posterior = approx.sample(3, noise_aware=False)["posterior"]
-    assert posterior["region"].to_numpy().tolist() == ["z1", "z0"]
+    assert posterior["region"].to_numpy().tolist() == ["r0", "r1"]
 
 
 def test_potentials_that_read_no_array_need_no_ids():
