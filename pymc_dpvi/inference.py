@@ -119,7 +119,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         The dim that runs over rows; only needed if lengths are ambiguous.
     public_data : iterable of str
         Names of ``pm.Data`` that everybody may know, such as group-level tables. Any ``pm.Data`` that is not
-        indexed by records must be named here.
+        indexed by records must be named here, but for single numbers. What it holds now is what is public.
     records : dict, optional
         Where the records are, if they do not fit into memory: a source for each array of records, by the
         name of its ``pm.Data`` or of the observed variable. The model is then written on a few made-up rows.

@@ -31,6 +31,7 @@ EFFECT = _RNG.normal(size=P)
 Y = X @ [1.0, -0.5] + EFFECT[WHO] + 0.7 * _RNG.normal(size=N)
 LABEL = (Y > 0.2).astype("int64")
 COUNT = _RNG.poisson(np.exp(0.3 * X[:, 0] + 0.5 * EFFECT[WHO]))
+SHARES = np.random.default_rng(11).multinomial(10, [0.2, 0.3, 0.5], size=N)
 #: Rows of one of two tables: persons 0 and 1 have none in the first, 2 and 3 none in the second.
 VISIT = np.where(WHO < 2, False, np.where(WHO < 4, True, np.arange(N) % 3 > 0))
 #: The same person's outcome in the row before; in the first row of a person there is none.
@@ -255,6 +256,15 @@ def hidden_states() -> None:
     ill = pm.Bernoulli("ill", pm.Beta("prevalence", 2, 2), dims="who")
     p = pm.Beta("p", [2.0, 4.0], [4.0, 2.0])
     pm.Bernoulli("y", pt.switch(ill[who()], p[1], p[0]), observed=LABEL)
+
+
+@persons("u")
+def shares_of_ten() -> None:
+    """Rows of counts with one number of trials, written as a number."""
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")[who()]
+    level = pm.Normal("level", 0, 1, shape=2)
+    eta = pt.stack([level[0] + u, level[1] + 0 * u, 0 * u], axis=1)
+    pm.Multinomial("y", n=10, p=pt.special.softmax(eta, axis=1), observed=SHARES)
 
 
 @persons("u")

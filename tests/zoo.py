@@ -1693,3 +1693,39 @@ def interpolated_prior() -> pm.Model:
         mu = pm.Interpolated("mu", points, np.exp(-0.5 * points**2) + 0.01)
         pm.Normal("y", mu, pm.HalfNormal("sigma", 1), observed=rng.normal(size=26))
     return model
+
+
+@zoo("neighbouring_areas", n=31, tags="data hierarchical counts")
+def neighbouring_areas() -> pm.Model:
+    # Disease mapping: PyMC's CAR writes a sum of the number tau along an axis.
+    rng = np.random.default_rng(222)
+    neighbours = np.eye(5, k=1) + np.eye(5, k=-1)
+    with pm.Model() as model:
+        tau, alpha = pm.Gamma("tau", 2, 2), pm.Beta("alpha", 2, 2)
+        phi = pm.CAR("phi", mu=np.zeros(5), W=neighbours, alpha=alpha, tau=tau)
+        area = pm.Data("area", rng.integers(0, 5, 31))
+        pm.Poisson("cases", pm.math.exp(pm.Normal("level") + phi[area]), observed=rng.poisson(1.5, 31))
+    return model
+
+
+@zoo("curve_over_public_ages", n=29, tags="data hierarchical", public_data=("ages",))
+def curve_over_public_ages() -> pm.Model:
+    # A latent Gaussian process over all ages, looked up by each person's.
+    rng = np.random.default_rng(223)
+    with pm.Model() as model:
+        ages = pm.Data("ages", np.linspace(0.0, 2.0, 6)[:, None])
+        gp = pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(1, ls=pm.Gamma("ls", 5, 5)))
+        curve = gp.prior("curve", X=ages)
+        age = pm.Data("age", rng.integers(0, 6, 29))
+        pm.Normal("y", curve[age], pm.HalfNormal("sigma", 1), observed=rng.normal(size=29))
+    return model
+
+
+@zoo("chosen_by_a_potential", n=27, tags="data potential pt")
+def chosen_by_a_potential() -> pm.Model:
+    rng = np.random.default_rng(224)
+    with pm.Model() as model:
+        x, chosen = pm.Data("x", rng.normal(size=(27, 2))), pm.Data("chosen", rng.integers(0, 3, 27))
+        utility = x @ pm.Normal("beta", 0, 1, shape=(2, 3))
+        pm.Potential("choice", pm.logp(pm.Categorical.dist(logit_p=utility), chosen))
+    return model

@@ -266,7 +266,8 @@ def accountant_info(accountant: Any) -> AccountantInfo:
         if accountant in _REGISTRY:
             return _REGISTRY[accountant]
         names = ", ".join(map(repr, ACCOUNTANT_NAMES))
-        raise ArgumentError(f"accountant must be one of {names}; found {accountant!r}.")
+        found = repr(accountant) if type(accountant) is str else f"a {type(accountant).__name__}"
+        raise ArgumentError(f"accountant must be one of {names}; found {found}.")
     if isinstance(accountant, PrivacyAccountant):
         kind: Any = type(accountant)
         known = _GUARDED.get(kind, kind if kind in _KINDS.values() else None)

@@ -43,10 +43,10 @@ from pymc_dpvi.guide.amortized import Amortized
 from pymc_dpvi.randomness.keyed_words import KeyedWords
 from pymc_dpvi.randomness.keystream import words_to_uniforms
 
-__all__ = ["Encoded", "Numbers", "encode"]
+__all__ = ["BOUND", "Encoded", "Numbers", "encode"]
 
 #: What the Potential of a variable, and the public numbers of a step, are called.
-_BOUND, _TURN = "bound of {}", "noise of {}"
+BOUND, _TURN = "bound of {}", "noise of {}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ def encode(
             raise ArgumentError(f"guide names {found}, which is no free variable; they are {sorted(free)}.")
         rv = free[name]
         shape = _check(model, rv, [free[n] for n in encoders if n in free], encoder)
-        for taken in (_TURN.format(name), _BOUND.format(name)):
+        for taken in (_TURN.format(name), BOUND.format(name)):
             if taken in model.named_vars:
                 raise ArgumentError(
                     f"The model has a variable named '{taken}', and the encoder of '{name}' needs one of "
@@ -217,6 +217,6 @@ def _replace(view: pm.Model, swap: Mapping[Any, Any], bounds: Mapping[str, Tenso
         made.name = old.name
     swap_variables(view, swapped, gone=swap)
     for name, bound in zip(bounds, new[len(own) :], strict=True):
-        bound.name = _BOUND.format(name)
+        bound.name = BOUND.format(name)
         view.add_named_variable(bound)
         view.potentials.append(bound)

@@ -82,7 +82,9 @@ def check_before_records(model: pm.Model) -> None:
                 f"The observed variable '{stem}' has missing values, which PyMC imputes with one latent "
                 f"value per record ('{rv.name}'). Such latents cannot be released. Drop the records "
                 "with missing values (a rule that looks at one record at a time is fine), or model "
-                "missingness with an indicator column."
+                "missingness with an indicator column. If some of a record's outcomes are missing, put any "
+                "number there and leave its term out: pm.Potential('y', pt.switch(seen, "
+                "pm.logp(pm.Normal.dist(mu, 1), y), 0).sum(axis=1)), with seen and y as pm.Data."
             )
     roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
     for var in walk([*roots, *model.potentials], into_size=True):

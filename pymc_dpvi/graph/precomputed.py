@@ -45,6 +45,7 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.type import discrete_dtypes
 
 from pymc_dpvi.errors import UnsupportedModelError
+from pymc_dpvi.graph.amortized import BOUND
 from pymc_dpvi.graph.traversal import array_value, is_array, walk
 
 __all__ = ["FORMULA_ADVICE", "formula_mark", "refuse_hsgp", "refuse_inspected"]
@@ -85,9 +86,12 @@ def refuse_inspected(model: pm.Model, arrays: Collection[Variable]) -> None:
         by_hand = outcome in model.potentials
         if (derived or by_hand) and any(isinstance(v, Constant) and v in held for v in found):
             what = "is a Potential with" if by_hand else "calls pm.logp or pm.logcdf with"
+            coded = outcome.name.removeprefix(BOUND.format(""))
+            if coded != outcome.name:
+                what = "has an encoder, and its term has"
             raise UnsupportedModelError(
-                f"'{outcome.name}' {what} arrays as long as there are records, that are no pm.Data. Where it "
-                "calls pm.logp or pm.logcdf, PyMC goes by the numbers in such an array for some "
+                f"'{coded}' {what} arrays as long as there are records, that are no pm.Data. In a "
+                "pm.logp or pm.logcdf, PyMC goes by the numbers in such an array for some "
                 "distributions (truncated ones), so one record would change what others add. Put each array "
                 "of records into the model as pm.Data('x', x), into which PyMC does not look, or write the "
                 "outcome with observed=. If an array holds no records, put it into pm.Data and name it in "

@@ -39,8 +39,9 @@ def find_record_axis(model: pm.Model, record_dim: str | None) -> tuple[int, froz
             raise UnsupportedModelError(
                 f"The observed variable '{rv.name}' is a single number (a scalar), so there are no "
                 "records along a leading axis. Observe an array with one row per record. If it is no data "
-                "but holds parameters together, such as a sum near zero, write it as a "
-                "pm.Potential('c', pm.logp(pm.Normal.dist(0, 0.01), b.sum())), or use pm.ZeroSumNormal."
+                "but holds parameters together, such as a sum near zero, or a public count, such as of an "
+                "earlier study, write it as a pm.Potential('c', pm.logp(pm.Normal.dist(0, 0.01), b.sum())), "
+                "pm.Potential('c', pm.logp(pm.Binomial.dist(122, p), 103))."
             )
         length = value.type.shape[0]
         lengths[rv.name] = _length(value, rv.name) if length is None else length

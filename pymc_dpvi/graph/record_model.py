@@ -31,7 +31,7 @@ from pymc_dpvi.graph.model_checks import (
 )
 from pymc_dpvi.graph.opaque import hides_numbers
 from pymc_dpvi.graph.private_constants import refuse_private_constants
-from pymc_dpvi.graph.shape_constants import joined_numbers, shape_vectors, written_triangles
+from pymc_dpvi.graph.shape_constants import lone_numbers, shape_vectors, written_triangles
 from pymc_dpvi.graph.tables import Tables
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.units import Units
@@ -175,10 +175,10 @@ class RecordModel:
     def plain(self, behind: Sequence[Variable]) -> frozenset[Variable]:
         """Return the constant arrays that are no data by how they are read; `behind` are all variables.
 
-        They are shapes, the index tables that unpack an LKJ variable, and a number joined to an array.
+        They are shapes, the index tables that unpack an LKJ variable, a joined number, one position.
         """
         tables = written_triangles(behind, self._is_packed)
-        return frozenset(shape_vectors(behind) | tables | joined_numbers(behind))
+        return frozenset(shape_vectors(behind) | tables | lone_numbers(behind))
 
     def _is_packed(self, var: Variable) -> bool:
         """Whether `var` is a packed LKJ variable, or what PyMC writes for it in terms of its value.

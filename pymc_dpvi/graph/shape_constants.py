@@ -38,19 +38,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.basic import Alloc, Join, Split
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor
 
+from pymc_dpvi.graph.indexing import LOOKING_UP, index_axes
 from pymc_dpvi.graph.rebuild import is_static_shape
 from pymc_dpvi.graph.traversal import array_value, is_array
 
 __all__ = [
     "is_grid",
     "is_structural",
-    "joined_numbers",
+    "lone_numbers",
     "shape_vectors",
     "written_shapes",
     "written_triangles",
@@ -226,19 +228,27 @@ def shape_vectors(found: Iterable[Variable]) -> set[Variable]:
     return {v for v, how in _readers(found).items() if how == {"shape"} or is_static_shape(v)}
 
 
-def joined_numbers(found: Iterable[Variable]) -> set[Variable]:
-    """Return the constants of one entry that are joined to something, and read in no other way.
+def lone_numbers(found: Iterable[Variable]) -> set[Variable]:
+    """Return the constants of one entry that are joined to something, or take a column, and do nothing else.
 
-    This puts a number before a vector: ``pt.concatenate([[0.0], cutpoints])``. No type tells it from an array
-    of the records of which one entry is left (``docs/limitations.md``, 1).
+    This puts a number before a vector, ``pt.concatenate([[0.0], cutpoints])``, or takes one column of a
+    ``pm.Data``, ``X[:, [0]]``, as PyMC's covariance functions do. No type tells it from an array of the
+    records of which one entry is left (``docs/limitations.md``, 1).
     """
-    joined: set[Variable] = set()
+    lone: set[Variable] = set()
     others: set[Variable] = set()
     for node in _all_nodes(found):
-        for i in node.inputs:
+        for k, i in enumerate(node.inputs):
             one = isinstance(i, Constant) and is_array(i) and array_value(i).shape == (1,)
-            (joined if one and isinstance(node.op, Join) else others).add(i)
-    return joined - others
+            (lone if one and (isinstance(node.op, Join) or _takes_column(node, k)) else others).add(i)
+    return lone - others
+
+
+def _takes_column(node: Apply, position: int) -> bool:
+    """Whether an input is an index of a shared array, and not of its first axis."""
+    if type(node.op).__name__ not in LOOKING_UP or not isinstance(node.inputs[0], SharedVariable):
+        return False
+    return any(own == position and axis > 0 for own, axis in index_axes(node))
 
 
 def written_shapes(found: Sequence[Variable]) -> set[Variable]:

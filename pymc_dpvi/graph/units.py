@@ -189,8 +189,8 @@ def _ids(model: pm.Model, unit: Any) -> tuple[Variable | None, Any, str]:
             return None, list(labels), f"the same label of '{unit}'"
         names = sorted([*(repr(d.name) for d in model.data_vars), *map(repr, model.dim_lengths)])
         raise ArgumentError(
-            f"unit={unit!r} is no pm.Data and no dim of the model, which has {', '.join(names) or 'none'}. "
-            + _EXAMPLE
+            f"unit={shown(unit)} is no pm.Data and no dim of the model, which has "
+            f"{', '.join(names) or 'none'}. {_EXAMPLE}"
         )
     return None, unit, "the same id in unit="
 
@@ -213,6 +213,8 @@ def codes_of(
                 "one of its own."
             )
         ids = ids.data
+    if isinstance(ids, np.ndarray):
+        ids = np.asarray(ids)  # a chararray strips spaces: two ids would be one
     if np.ndim(ids) == 0:
         raise ArgumentError(f"unit must be ids, one for each row; found a single one. {_EXAMPLE}")
     # Not np.asarray of strings: NumPy's own would drop null characters at the end, and two ids be one.

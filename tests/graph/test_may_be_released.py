@@ -225,6 +225,21 @@ def test_pymc_s_own_index_tables_are_released() -> None:
             approx.symbolic_single_sample(flat)
 
 
+def test_a_curve_over_declared_points_is_released() -> None:
+    """PyMC's covariance functions take columns by a list of positions."""
+    for declared in (["points"], []):
+        with pm.Model() as model:
+            points = pm.Data("points", np.linspace(0, 1, 5)[:, None])
+            covariance = pm.gp.cov.ExpQuad(1, ls=pm.Gamma("ls", 2, 1))
+            curve = pm.gp.Latent(cov_func=covariance).prior("curve", X=points)
+            pm.Normal("y", curve[0], 1.0, observed=Y)
+        if declared:
+            assert model["curve"] in build_record_model(model, public_data=declared).released
+        else:
+            with pytest.raises(UnsupportedModelError, match=r"public_data=\['points'\]"):
+                build_record_model(model)
+
+
 #: Arrays that the records make one entry long, or longer, and how a Deterministic may read them.
 LEFT: dict[str, tuple[list[list[float]], Callable[[Any, np.ndarray], Any]]] = {
     "outliers": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from oracle import latents_of
 
 from pymc_dpvi import DPADVI
-from pymc_dpvi.errors import NotSeparableError
+from pymc_dpvi.errors import NotSeparableError, PrivacyWarning
 from pymc_dpvi.graph import gradients, separability
 from pymc_dpvi.graph.gradients import Latents
 from pymc_dpvi.graph.record_model import RecordModel
@@ -46,6 +47,32 @@ def coupled(mix: Any, **kwargs: Any) -> pm.Model:
 
 def test_a_product_over_records_passes():
     assert check_separable(*prepare(plain())) is False
+
+
+def zeros_and_shares(inside: float | None) -> pm.Model:
+    """Zeros mixed with a beta distribution, which has no gradient at zero unless its argument is moved."""
+    y = np.where(np.arange(40) % 4 == 0, 0.0, np.linspace(0.1, 0.9, 40))
+    with pm.Model() as model:
+        chance, mean = pm.Beta("chance", 1, 1), pm.Beta("mean", 1, 1)
+        beta = pm.Beta.dist(4 * mean, 4 * (1 - mean))
+        if inside is None:
+            weights = pt.stack([chance, 1 - chance])
+            pm.Mixture("y", w=weights, comp_dists=[pm.DiracDelta.dist(0.0), beta], observed=y)
+        else:
+            seen = pm.Data("seen", y)
+            term = pm.logp(beta, pt.switch(seen > 0, seen, inside))
+            pm.Potential("y", pt.switch(seen > 0, pt.log1p(-chance) + term, pt.log(chance)))
+    return model
+
+
+def test_outcomes_without_a_gradient_are_warned_of() -> None:
+    """Known: all records with a zero were left out, and nothing said so."""
+    said = pytest.warns(PrivacyWarning, match=r"'y' is finite, and its gradient is not")
+    with zeros_and_shares(None), said:
+        DPADVI(noise_multiplier=2.0, delta=1e-5, sampling_prob=0.3)
+    with zeros_and_shares(0.5), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DPADVI(noise_multiplier=2.0, delta=1e-5, sampling_prob=0.3)
 
 
 MIXED = {

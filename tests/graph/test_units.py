@@ -60,6 +60,14 @@ def test_rows_are_sorted_by_person(way: str):
     assert len(units) == len(expected)
 
 
+@pytest.mark.filterwarnings("ignore:The chararray class is deprecated")
+def test_spaces_at_the_end_of_an_id_count():
+    """A `chararray` takes them off when an entry is read."""
+    ids = np.array([f"{i} " if k % 2 else f"{i}" for k, i in enumerate(IDS)])
+    units = build_record_model(visits(), unit=ids.view(np.char.chararray)).units
+    assert units is not None and len(units) == len(set(ids.tolist()))
+
+
 def test_a_record_is_a_person_and_no_number_is_shown():
     record = build_record_model(visits(), unit="person", max_rows_per_unit=2)
     assert record.num_records == N and record.num_units == P

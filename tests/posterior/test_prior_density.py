@@ -22,6 +22,7 @@ from zoo import ZOO
 from pymc_dpvi.graph.gradients import prior_and_slope, put
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.synthetic_records import python_function
+from pymc_dpvi.posterior import over_points
 from pymc_dpvi.posterior.prior_density import Prior
 
 
@@ -56,7 +57,34 @@ def prior_of(model: pm.Model) -> tuple[Prior, np.ndarray]:
     return Prior(build_record_model(model), latents), start
 
 
+def neighbours() -> pm.Model:
+    """PyMC sums the number tau along an axis."""
+    with pm.Model() as model:
+        tau = pm.Gamma("tau", 2, 2)
+        phi = pm.CAR("phi", mu=np.zeros(3), W=np.ones((3, 3)) - np.eye(3), alpha=0.5, tau=tau)
+        area = pm.Data("area", np.arange(12) % 3)
+        pm.Normal("y", phi[area], 1.0, observed=pm.Data("y_data", np.linspace(-1.0, 1.0, 12)))
+    return model
+
+
 @pytest.mark.parametrize("build", [effects, correlated, shares])
+def test_a_density_that_has_no_form_for_many_points_is_evaluated_at_one_after_the_other(
+    build: Callable[[], pm.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compiled when the fit has been charged, and must not fail then."""
+
+    def fails(*args: Any) -> None:
+        raise NotImplementedError("no vectorised form")
+
+    (prior, start), (again, _) = prior_of(build()), prior_of(build())
+    at = np.array(points(start, 4))
+    expected = prior.density(at)
+    monkeypatch.setattr(over_points, "vectorized", fails)
+    for found, value in zip(again.density(at), expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-12)
+
+
+@pytest.mark.parametrize("build", [effects, correlated, shares, neighbours])
 def test_density_and_slope_are_pymcs(build: Callable[[], pm.Model]) -> None:
     model = build()
     prior, start = prior_of(model)
@@ -67,7 +95,7 @@ def test_density_and_slope_are_pymcs(build: Callable[[], pm.Model]) -> None:
     values, latents = list(prior.latents.value_vars), prior.latents
     logp = model.logp(vars=model.free_RVs)
     graphs = [logp, *pytensor.grad(logp, values, disconnected_inputs="ignore")]
-    own = pm_compile(values, graphs, mode="PYTHON", on_unused_input="ignore")
+    own = pm_compile(values, graphs, mode="FAST_COMPILE", on_unused_input="ignore")
     first = None
     for row, found, found_slope in zip(z, value - value[0], slope, strict=True):
         wanted, *by = own(*(row[s].reshape(n) for s, n in zip(latents.slices, latents.shapes, strict=True)))
