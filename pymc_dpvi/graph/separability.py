@@ -44,6 +44,10 @@ class CannotBeWrittenError(NotSeparableError):
     """The likelihood cannot be written for several records; `mismatch` may know why."""
 
 
+_UNSEEN = (
+    " (Nothing is drawn for a pm.Potential: write an outcome that has to be whole numbers that add up, or in "
+    "order, with observed=.)"
+)
 #: Records of the small batch; of the large one, at least and at most; beyond the model's largest integer.
 FEW, MANY, MOST, BEYOND = 5, 23, 200, 3
 
@@ -96,6 +100,7 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
             "weights of a mixture that sum to one. Or "
             f"the variables {sorted(rv.name for rv in record.model.free_RVs)} start where the likelihood "
             "has no density, a scale below zero for example: give them initval=..."
+            + _UNSEEN * any(pot.name in blind for pot in record.model.potentials)
             + hint_of_loops([record.factors[n] for n in blind], blind)
             + _hint_of_public(record)
         )
