@@ -192,7 +192,11 @@ class MicrobatchedSum(Op):
             arrays = self.per_record(*rows, *shared)
             if any(np.shape(a)[0] != self.length for a in arrays):
                 raise ValueError(ROWS)
-            added, count = [*map(np.asarray, arrays)], min(self.length, n - first)
+            # In one layout: kernels are compiled for each, and some only when a person of few rows comes.
+            added = [np.require(a, requirements=("C", "W")) for a in arrays]
+            count = min(self.length, n - first)
+            if n == 0:
+                self._try_one(added, bound, units, sums)
             if self.whole:
                 count = whole_persons(marked, first, count)
             if self.by_unit:
@@ -201,6 +205,21 @@ class MicrobatchedSum(Op):
                 self.add_clipped(*added, count, bound, units, *sums)
             first += max(count, 1)
         output_storage[0][0] = clipping.round_and_add(*sums, noise, spacing)
+
+    def _try_one(
+        self, arrays: Sequence[np.ndarray], bound: float, units: int, sums: Sequence[np.ndarray]
+    ) -> None:
+        """Compile what adds up a record, a whole person, or one that goes on, and add nothing: a rehearsal.
+
+        What cannot be compiled must not come up when such a person is in a batch.
+        """
+        scratch = [np.zeros_like(a) for a in sums]
+        if not self.by_unit:
+            self.add_clipped(*arrays, 1, bound, units, *scratch)
+            return
+        for marked in (np.array([1]), np.array([0, 1])):
+            person = np.zeros(scratch[0].size)
+            self.add_clipped(*arrays, marked, marked.size - 1, 1, bound, units, person, *scratch)
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""
@@ -228,7 +247,8 @@ class MicrobatchedSum(Op):
         )
         key = None
         if per_record_key is not None:  # the rows can be kept on disk
-            parts = (source, self.mark._props(), self.length, self.graph_key or per_record_key, source_hash())
+            rows = self.graph_key or per_record_key
+            parts = (source, self.mark._props(), self.length, self.numbers[-1], rows, source_hash())
             key = hashlib.sha256(f"pymc_dpvi.MicrobatchedSum {parts}".encode()).hexdigest()
         return function, key
 

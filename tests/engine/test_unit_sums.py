@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pymc_dpvi.engine import clipping
+from pymc_dpvi import DPADVI, ArgumentError
+from pymc_dpvi.engine import clipping, generated_unit_sums
 from pymc_dpvi.engine.generated_unit_sums import write_add_units
 from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.engine.unit_sums import most_rows, whole_persons
@@ -175,6 +178,38 @@ def test_a_person_of_many_rows_is_formed_as_ever():
         for factored in FACTORED[1:]:
             released = summed(arrays, units, [1], length, factored=factored)
             np.testing.assert_array_equal(released, summed(arrays, units, [1]))
+
+
+def seen_from_the_side(rows: list[int]) -> DPADVI:
+    """A model whose gradients are products of arrays that PyTensor makes in another order of axes."""
+    ids = np.repeat(np.arange(len(rows)), rows)
+    rng = np.random.default_rng(0)
+    with pm.Model():
+        x = pm.Data("x", rng.normal(size=(ids.size, 32, 4)))
+        weights = pm.Normal("weights", 0, 1, shape=(32, 32))
+        mean = pt.tanh(weights @ x).sum(axis=(1, 2))
+        pm.Normal("y", mean, 1.0, observed=rng.normal(size=ids.size))
+        return DPADVI(noise_multiplier=2.0, delta=1e-5, sampler="full_batch", unit=ids)
+
+
+@pytest.mark.parametrize("rows", [[30, 30, 30], [30, 1, 30], [30, 16, 17]], ids=str)
+def test_no_number_of_rows_makes_a_fit_in_python_raise(rows: list[int]):
+    """Known: a person of few rows did, when the fit had been charged."""
+    approx = seen_from_the_side(rows).fit(3, progressbar=False, backend="python")
+    assert all(np.isfinite(p.get_value()).all() for p in approx.params)
+
+
+@pytest.mark.parametrize("name", ["squared_norm_of_products", "add_row_products", "add_unit"])
+def test_what_a_person_may_need_is_tried_on_no_records(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Whoever is in the data: here nobody has few rows."""
+    real = generated_unit_sums.defined
+
+    def raises(*args: Any) -> None:
+        raise TypeError("cannot be compiled")
+
+    monkeypatch.setattr(generated_unit_sums, "defined", lambda *a, **k: real(*a, **k, **{name: raises}))
+    with pytest.raises(ArgumentError, match="Nothing is spent"):
+        seen_from_the_side([30, 30, 30]).fit(3, progressbar=False, backend="python")
 
 
 def test_the_norm_of_a_sum_takes_no_more_work_than_the_sum():
