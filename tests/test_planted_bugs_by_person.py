@@ -323,17 +323,16 @@ def places_of_the_first_person(real: Any, *args: Any) -> np.ndarray:
     return np.broadcast_to(placed[:1], placed.shape).copy()
 
 
-def equal_weights(real: Any, value: float, place: int, last: bool, logs: np.ndarray, *rest: Any) -> None:
-    real(0.0, place, last, logs, *rest)
+def equal_weights(real: Any, logs: np.ndarray, *rest: Any) -> Any:
+    return real(np.zeros_like(logs), *rest)
 
 
-def logs_of_the_person_before(
-    real: Any, value: float, place: int, last: bool, logs: np.ndarray, *rest: Any
-) -> None:
-    kept = np.where(np.isfinite(logs), logs, 0.0)
-    real(value, place, last, logs, *rest)
-    if last:
-        logs[:] = kept
+def logs_of_the_person_before(real: Any, logs: np.ndarray, *rest: Any) -> Any:
+    return real(np.roll(logs, 1, axis=0), *rest)
+
+
+def rows_at_the_places_of_the_first(real: Any, rows: Any, begins: Any, whose: Any, *rest: Any) -> Any:
+    return real(rows, begins, np.zeros_like(whose), *rest)
 
 
 def everybody_with_the_worst_curvature(real: Any, *args: Any) -> None:
@@ -349,8 +348,12 @@ LOCAL_BUGS: dict[str, tuple[Plant, Any]] = {
     "the prior is in every row": (in_local_sums("first_rows", prior_in_every_row), GRADIENT),
     "the prior is left out": (in_local_sums("first_rows", without_prior), GRADIENT),
     "all at the places of one": (in_local_sums("place_nodes", places_of_the_first_person), SENSITIVITY),
-    "all places weigh alike": (in_local_sums("add_place", equal_weights), GRADIENT),
-    "a person is weighed by another": (in_local_sums("add_place", logs_of_the_person_before), SENSITIVITY),
+    "all places weigh alike": (in_local_sums("weigh", equal_weights), GRADIENT),
+    "a person is weighed by another": (in_local_sums("weigh", logs_of_the_person_before), SENSITIVITY),
+    "rows at places of the first": (
+        in_local_sums("rows_at_places", rows_at_the_places_of_the_first),
+        SENSITIVITY,
+    ),
     "searches go by the others": (in_local_sums("move", everybody_with_the_worst_curvature), SENSITIVITY),
 }
 

@@ -1,9 +1,7 @@
-"""Code that is written at run time for persons with local values (`local_sums`), as in `generated_code`.
+"""The sum of a batch of persons with local values (`local_sums`), written at run time as in `generated_code`.
 
-* `write_add_pairs`: the sum of rows at all places of their persons' local values.
-* `write_local_sum`: the sum of a batch of persons: their modes, the places, and the rows there.
-
-The second is written once for numba and for Python, so that both compute the same.
+It has their modes, the places, the weights there, and the rows. It is written once for numba and for Python,
+so that both compute the same.
 """
 
 from __future__ import annotations
@@ -24,42 +22,16 @@ from pymc_dpvi.engine.generated_code import (
     defined,
     inlined,
 )
-from pymc_dpvi.engine.generated_unit_sums import lines_of_rows
-from pymc_dpvi.graph.blocks import Form
 
-__all__ = ["write_add_pairs", "write_local_sum"]
+__all__ = ["write_local_sum"]
 
 
-def write_add_pairs(layout: Sequence[Form]) -> Callable[..., None]:
-    """Write what `local_sums` adds up: rows at places.
-
-    Its arguments are ``(*arrays, value, marked, first, count, logs, log_weights, sums, share, bound,
-    units, high, low, tally)``: as `write_add_units`, with each gradient added to the sum at its place.
-    """
-    names, sizes, rows = lines_of_rows(layout, "sums")
-    of_places = "logs, log_weights, sums, share, bound, units, high, low, tally"
-    return defined(
-        "add_pairs",
-        [
-            f"def add_pairs({', '.join(names)}, value, marked, first, count, {of_places}):",
-            f"    if not share.size == high.size == {' + '.join(sizes)}:",
-            "        raise ValueError('one noise entry per column is needed')",
-            f"    if count < 0 or count > {' or count > '.join(f'{n}.shape[0]' for n in [*names, 'value'])}:",
-            "        raise ValueError('every block needs a row per record')",
-            "    for i in range(count):",
-            "        row, place = (first + i) // logs.size, (first + i) % logs.size",
-            "        to = place * share.size",
-            *(f"        {line}" for line in rows),
-            "        last = place == logs.size - 1 and (marked[row] & 1) == 1",
-            f"        add_place(np.float64(value[i]), place, last, {of_places})",
-        ],
-        **vars(local_sums),
-    )
+#: What is made for each row of a microbatch.
+_MADE = ("local", "first", "placed", "weights")
 
 
 def write_local_sum(
-    per_record: tuple[Any, Sequence[str]],
-    derivatives: tuple[Any, Sequence[str]],
+    functions: Sequence[tuple[Any, Sequence[str]]],
     num_axes: Sequence[int],
     num_arrays: int,
     dtype: str,
@@ -72,9 +44,10 @@ def write_local_sum(
 
     Parameters
     ----------
-    per_record, derivatives : tuple
-        ``(*rows, local, first, *shared) -> arrays, value`` and ``-> value, slope, curvature``, each with
-        the names of its shared inputs among ``s0``, ``s1``, ...
+    functions : sequence of tuple
+        ``(*rows, *inputs) -> arrays``, ``-> values`` and ``-> value, slope, curvature``, each with the names
+        of its inputs: some of ``local``, ``first``, ``placed`` and ``weights``, which are made for each row,
+        and some of what all records share, ``s0``, ``s1``, ...
     num_axes : sequence of int
         Numbers of axes of the record arrays.
     num_arrays : int
@@ -87,17 +60,17 @@ def write_local_sum(
         As in `generated_code.write_microbatched_sum`.
     **numbers
         ``length`` of a microbatch, ``l2_clip_norm``, ``tally_weight``, ``nodes``, ``log_weights``,
-        ``adaptive``, ``add_pairs``, ``num_shared``.
+        ``adaptive``, ``add_units``, ``num_shared``.
     """
     records = [f"d{k}" for k in range(len(num_axes))]
     rows = [f"r{k}" for k in range(len(num_axes))]
     shared = [f"s{k}" for k in range(numbers.pop("num_shared"))]
-    arrays = [*(f"x{k}" for k in range(num_arrays)), "value"]
+    arrays = [f"x{k}" for k in range(num_arrays)]
     derived = ["value", "slope", "curved"]
-    calls = []
     scope: dict[str, Any] = {}
-    for name, (function, own) in {"per_record": per_record, "derivatives": derivatives}.items():
-        given = [*rows, "local", "begin", *own]
+    calls = []
+    for name, (function, own) in zip(("per_record", "at_places", "derivatives"), functions, strict=True):
+        given = [*rows, *(f"{v}_rows" if v in _MADE else v for v in own)]
         if compiled:
             scope[name], text = inlined(function, given)
         else:
@@ -107,8 +80,10 @@ def write_local_sum(
         f"{row} = {FETCH.get(axes, '{}[window]').format(name).replace('indices, first', 'window, 0')}"
         for row, name, axes in zip(rows, records, num_axes, strict=True)
     ]
-    fetch += [f"local, begin = local.astype(np.{dtype}), begin.astype(np.{dtype})"]
     fetch += ["if n == 0:", *(f"    {row}.fill(0)" for row in rows)] if rows else []
+
+    def made(*names: str) -> list[str]:
+        return [*(f"{name}_rows = {name}_rows.astype(np.{dtype})" for name in names), *fetch]
 
     def ordered(names: Sequence[str]) -> list[str]:
         checks = f"if {' or '.join(f'{name}.shape[0] != length' for name in names)}:"
@@ -122,46 +97,58 @@ def write_local_sum(
         "        values, slopes = np.zeros(left.size), np.zeros(at.shape)",
         "        curvatures = np.zeros(best_curvature.shape)",
         "        for first in range(0, max(places.size, 1), length):",
-        "            window, local, begin = rows_of_search(rows, begins, places, whose, at, first, length)",
-        *(f"            {line}" for line in fetch),
-        f"            {', '.join(derived)}, = {calls[1]}",
+        "            window, local_rows, first_rows = "
+        "rows_of_search(rows, begins, places, whose, at, first, length)",
+        *(f"            {line}" for line in made("local", "first")),
+        f"            {', '.join(derived)}, = {calls[2]}",
         *(f"            {line}" for line in ordered(derived)),
         "            some = min(length, places.size - first)",
         "            add_derivatives(value_, slope_, curved_, whose, first, some, values, slopes, "
         "curvatures)",
         "        move(values, slopes, curvatures, at, best, step, best_value, left, best_curvature)",
     ]
+    pass_over_rows = [
+        "    for first in range(0, max(n, 1), length):",
+        "        window, first_rows, placed_rows, weights_rows = "
+        "rows_at_places(rows, begins, whose_all, placed, weights, first, length)",
+        *(f"        {line}" for line in made("first", "placed", "weights")),
+        "        taken = min(length, n - first)",
+    ]
+    added = ", ".join(f"{a}_" for a in arrays)
     size = ending.size
     lines = [
         f"def local_sum({', '.join([*records, *shared])}, marked, count, {ending.argument}, number):",
         "    spacing, n = number.item(), count.item()",
         f"    bound, units, high, low, tally = start_of_sum({size}, l2_clip_norm, tally_weight, spacing)",
         "    rows, starts = marked >> 1, starts_of(marked, n)",
-        "    begins = first_rows(starts)",
+        "    begins = begin_of_persons(starts)",
         "    at, best, step, best_value, left, best_curvature = begin_search(starts.size - 1, "
         "nodes.shape[1])",
         "    everybody, whose_all = of_open(starts, left)",
         *(search if numbers["adaptive"] else []),
         "    placed = place_nodes(best, best_curvature, nodes, adaptive)",
-        "    logs, sums = np.zeros(log_weights.size), np.zeros(log_weights.size * high.size)",
-        "    share = np.zeros(high.size)",
-        "    total = n * log_weights.size",
-        "    for first in range(0, max(total, 1), length):",
-        "        window, local, begin = pairs_of(rows, begins, whose_all, placed, first, length)",
-        *(f"        {line}" for line in fetch),
+        "    logs = np.zeros((starts.size - 1, log_weights.size))",
+        "    weights = logs",
+        *pass_over_rows,
+        f"        values, = {calls[1]}",
+        *(f"        {line}" for line in ordered(["values"])),
+        "        add_log_densities(values_, whose_all, first, taken, logs)",
+        "    weights = weigh(logs, log_weights, placed)",
+        "    person = np.zeros(high.size)",
+        *pass_over_rows,
         f"        {', '.join(arrays)}, = {calls[0]}",
         *(f"        {line}" for line in ordered(arrays)),
-        f"        add_pairs({', '.join(f'{a}_' for a in arrays)}, marked, first, min(length, total - first), "
-        "logs, log_weights, sums, share, bound, units, high, low, tally)",
+        f"        add_units({added}, marked, first, taken, bound, units, person, high, low, tally)",
         f"    {ending.line}",
     ]
-    add_pairs, start = numbers.pop("add_pairs"), clipping.start_of_sum
+    add_units, start = numbers.pop("add_units"), clipping.start_of_sum
     scope |= {
         "in_order": in_order if compiled else np.ascontiguousarray,
         "take_entries": take_entries,
         "take_rows": take_rows,
         "add_on_lattice": lattice_sums.add_on_lattice,
-        "add_pairs": numba.njit(fastmath=False)(add_pairs) if compiled else add_pairs,
+        "begin_of_persons": local_sums.first_rows,
+        "add_units": numba.njit(fastmath=False)(add_units) if compiled else add_units,
         "start_of_sum": numba.njit(fastmath=False)(start) if compiled else start,
     }
     return defined("local_sum", lines, **vars(local_sums), **scope, **numbers), "\n".join(lines)

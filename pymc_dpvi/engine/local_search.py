@@ -52,7 +52,7 @@ def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float
     many = write_for_several(record, rows)
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
     batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
-    terms = python_function([*batch, z], local_terms(record, batch, latents, z)[1:])
+    terms = python_function([*batch, z], local_terms(record, batch, latents, z))
     marginal = MarginalGradient(record, latents)
     starts = np.cumsum([0, *_PERSONS])
     first = np.zeros(rows, dtype=pytensor.config.floatX)

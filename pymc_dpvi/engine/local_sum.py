@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from pytensor.link.numba.dispatch.basic import (
 )
 
 from pymc_dpvi.engine.generated_code import RELEASE, Ending
-from pymc_dpvi.engine.generated_local_sums import write_add_pairs, write_local_sum
+from pymc_dpvi.engine.generated_local_sums import write_local_sum
+from pymc_dpvi.engine.generated_unit_sums import write_add_units
 from pymc_dpvi.engine.private_sum import PrivateSum, sum_type
 from pymc_dpvi.numba_cache import source_hash
 
@@ -30,8 +32,8 @@ class LocalSum(Op):
     ----------
     mark : PrivateSum
         With the places of the local values.
-    per_record, derivatives : tuple of Function and list of str
-        As of `generated_code.write_local_sum`.
+    functions : sequence of tuple of Function and list of str
+        Gradients, log-densities and derivatives of rows, as of `generated_local_sums.write_local_sum`.
     num_record_arrays, num_shared : int
         Numbers of record arrays and of what all records share, the first inputs.
     length : int
@@ -50,8 +52,7 @@ class LocalSum(Op):
     def __init__(
         self,
         mark: PrivateSum,
-        per_record: tuple[Any, list[str]],
-        derivatives: tuple[Any, list[str]],
+        functions: Sequence[tuple[Any, list[str]]],
         num_record_arrays: int,
         num_shared: int,
         length: int,
@@ -60,10 +61,10 @@ class LocalSum(Op):
     ) -> None:
         assert mark.places is not None
         self.mark = mark
-        self.per_record, self.derivatives = per_record, derivatives
+        self.functions = list(functions)
         self.num_record_arrays, self.num_shared = num_record_arrays, num_shared
         self.length, self.width = length, width
-        names = per_record[1], derivatives[1]
+        names = [own for _, own in functions]
         parts = (mark._props()[:3], mark.places.key, num_record_arrays, num_shared, length, names, rows_key)
         #: For `graph_keys`.
         self.graph_key = None if rows_key is None else hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -75,18 +76,17 @@ class LocalSum(Op):
 
     def forget(self) -> None:
         """Free what was compiled: PyTensor's rewrites keep every operation that they have met."""
-        self.per_record = self.derivatives = self._evaluate = None  # type: ignore[assignment]
+        self.functions, self._evaluate = [], None
 
     def written(
-        self, node: Apply, per_record: Any, derivatives: Any, *, compiled: bool, ending: Ending = RELEASE
+        self, node: Apply, functions: Sequence[Any], *, compiled: bool, ending: Ending = RELEASE
     ) -> tuple[Any, str]:
-        """Write the sum around two functions of rows; return it and its source."""
+        """Write the sum around the functions of rows; return it and its source."""
         mark = self.mark
         assert mark.places is not None
         records = node.inputs[: self.num_record_arrays]
         return write_local_sum(
-            (per_record, self.per_record[1]),
-            (derivatives, self.derivatives[1]),
+            [(made, names) for made, (_, names) in zip(functions, self.functions, strict=True)],
             [v.type.ndim for v in records],
             mark.num_arrays,
             config.floatX,
@@ -99,7 +99,7 @@ class LocalSum(Op):
             nodes=mark.places.at,
             log_weights=mark.places.log_weights,
             adaptive=mark.places.adaptive,
-            add_pairs=write_add_pairs(mark.layout),
+            add_units=write_add_units(mark.layout),
         )
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
@@ -109,8 +109,8 @@ class LocalSum(Op):
             def arrays(function: Any) -> Any:
                 return lambda *rows: [np.asarray(a) for a in function(*rows)]
 
-            own = arrays(self.per_record[0]), arrays(self.derivatives[0])
-            self._evaluate = self.written(node, *own, compiled=False)[0]
+            own = [arrays(function) for function, _ in self.functions]
+            self._evaluate = self.written(node, own, compiled=False)[0]
         output_storage[0][0] = self._evaluate(*inputs)
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
@@ -120,16 +120,16 @@ class LocalSum(Op):
     def for_numba(self, node: Apply, ending: Ending = RELEASE) -> tuple[Any, str | None]:
         """Return the Python function that numba compiles, and a key of it, None if it cannot be kept."""
         functions, keys = [], []
-        for function, _ in (self.per_record, self.derivatives):
+        for function, _ in self.functions:
             made, key_of_rows = numba_funcify_and_cache_key(function.maker.fgraph)
             functions.append(made)
             keys.append(key_of_rows)
-        function, source = self.written(node, *functions, compiled=True, ending=ending)
+        function, source = self.written(node, functions, compiled=True, ending=ending)
         key = None
         if None not in keys:  # the rows can be kept on disk
             assert self.mark.places is not None
             of_op = self.graph_key or keys, self.mark._props()[:3], self.mark.places.key, self.length
-            parts = (source, *of_op, self.per_record[1], self.derivatives[1], source_hash())
+            parts = (source, *of_op, [names for _, names in self.functions], source_hash())
             key = hashlib.sha256(f"pymc_dpvi.LocalSum {parts}".encode()).hexdigest()
         return function, key
 

@@ -6,14 +6,17 @@ The share of person p is the clipped gradient of :math:`\log\int e^{\ell_p(u)}du
 .. math:: g_p = \sum_k \omega_k \sum_{r \in R_p} \nabla_z \ell_r(u_k), \qquad
           \omega_k \propto w_k \exp\Big(\sum_{r \in R_p} \ell_r(u_k)\Big) ,
 
-where the prior of u counts as a part of the person's first row. Three passes over the rows of a batch:
+where the prior of u counts as a part of the person's first row. Passes over the rows of a batch:
 
 1. *Mode* (if the places are adaptive). Newton's method, from a point near 0, for all persons at once,
    each with a step that is halved until the density grows. A person is left alone once a step is short beside
    the width of the posterior.
 2. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives
    at the mode.
-3. *Gradients* of each row at each place: a row is fetched as often as there are places.
+3. *Weights*: the log-density of each row at all places, added up by person.
+4. *Gradients* of :math:`\sum_k \omega_k \ell_r(u_k)` with the places and weights held, one for each row,
+   which are added up and clipped as those of any row (`unit_sums`). What a row computes without the local
+   values, such as :math:`x_r^\top\beta`, it computes once in a pass, not once at each place.
 
 Every number of a person follows from the rows of that person and from public values, in a fixed order of
 additions. So a share is the same in every batch, and the proof is the one of `unit_sums`: whatever a
@@ -24,27 +27,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from pymc_dpvi.engine.unit_sums import add_unit
 from pymc_dpvi.numba_cache import kernel
 
 __all__ = [
     "LONGEST_SEARCH",
     "add_derivatives",
-    "add_place",
+    "add_log_densities",
     "begin_search",
     "first_rows",
     "move",
     "of_open",
-    "pairs_of",
     "place_nodes",
+    "rows_at_places",
     "rows_of_search",
     "starts_of",
+    "weigh",
 ]
 
 #: Most evaluations in the search of a mode.
 LONGEST_SEARCH = 40
-#: A search ends if its next step is shorter than this, in standard deviations.
-_SHORT = 0.02
+#: A search ends with a step that is shorter than this, in standard deviations: the next one would be about
+#: the square of it.
+_SHORT = 0.1
 
 _kernel = kernel(fastmath=False)
 
@@ -138,20 +142,30 @@ def rows_of_search(
 
 
 @_kernel
-def pairs_of(
-    rows: np.ndarray, begins: np.ndarray, whose: np.ndarray, nodes: np.ndarray, first: int, length: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover
-    """Return the same for a microbatch of pairs of a row and a place, row by row."""
+def rows_at_places(
+    rows: np.ndarray,
+    begins: np.ndarray,
+    whose: np.ndarray,
+    nodes: np.ndarray,
+    node_weights: np.ndarray,
+    first: int,
+    length: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover
+    """Return the rows of a microbatch, whether a person begins there, their places, and weights of these.
+
+    The places are (length, K, size), the weights (length, K). Copies of the last row fill it up; without any
+    row, it is the first of the data, at zero.
+    """
     window, begin = np.zeros(length, np.int64), np.zeros(length)
-    local = np.zeros((length, nodes.shape[2]))
-    total = whose.size * nodes.shape[1]
-    for j in range(length if total else 0):
-        t = min(first + j, total - 1)
-        i, place = t // nodes.shape[1], t % nodes.shape[1]
+    placed, weights = np.zeros((length, *nodes.shape[1:])), np.zeros((length, nodes.shape[1]))
+    for j in range(length if whose.size else 0):
+        i = min(first + j, whose.size - 1)
         window[j], begin[j] = rows[i], begins[i]
-        for k in range(nodes.shape[2]):
-            local[j, k] = nodes[whose[i], place, k]
-    return window, local, begin
+        for k in range(nodes.shape[1]):
+            weights[j, k] = node_weights[whose[i], k]
+            for d in range(nodes.shape[2]):
+                placed[j, k, d] = nodes[whose[i], k, d]
+    return window, begin, placed, weights
 
 
 @_kernel
@@ -214,8 +228,8 @@ def move(
         if left[p] <= 0:
             continue
         left[p] -= 1
-        length = 0.0
-        if values[p] > best_value[p]:
+        length, grew = 0.0, values[p] > best_value[p]
+        if grew:
             best_value[p] = values[p]
             _triangle(curvatures[p], lower)
             for j in range(size):  # lower @ half = slope
@@ -242,6 +256,8 @@ def move(
             left[p] = 0
         for j in range(size):
             at[p, j] = best[p, j] + step[p, j]
+            if grew and left[p] == 0 and length <= _SHORT * _SHORT:
+                best[p, j] = at[p, j]
 
 
 @_kernel
@@ -270,45 +286,41 @@ def place_nodes(
 
 
 @_kernel
-def add_place(
-    value: float,
-    place: int,
-    last: bool,
-    logs: np.ndarray,
-    log_weights: np.ndarray,
-    sums: np.ndarray,
-    share: np.ndarray,
-    bound: float,
-    units: int,
-    high: np.ndarray,
-    low: np.ndarray,
-    tally: np.ndarray,
+def add_log_densities(
+    values: np.ndarray, whose: np.ndarray, first: int, count: int, logs: np.ndarray
 ) -> None:  # pragma: no cover
-    """Add a row's log-density at a place; after a person's last one, weigh the sums and add the share.
+    """Add rows' log-densities at their places, (length, K), to those of their persons, (persons, K)."""
+    for i in range(count):
+        p = whose[first + i]
+        for k in range(logs.shape[1]):
+            logs[p, k] += np.float64(values[i, k])
 
-    `logs` and `log_weights` are (K,), `sums` the gradients at all places end to end, (K * D,).
+
+@_kernel
+def weigh(logs: np.ndarray, log_weights: np.ndarray, placed: np.ndarray) -> np.ndarray:  # pragma: no cover
+    """Return the weights of each person's places, (persons, K); those of a person add up to one.
+
+    `log_weights` are those of the rule, (K,). A place that has none takes the position of the one that has
+    most, in `placed`, since its gradient may be no number. A person with no density at all has NaN, and so
+    counts as zero.
     """
-    logs[place] += value
-    if not last:
-        return
-    top, unknown = -np.inf, 0
-    for k in range(logs.size):
-        logs[k] += log_weights[k]
-        if not (logs[k] < np.inf):  # NaN and infinity: a place that does not count
-            logs[k] = -np.inf
-            unknown += 1
-        top = max(top, logs[k])
-    if unknown == logs.size:
-        share[0] = np.nan  # counts as zero, like a gradient that is not finite
-    total = 0.0
-    for k in range(logs.size):
-        logs[k] = np.exp(logs[k] - top) if top > -np.inf else 0.0
-        total += logs[k]
-    for k in range(logs.size):
-        weight = logs[k] / total if total > 0.0 else 0.0
-        for j in range(share.size):
-            if weight != 0.0:
-                share[j] += weight * sums[k * share.size + j]
-            sums[k * share.size + j] = 0.0
-        logs[k] = 0.0
-    add_unit(share, bound, units, high, low, tally)
+    weights = np.zeros(logs.shape)
+    for p in range(logs.shape[0]):
+        best, unknown, total = 0, 0, 0.0
+        for k in range(log_weights.size):
+            weights[p, k] = logs[p, k] + log_weights[k]
+            if not (weights[p, k] < np.inf):  # NaN and infinity: a place that does not count
+                weights[p, k] = -np.inf
+                unknown += 1
+            if weights[p, k] > weights[p, best]:
+                best = k
+        top = weights[p, best]
+        for k in range(log_weights.size):
+            weights[p, k] = np.exp(weights[p, k] - top) if top > -np.inf else 0.0
+            total += weights[p, k]
+        for k in range(log_weights.size):
+            weights[p, k] = np.nan if unknown == log_weights.size else weights[p, k] / max(total, 1.0)
+            if weights[p, k] == 0.0:
+                for d in range(placed.shape[2]):
+                    placed[p, k, d] = placed[p, best, d]
+    return weights

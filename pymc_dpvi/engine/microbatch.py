@@ -83,7 +83,7 @@ __all__ = ["MicrobatchedSum", "in_microbatches", "nodes_of_sums", "rows_function
 _MOST_NUMBERS = 1 << 20
 #: A microbatch's length is a multiple of one of these, the largest that memory allows.
 _LENGTHS = (96, 24, 8)
-#: Greatest length if a row, as written, takes so many elementwise operations.
+#: Greatest length if a row, as written, takes so many elementwise operations, and has no local values.
 _SHORT, _MANY_OPERATIONS = 24, 55
 #: If so many rows are expected, a large model's batch is shared out to two threads.
 _ALONE = 144
@@ -322,10 +322,10 @@ def in_microbatches(
         end = mark.num_arrays + mark.num_terms
         arrays, rest = node.inputs[: mark.num_arrays], node.inputs[end:]
         of_batch += rest[:2]  # their number, and the noise
-        value, *terms = node.inputs[mark.num_arrays : end] or [None]
+        terms = node.inputs[mark.num_arrays : end]
         width = sum(math.prod(n or 1 for n in a.type.shape[1:]) for a in arrays)
         large = any(_entries(form, own) > _LARGE for form, own in _by_form(mark.layout, arrays))
-        many = _operations_on_rows(arrays, batch) >= _MANY_OPERATIONS
+        many = not terms and _operations_on_rows(arrays, batch) >= _MANY_OPERATIONS
         length = _length(width, large or _is_jax(compile_kwargs), many, public_batch)
         rows = {b: b.type.clone(shape=(length, *b.type.shape[1:]))() for b in batch}
         which = [] if indices is None else [indices]
@@ -334,29 +334,38 @@ def in_microbatches(
             wanted: Sequence[Variable],
             rows: Mapping[Variable, Variable] = rows,
             kept: Sequence[Variable] = (*data, *which, *rest[:2]),
-        ) -> tuple[Any, str | None, list[Variable]]:
-            """Compile what computes arrays of a microbatch; return it, its key, and what all rows share."""
+            made: Sequence[Variable] = batch[len(data) :],
+        ) -> tuple[Any, str | None, list[Variable], list[str]]:
+            """Compile what computes arrays of a microbatch; return it, its key, and what all rows share.
+
+            And the names of what is made for each row, beside the record arrays, that it takes.
+            """
             shared = {v: v.type() for v in _shared_by_rows(wanted, batch)}
             _refuse_records(shared, kept)
-            inputs = [*rows.values(), *shared.values()]
+            behind = set(ancestors(wanted))
+            own = [v for v in made if v in behind]
+            inputs = [*(rows[v] for v in (*batch[: len(data)], *own)), *shared.values()]
             outputs_of_rows = without_loops(substituted(wanted, {**rows, **shared}))
             function = rows_function(inputs, outputs_of_rows, compile_kwargs)
-            return function, graph_key(inputs, outputs_of_rows), list(shared)
+            return function, graph_key(inputs, outputs_of_rows), list(shared), [str(v.name) for v in own]
 
-        per_record, key, shared = of_rows(arrays if value is None else [*arrays, value])
         op: Op
-        if value is None:
+        if not terms:
+            per_record, key, shared, _ = of_rows(arrays)
             factored = tuple(by_unit and _stays_factored(*own) for own in _by_form(mark.layout, arrays))
             own = len(data), indices is not None, length, by_unit, key, width, large, factored
             op = MicrobatchedSum(mark, per_record, *own)
             swap[variable] = op(*data, *shared, *which, *rest)
         else:
-            derivatives, key_of_terms, more = of_rows(terms)
-            every = list(dict.fromkeys([*shared, *more]))
-            names = [[f"s{every.index(v)}" for v in own] for own in (shared, more)]
-            keys = None if key is None or key_of_terms is None else key + key_of_terms
-            functions = (per_record, names[0]), (derivatives, names[1])
-            op = LocalSum(mark, *functions, len(data), len(every), length, keys, width)
+            found = [of_rows(wanted) for wanted in (arrays, terms[:1], terms[1:])]
+            every = list(dict.fromkeys(v for _, _, shared, _ in found for v in shared))
+            functions = [
+                (function, [*own, *(f"s{every.index(v)}" for v in shared)])
+                for function, _, shared, own in found
+            ]
+            keys = [k for _, k, _, _ in found if k is not None]
+            rows_key = "".join(keys) if len(keys) == len(found) else None
+            op = LocalSum(mark, functions, len(data), len(every), length, rows_key, width)
             swap[variable] = op(*data, *every, *which, *rest)
     new = list(graph_replace(list(outputs), swap, strict=False)) if swap else list(outputs)
     _refuse_beside(new, data, [*([] if indices is None else [indices]), *of_batch])

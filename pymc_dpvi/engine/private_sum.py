@@ -47,8 +47,8 @@ class PrivateSum(Op):
 
     Notes
     -----
-    Inputs: the blocks' arrays, one or two each, all with one row per record; with `places` also the terms of
-    `gradients.local_terms`; ``count``, the number of rows
+    Inputs: the blocks' arrays, one or two each, all with one row per record; with `places` also
+    `gradients.log_densities` and the terms of `gradients.local_terms`; ``count``, the number of rows
     that count, the first of them (not every backend takes empty arrays for an empty batch); ``noise``, int64
     vector (num_params,), in spacings; ``spacing``, float64 number, u in the units of the gradient
     (`LatticeNoise.spacing`; an input, so that another noise multiplier needs no other compiled function).
@@ -129,7 +129,8 @@ def private_sum(
 ) -> TensorVariable:
     """Mark the noisy sum of clipped gradients: float64, the blocks' columns in order, then the tally.
 
-    Parameters are those of `PrivateSum`; by default all rows count. `terms` are those of `local_terms`.
+    Parameters are those of `PrivateSum`; by default all rows count. `terms` are `log_densities`, and those of
+    `local_terms`.
     """
     op = PrivateSum(l2_clip_norm, [b.form for b in gradients], tally_weight, places)
     arrays = [array for b in gradients for array in b.arrays]

@@ -124,7 +124,7 @@ class PrivateStep:
         # Last, so that the optimiser is handed the release itself.
         rows_kwargs = {**compile_kwargs, **(rows_kwargs or {})}
         indices = None if graph.is_whole else graph.indices
-        of_rows = graph.batch, graph.data, indices, rows_kwargs, record.units is not None
+        of_rows = [*graph.batch, *graph.of_rows], graph.data, indices, rows_kwargs, record.units is not None
         new = in_microbatches([*updates.values(), *rows], *of_rows, public_batch)
         sums = [node.op for node in nodes_of_sums(new)]
         for op in sums:

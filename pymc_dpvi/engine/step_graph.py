@@ -43,8 +43,10 @@ from pymc_dpvi.graph.blocks import Block
 from pymc_dpvi.graph.gradients import (
     Latents,
     aligned_gradients,
+    at_places,
     informed,
     local_terms,
+    log_densities,
     prior_gradients,
     vanilla_gradients,
 )
@@ -64,8 +66,9 @@ class StepGraph:
 
     Parameters, and attributes with the same names, are those of `PrivateStep`. `per_step` are the inputs that
     differ from step to step (batch, its size, noise, base draws, weight in the average), `spacing` is the
-    other one; `data` are the record arrays, `batch` their rows; `averages` are those of the parameters;
-    `noisy` is the gradients' noisy sum; `grads` are the gradients of the negative evidence lower bound.
+    other one; `data` are the record arrays, `batch` their rows, `of_rows` what is made for each row;
+    `averages` are those of the parameters; `noisy` is the gradients' noisy sum; `grads` are the gradients of
+    the negative evidence lower bound.
     """
 
     def __init__(
@@ -106,17 +109,18 @@ class StepGraph:
         self.data = record.data()
         rows = record.rows[: len(self.data)]
         self.batch = [self._rows(d, row) for d, row in zip(self.data, rows, strict=True)]
-        # What is made for each row as it is needed (`local_sums`): local values, and whether a person begins.
-        self.batch += [
-            row.type.clone(shape=(None, *row.type.shape[1:]))() for row in record.rows[len(rows) :]
-        ]
+        # What is made for each row as it is needed (`local_sums`).
+        self.of_rows: list[TensorVariable] = []
+        if record.local is not None:
+            made = (*record.rows[len(rows) :], *record.local.placeholders_at_places())
+            self.of_rows = [row.type.clone(shape=(None, *row.type.shape[1:]))(name=row.name) for row in made]
 
         drawn: dict[Variable, Variable] = {family.symbolic_initial: self.base_draws}
         self.z, entropy = graph_replace(
             [family.symbolic_random, family.symbolic_entropy], drawn, strict=False
         )
         if self.is_aligned:
-            per_record = aligned_gradients(record, self.batch, latents, self.z, n_mc)
+            per_record = aligned_gradients(*self._weighed(), latents, self.z, n_mc)
             self.noisy = self._noisy_sum(per_record)
             if not (own := informed(record, latents)).all():
                 # A latent value that is not in the likelihood has gradient zero: public, so without noise.
@@ -124,7 +128,7 @@ class StepGraph:
             grads = self._pull_back(entropy)
         else:
             per_record = vanilla_gradients(
-                record, self.batch, latents, family, self.base_draws, self.z, entropy, n_mc
+                *self._weighed(), latents, family, self.base_draws, self.z, entropy, n_mc
             )
             self.noisy = self._noisy_sum(per_record)
             ends = np.cumsum([0, *self.sizes])
@@ -143,12 +147,20 @@ class StepGraph:
         shape = row.type.shape[1:]
         return rows if rows.type.shape[1:] == shape else pt.specify_shape(rows, (None, *shape))
 
+    def _weighed(self) -> tuple[RecordModel, list[TensorVariable]]:
+        """Return the model whose rows are differentiated, and a batch of its rows."""
+        if self.record.local is None:
+            return self.record, self.batch
+        return at_places(self.record)[1], [*self.batch, *self.of_rows[1:]]
+
     def _noisy_sum(self, per_record: Sequence[Block]) -> TensorVariable:
         """Noisy sum of clipped gradients, shape ``(size,)``; sets an adaptive clip norm's `clip_updates`."""
         of_batch = self.noise, self.mechanism.l2_clip_norm, self.spacing, self.count
         local: dict[str, Any] = {}
         if self.record.local is not None:
-            terms = local_terms(self.record, self.batch, self.latents, self.z)
+            at_modes, placed = [*self.batch, *self.of_rows[:2]], [*self.batch, *self.of_rows[1:]]
+            densities = log_densities(at_places(self.record)[0], placed, self.latents, self.z)
+            terms = [densities, *local_terms(self.record, at_modes, self.latents, self.z)]
             local = {"places": self.record.local.places, "terms": terms}
         if self.running_clip is None:
             return private_sum(per_record, *of_batch, **local)

@@ -21,7 +21,7 @@ Aligned gradients by variables that data multiply or look up stay factored (`fac
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from pymc_dpvi.graph.factoring import find_uses, lift_uses
 from pymc_dpvi.graph.model_checks import hint_of_loops
 from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.record_model import RecordModel
+from pymc_dpvi.graph.simplified import simplified
 from pymc_dpvi.graph.tables import own_gradients
 from pymc_dpvi.graph.traversal import own_loops, vectorized, walk
 from pymc_dpvi.guide.whole import Family
@@ -46,9 +47,11 @@ from pymc_dpvi.guide.whole import Family
 __all__ = [
     "Latents",
     "aligned_gradients",
+    "at_places",
     "in_draws",
     "informed",
     "local_terms",
+    "log_densities",
     "prior_and_slope",
     "prior_gradients",
     "put",
@@ -134,6 +137,11 @@ def _stable(graph: TensorVariable) -> TensorVariable:
     return rewrite_graph(copy, include=("stabilize",), clone=False)
 
 
+def _of_record(record: RecordModel, graph: TensorVariable) -> TensorVariable:
+    """Make a record's log-density stable and cheap, before differentiation."""
+    return simplified(_stable(graph), record.rows)
+
+
 def aligned_gradients(
     record: RecordModel,
     batch: Sequence[TensorVariable],
@@ -150,7 +158,7 @@ def aligned_gradients(
     (logp,), draw = in_draws([record.row_logp], latents)
     constant = _constants(latents, draw)
     logp = put([logp], list(constant), list(constant.values()))[0] if constant else logp
-    logp = lift_uses(_stable(logp), draw, record.rows)
+    logp = lift_uses(_of_record(record, logp), draw, record.rows)
     uses = find_uses(logp, draw, record.rows, products=record.tables is None)
     grads = iter(_row_gradient(record, logp, [v for use in uses for v in use.by]))
     one = [
@@ -183,15 +191,14 @@ def _constants(latents: Latents, draw: Sequence[TensorVariable]) -> dict[TensorV
 def local_terms(
     record: RecordModel, batch: Sequence[TensorVariable], latents: Latents, z: TensorVariable
 ) -> list[TensorVariable]:
-    """Return what integrates the local values of a batch of rows out (`engine.local_sums`).
+    """Return what finds the mode of local values (`engine.local_sums`).
 
     They are the log-density of each row at its local values and the latent draw `z`, (1, D): (batch,); and by
-    the d local values of its person, the log-density again, its gradient, (batch, d), and its second
-    derivatives, (batch, d, d).
+    the d local values of its person, its gradient, (batch, d), and its second derivatives, (batch, d, d).
     """
     assert record.local is not None
     (logp,), draw = in_draws([record.row_logp], latents)
-    logp = _stable(logp)
+    logp = _of_record(record, logp)
     local = record.rows[len(record.arrays)]
     (slope,) = _row_gradient(record, logp, [local])
     size = record.local.size
@@ -202,8 +209,38 @@ def local_terms(
     value, slope, curvature = put(
         _over_batch(record, one, rows), [*draw, *rows], [*latents.split(z[0]), *batch]
     )
-    value = value[:, 0]
-    return [value, value, slope, curvature]
+    return [value[:, 0], slope, curvature]
+
+
+def at_places(record: RecordModel) -> tuple[RecordModel, RecordModel]:
+    """Write a row's log-density at all places of its person's local values.
+
+    The rows of both models are those of the record arrays, `first`, and the placeholders of
+    `Locals.placeholders_at_places`. The factors of the first are log-densities, (K,), those of the second
+    their sums with the weights of the places. What does not depend on local values is computed once.
+    """
+    assert record.local is not None
+    arrays, (local, first) = record.rows[: len(record.arrays)], record.rows[len(record.arrays) :]
+    placed, weights = record.local.placeholders_at_places()
+    sums = [f.sum() for f in record.factors.values()]
+    found = vectorized(sums, {local: pt.expand_dims(placed[0], 1)})
+    values = {name: v + pt.zeros_like(weights[0]) for name, v in zip(record.factors, found, strict=True)}
+    weighted = {name: (v * weights[0]).sum() for name, v in values.items()}
+    rows = (*arrays, first, placed, weights)
+    return replace(record, rows=rows, factors=values), replace(record, rows=rows, factors=weighted)
+
+
+def log_densities(
+    record: RecordModel, batch: Sequence[TensorVariable], latents: Latents, z: TensorVariable
+) -> TensorVariable:
+    """Return log-densities of a batch of rows at all places, (batch, K).
+
+    `record` is the first model of `at_places`; `z` is the latent draw, (1, D).
+    """
+    (values,), draw = in_draws([pt.add(*record.factors.values())], latents)
+    rows = [b.type() for b in batch]
+    many = _over_batch(record, [_as_float(_of_record(record, values))], rows)
+    return put(many, [*draw, *rows], [*latents.split(z[0]), *batch])[0]
 
 
 def _as_float(factor: TensorVariable) -> TensorVariable:

@@ -106,6 +106,13 @@ class Locals:
         local, first = (TensorType(pytensor.config.floatX, shape=shape)(name=name) for name, shape in kinds)
         return local, first
 
+    def placeholders_at_places(self) -> tuple[TensorVariable, TensorVariable]:
+        """Return placeholders for one row: its person's places, (1, K, size), and their weights, (1, K)."""
+        count = len(self.places.at)
+        kinds = ("placed", (1, count, self.size)), ("weights", (1, count))
+        placed, weights = (TensorType(pytensor.config.floatX, shape=s)(name=name) for name, s in kinds)
+        return placed, weights
+
     def values(self, local: TensorVariable) -> dict[Variable, Variable]:
         """Cut persons' values, (rows, size), into those of the variables' value variables."""
         rows, at, out = local.type.shape[0], 0, {}

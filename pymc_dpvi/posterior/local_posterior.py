@@ -68,7 +68,7 @@ class LocalPosterior:
         self.coords = {person: persons}
         z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
         batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
-        self._terms = python_function([*batch, z], local_terms(record, batch, latents, z)[1:])
+        self._terms = python_function([*batch, z], local_terms(record, batch, latents, z))
         own, _ = self._local.placeholders(len(self._units))
         values = put(self._local.constrained(own), latents.value_vars, latents.split(z[0]))
         self._constrained = python_function([own, z], values)

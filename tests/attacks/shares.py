@@ -22,7 +22,7 @@ from pymc_dpvi.engine.backends import backends, bounded
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
 from pymc_dpvi.engine.private_sum import private_sum
-from pymc_dpvi.graph.gradients import aligned_gradients, local_terms
+from pymc_dpvi.graph.gradients import aligned_gradients, at_places, local_terms, log_densities
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.posterior.approximation import DPMeanField
 
@@ -106,7 +106,7 @@ class Shares:
 
 
 class RowsOfPersons(Shares):
-    """The same of a model whose persons have latent values: a row's terms at some values of its person.
+    """The same of a model whose persons have latent values: a row's terms at some places of its person.
 
     A row has no share by itself. That of a person is what `test_planted_bugs_by_person` looks at.
     """
@@ -119,30 +119,38 @@ class RowsOfPersons(Shares):
         approx = DPMeanField(record, random_seed=1)
         latents, rng = approx.latents, np.random.default_rng(0)
         self._size, self.piece = latents.size, 9
-        batch = [r.type.clone(shape=(self.piece, *r.type.shape[1:]))() for r in record.rows]
+        values, weighed = at_places(record)
+        both = dict.fromkeys([*record.rows, *weighed.rows])
+        batch = {r: r.type.clone(shape=(self.piece, *r.type.shape[1:]))() for r in both}
         z = pt.matrix("z", shape=(1, latents.size))
         with quiet_pytensor():
-            terms = local_terms(record, batch, latents, z)
-            blocks = aligned_gradients(record, batch, latents, z, 1)
+            placed = [batch[r] for r in weighed.rows]
+            terms = [
+                *local_terms(record, [batch[r] for r in record.rows], latents, z),
+                log_densities(values, placed, latents, z),
+            ]
+            blocks = aligned_gradients(weighed, placed, latents, z, 1)
             arrays = [a for block in blocks for a in (block.left, block.right) if a is not None]
             self._terms = pytensor.function(
-                [*batch, z], [*terms, *arrays], mode=mode, on_unused_input="ignore"
+                [*batch.values(), z], [*terms, *arrays], mode=mode, on_unused_input="ignore"
             )
         self._points = [
             ((approx.start + rng.normal(scale=s, size=(1, latents.size))).astype(z.type.dtype), s)
             for s in SPREADS
         ]
-        self._own = [r.type for r in record.rows[len(record.arrays) :]]
+        self._own = [r.type for r in list(batch)[len(record.arrays) :]]
         self._discrete = not record.local.places.adaptive  # type: ignore[union-attr]
 
     def gradients(self, rows: Sequence[np.ndarray], point: int) -> list[np.ndarray]:
-        """Return each row's terms at ordinary values of its person, which are the first of `_own`."""
+        """Return each row's terms at ordinary values, places and weights of its person, which are `_own`."""
         z, spread = self._points[point]
         many, rng = len(rows[0]), np.random.default_rng(1)
-        local, first = (np.ones((many, *t.shape[1:]), t.dtype) for t in self._own)
-        local = np.zeros_like(local) if self._discrete else local * spread * rng.normal(size=local.shape)
+        local, first, placed, weights = (np.ones((many, *t.shape[1:]), t.dtype) for t in self._own)
+        for values in (local, placed):
+            values *= 0.0 if self._discrete else spread * rng.normal(size=values.shape)
+        weights /= weights.shape[1]
         with np.errstate(all="ignore"), ONE_THREAD:
-            return [np.array(a) for a in self._terms(*rows, local, first, z)]
+            return [np.array(a) for a in self._terms(*rows, local, first, placed, weights, z)]
 
     def release(self, gradients: Sequence[np.ndarray]) -> np.ndarray:
         """Return nothing: see the class."""
