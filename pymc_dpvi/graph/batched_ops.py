@@ -101,10 +101,10 @@ def _indices(op: Op, given: Sequence[Variable], batch: int) -> list[Variable] | 
     In PyTensor 3 the operation says where they stand, in PyTensor 2 they stand in order.
     """
     order = getattr(op, "idx_list", None) or range(len(given))
-    if batch != 1 or tuple(order) != tuple(range(len(given))) or any(i.type.dtype == "bool" for i in given):
+    if tuple(order) != tuple(range(len(given))) or any(i.type.dtype == "bool" for i in given):
         return None
     axes = max(i.type.ndim for i in given)
-    return [pt.expand_dims(i, tuple(range(1, 1 + axes - i.type.ndim))) for i in given]
+    return [pt.expand_dims(i, tuple(range(batch, batch + axes - i.type.ndim))) for i in given]
 
 
 def _look_up(op: AdvancedSubtensor, inputs: Sequence[Variable], batch: int) -> list[Variable] | None:
@@ -112,7 +112,7 @@ def _look_up(op: AdvancedSubtensor, inputs: Sequence[Variable], batch: int) -> l
     indices = _indices(op, given, batch)
     if indices is None or not _shared(x, batch):
         return None
-    return [x.squeeze(0)[tuple(indices)]]
+    return [x.squeeze(tuple(range(batch)))[tuple(indices)]]
 
 
 def _put_in(op: AdvancedIncSubtensor, inputs: Sequence[Variable], batch: int) -> list[Variable] | None:
@@ -123,18 +123,19 @@ def _put_in(op: AdvancedIncSubtensor, inputs: Sequence[Variable], batch: int) ->
     if (
         None in shape
         or math.prod(shape) > _FEW
-        or any(n != 1 for i in (entry, *indices) for n in i.type.shape[1:])
+        or any(n != 1 for i in (entry, *indices) for n in i.type.shape[batch:])
     ):
         return None
     here: Variable = pt.constant(np.array(True))
     for axis, (n, index) in enumerate(zip(shape, indices, strict=True)):
         if n == 1:  # an index that is in range is this one
             continue
-        at = index.reshape((-1,))
+        at = index.squeeze(tuple(range(batch, index.type.ndim)))
         at = pt.switch(at < 0, at + n, at)
         places = pt.arange(n).reshape([-1 if k == axis else 1 for k in range(len(shape))])
-        here = here & pt.eq(at[(slice(None), *[None] * len(shape))], places[None])
-    value = entry.reshape((-1, *[1] * len(shape)))
+        here = here & pt.eq(at[(..., *[None] * len(shape))], places[(*[None] * batch,)])
+    entry = entry.squeeze(tuple(range(batch, entry.type.ndim)))
+    value = entry[(..., *[None] * len(shape))]
     return [pt.switch(here, value, pt.zeros_like(value)).astype(x.type.dtype)]
 
 
