@@ -26,7 +26,7 @@ from pymc_dpvi.errors import (
     UnsupportedModelError,
     WorkersError,
 )
-from pymc_dpvi.graph.local_rules import Quadrature
+from pymc_dpvi.graph.local_rules import Quadrature, Variational
 from pymc_dpvi.guide import Amortized, Dropout, FullRank, GuideFamily, LowRank, MeanField, Point
 from pymc_dpvi.inference import DPADVI, DPFullRankADVI, fit_dpadvi
 from pymc_dpvi.mechanism.adaptive_clipping import AdaptiveClip
@@ -73,6 +73,7 @@ __all__ = [
     "Quadrature",
     "RecordSourceError",
     "UnsupportedModelError",
+    "Variational",
     "WorkersError",
     "audit",
     "check_release",

@@ -36,7 +36,7 @@ from pymc_dpvi.engine.source_units import BY_NAME
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.amortized import encode
 from pymc_dpvi.graph.guide_checks import check_families, check_reads_no_record, sorted_out
-from pymc_dpvi.graph.local_rules import Quadrature
+from pymc_dpvi.graph.local_rules import LocalRule
 from pymc_dpvi.graph.mismatch import explained
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.separability import check_separable
@@ -193,7 +193,7 @@ class DPADVI(Inference):  # type: ignore[misc]
         budget: PrivacyBudget | None = None,
         unit: Any = None,
         max_rows_per_unit: int | None = None,
-        guide: Mapping[str | tuple[str, ...], GuideFamily | Quadrature | Amortized] | None = None,
+        guide: Mapping[str | tuple[str, ...], GuideFamily | LocalRule | Amortized] | None = None,
         record_dim: str | None = None,
         public_data: Iterable[str] = (),
         records: Mapping[str, Any] | None = None,

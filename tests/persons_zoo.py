@@ -16,6 +16,8 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 
+from pymc_dpvi import Variational
+
 __all__ = ["PERSONS_ZOO", "Entry"]
 
 P = 17
@@ -225,6 +227,28 @@ def three_effects() -> None:
     u, v, w = (pm.Normal(n, 0, pm.HalfNormal(f"tau_{n}", 1), dims="who") for n in "uvw")
     t = pm.Data("t", T)
     pm.Normal("y", u[who()] + v[who()] * t + w[who()] * (t - 1) ** 2, 0.7, observed=Y)
+
+
+@persons("u")
+def curves_of_five_terms() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1, shape=5), shape=(P, 5))
+    t = pm.Data("t", T)
+    terms = pt.stack([t**k for k in range(5)], axis=1)
+    pm.Normal("y", (u[who()] * terms).sum(axis=1), 0.7, observed=Y)
+
+
+@persons("taste")
+def tastes_and_items() -> None:
+    taste = pm.Normal("taste", 0, 1, shape=(P, 8))
+    items = pm.Normal("items", 0, 0.5, shape=(6, 8))
+    liked = (taste[who()] * items[pm.Data("item", ITEM)]).sum(axis=1)
+    pm.Bernoulli("y", logit_p=pm.Normal("easy", 0, 1) + liked, observed=LABEL)
+
+
+@persons("u", guide={"u": Variational()})
+def fitted_intercepts() -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    pm.Bernoulli("y", logit_p=pm.Data("x", X) @ pm.Normal("b", 0, 1, shape=2) + u[who()], observed=LABEL)
 
 
 @persons("first second")

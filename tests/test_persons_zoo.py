@@ -25,6 +25,7 @@ NAMES = list(PERSONS_ZOO)
 LARGE = 1e6  # a clip norm that clips nobody
 #: Integrals over several values take long in Python.
 SLOW = {"three_effects", "correlated_effects", "own_spread", "ordered_answers", "frailty"}
+MANY = {"curves_of_five_terms", "tastes_and_items"}
 DISCRETE = {
     "hidden_classes",
     "hidden_classes_by_table",
@@ -130,6 +131,8 @@ def test_rows_add_up_to_the_models_own_density(name: str):
 def test_gradients_are_those_of_integrals_over_a_grid(name: str):
     entry = PERSONS_ZOO[name]
     guide = dict.fromkeys(entry.local, Quadrature(15)) if name not in {"three_effects", *DISCRETE} else None
+    if name in MANY:
+        pytest.skip("a grid has too many points; tests/graph/test_local_rules.py has exact integrals")
     made = method(entry, sampler="full_batch", l2_clip_norm=LARGE, guide=guide)
     if made._record.units.max_rows is not None:  # type: ignore[union-attr]
         pytest.skip("rows are drawn at random")

@@ -45,9 +45,9 @@ def write_local_sum(
     Parameters
     ----------
     functions : sequence of tuple
-        ``(*rows, *inputs) -> arrays``, ``-> values`` and ``-> value, slope, curvature``, each with the names
-        of its inputs: some of ``local``, ``first``, ``placed`` and ``weights``, which are made for each row,
-        and some of what all records share, ``s0``, ``s1``, ...
+        ``(*rows, *inputs) -> arrays``, ``-> values`` (or slopes, for a fit) and ``-> value, slope,
+        curvature``, each with the names of its inputs: some of ``local``, ``first``, ``placed`` and
+        ``weights``, which are made for each row, and some of what all records share, ``s0``, ``s1``, ...
     num_axes : sequence of int
         Numbers of axes of the record arrays.
     num_arrays : int
@@ -60,7 +60,7 @@ def write_local_sum(
         As in `generated_code.write_microbatched_sum`.
     **numbers
         ``length`` of a microbatch, ``l2_clip_norm``, ``tally_weight``, ``nodes``, ``log_weights``,
-        ``adaptive``, ``add_units``, ``num_shared``.
+        ``node_weights``, ``adaptive``, ``inner_steps``, ``add_units``, ``num_shared``.
     """
     records = [f"d{k}" for k in range(len(num_axes))]
     rows = [f"r{k}" for k in range(len(num_axes))]
@@ -114,6 +114,25 @@ def write_local_sum(
         *(f"        {line}" for line in made("first", "placed", "weights")),
         "        taken = min(length, n - first)",
     ]
+    values_of_rows = [
+        *pass_over_rows,
+        f"        values, = {calls[1]}",
+        *(f"        {line}" for line in ordered(["values"])),
+    ]
+    weigh = [
+        "    logs = np.zeros((starts.size - 1, log_weights.size))",
+        *values_of_rows,
+        "        add_log_densities(values_, whose_all, first, taken, logs)",
+        "    weights = weigh(logs, log_weights, placed)",
+    ]
+    fit = [
+        "    for inner in range(inner_steps):",
+        "        slopes_at = np.zeros(placed.shape)",
+        *(f"    {line}" for line in values_of_rows),
+        "            add_slopes(values_, whose_all, first, taken, slopes_at)",
+        "        move_normals(slopes_at, nodes, node_weights, best, best_curvature)",
+        "        placed = place_nodes(best, best_curvature, nodes, adaptive)",
+    ]
     added = ", ".join(f"{a}_" for a in arrays)
     size = ending.size
     lines = [
@@ -127,13 +146,8 @@ def write_local_sum(
         "    everybody, whose_all = of_open(starts, left)",
         *(search if numbers["adaptive"] else []),
         "    placed = place_nodes(best, best_curvature, nodes, adaptive)",
-        "    logs = np.zeros((starts.size - 1, log_weights.size))",
-        "    weights = logs",
-        *pass_over_rows,
-        f"        values, = {calls[1]}",
-        *(f"        {line}" for line in ordered(["values"])),
-        "        add_log_densities(values_, whose_all, first, taken, logs)",
-        "    weights = weigh(logs, log_weights, placed)",
+        "    weights = np.zeros((starts.size - 1, log_weights.size)) + node_weights",
+        *(fit if numbers["inner_steps"] else weigh),
         "    person = np.zeros(high.size)",
         *pass_over_rows,
         f"        {', '.join(arrays)}, = {calls[0]}",

@@ -46,7 +46,7 @@ def find_modes(derivatives: Derivatives, starts: np.ndarray, size: int) -> tuple
 def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float:
     """Return the largest error of synthetic persons' gradients, in their own size (`error_at`)."""
     local = record.local
-    if local is None or not local.places.adaptive or not can_integrate(record):
+    if local is None or not local.places.adaptive or local.places.steps or not can_integrate(record):
         return 0.0
     rows = sum(_PERSONS)
     many = write_for_several(record, rows)

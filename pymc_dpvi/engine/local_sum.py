@@ -98,7 +98,9 @@ class LocalSum(Op):
             tally_weight=mark.tally_weight,
             nodes=mark.places.at,
             log_weights=mark.places.log_weights,
+            node_weights=mark.places.weights,
             adaptive=mark.places.adaptive,
+            inner_steps=mark.places.steps,
             add_units=write_add_units(mark.layout),
         )
 

@@ -11,10 +11,13 @@ where the prior of u counts as a part of the person's first row. Passes over the
 1. *Mode* (if the places are adaptive). Newton's method, from a point near 0, for all persons at once,
    each with a step that is halved until the density grows. A person is left alone once a step is short beside
    the width of the posterior.
-2. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives
+2. *Fit* (if the rule is `Variational`). A fixed number of Newton steps on expectations under a normal
+   distribution, from the mode.
+3. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives
    at the mode.
-3. *Weights*: the log-density of each row at all places, added up by person.
-4. *Gradients* of :math:`\sum_k \omega_k \ell_r(u_k)` with the places and weights held, one for each row,
+4. *Weights*: the log-density of each row at all places, added up by person; those of the rule itself after a
+   fit.
+5. *Gradients* of :math:`\sum_k \omega_k \ell_r(u_k)` with the places and weights held, one for each row,
    which are added up and clipped as those of any row (`unit_sums`). What a row computes without the local
    values, such as :math:`x_r^\top\beta`, it computes once in a pass, not once at each place.
 
@@ -33,9 +36,11 @@ __all__ = [
     "LONGEST_SEARCH",
     "add_derivatives",
     "add_log_densities",
+    "add_slopes",
     "begin_search",
     "first_rows",
     "move",
+    "move_normals",
     "of_open",
     "place_nodes",
     "rows_at_places",
@@ -49,6 +54,9 @@ LONGEST_SEARCH = 40
 #: A search ends with a step that is shorter than this, in standard deviations: the next one would be about
 #: the square of it.
 _SHORT = 0.1
+
+#: The longest step of a fit, in standard deviations.
+_FAR = 3.0
 
 _kernel = kernel(fastmath=False)
 
@@ -210,6 +218,24 @@ def _triangle(matrix: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover
 
 
 @_kernel
+def _is_positive(matrix: np.ndarray, out: np.ndarray) -> bool:  # pragma: no cover
+    """Cholesky's factor, and whether there is one."""
+    size = matrix.shape[0]
+    for j in range(size):
+        for i in range(j, size):
+            total = matrix[i, j]
+            for k in range(j):
+                total -= out[i, k] * out[j, k]
+            if i > j:
+                out[i, j] = total / out[j, j]
+            elif 1e-10 * abs(matrix[j, j]) < total < np.inf:  # False for NaN
+                out[j, j] = np.sqrt(total)
+            else:
+                return False
+    return True
+
+
+@_kernel
 def move(
     values: np.ndarray,
     slopes: np.ndarray,
@@ -294,6 +320,76 @@ def add_log_densities(
         p = whose[first + i]
         for k in range(logs.shape[1]):
             logs[p, k] += np.float64(values[i, k])
+
+
+@_kernel
+def add_slopes(
+    values: np.ndarray, whose: np.ndarray, first: int, count: int, slopes: np.ndarray
+) -> None:  # pragma: no cover
+    """Add rows' slopes at their places, (length, K, size), to those of their persons, (persons, K, size)."""
+    for i in range(count):
+        p = whose[first + i]
+        for k in range(slopes.shape[1]):
+            for j in range(slopes.shape[2]):
+                slopes[p, k, j] += np.float64(values[i, k, j])
+
+
+@_kernel
+def move_normals(
+    slopes: np.ndarray, nodes: np.ndarray, weights: np.ndarray, mean: np.ndarray, precision: np.ndarray
+) -> None:  # pragma: no cover
+    """Move each person's normal distribution one step towards the best one (`local_rules`).
+
+    `slopes` are those of the log-density at its places, (persons, K, size), `weights` those of the rule,
+    (K,). A step is no longer than `_FAR`. Where expected second derivatives are no numbers, or not negative
+    definite, the precision stays.
+    """
+    size = mean.shape[1]
+    lower, new, triangle = np.zeros((size, size)), np.zeros((size, size)), np.zeros((size, size))
+    cross, slope, half, step = np.zeros((size, size)), np.zeros(size), np.zeros(size), np.zeros(size)
+    for p in range(mean.shape[0]):
+        _triangle(precision[p], lower)
+        slope[:] = 0.0
+        cross[:] = 0.0
+        for k in range(weights.size):
+            for i in range(size):
+                weighted = weights[k] * slopes[p, k, i]
+                slope[i] += weighted
+                for j in range(size):
+                    cross[i, j] += weighted * nodes[k, j]
+        for i in range(size):
+            for j in range(size):
+                new[i, j] = 0.0
+        for i in range(size):  # minus the symmetric part of cross @ lower.T
+            for j in range(size):
+                total = 0.0
+                for k in range(j + 1):
+                    total += cross[i, k] * lower[j, k]
+                new[i, j] -= 0.5 * total
+                new[j, i] -= 0.5 * total
+        if not _is_positive(new, triangle):
+            for i in range(size):
+                for j in range(size):
+                    new[i, j], triangle[i, j] = precision[p, i, j], lower[i, j]
+        length = 0.0
+        for j in range(size):  # triangle @ half = slope
+            total = slope[j]
+            for k in range(j):
+                total -= triangle[j, k] * half[k]
+            half[j] = total / triangle[j, j]
+            length += half[j] * half[j]
+        if not (length < np.inf):  # also NaN
+            continue
+        shorter = min(1.0, _FAR / np.sqrt(length)) if length > 0.0 else 1.0
+        for j in range(size - 1, -1, -1):  # triangle.T @ step = half
+            total = half[j]
+            for k in range(j + 1, size):
+                total -= triangle[k, j] * step[k]
+            step[j] = total / triangle[j, j]
+        for i in range(size):
+            mean[p, i] += shorter * step[i]
+            for j in range(size):
+                precision[p, i, j] = new[i, j]
 
 
 @_kernel

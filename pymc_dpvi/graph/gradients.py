@@ -59,6 +59,10 @@ __all__ = [
 ]
 
 
+#: Most local values of a person whose second derivatives are graphs of their own.
+_ONE_BY_ONE = 3
+
+
 @dataclass(frozen=True)
 class Latents:
     """Where each free variable's unconstrained value stands in the flat latent vector, in its order."""
@@ -201,15 +205,24 @@ def local_terms(
     logp = _of_record(record, logp)
     local = record.rows[len(record.arrays)]
     (slope,) = _row_gradient(record, logp, [local])
-    size = record.local.size
-    curvature = [_row_gradient(record, slope[0, k], [local])[0][0] for k in range(size)]
     value = logp[None] if logp.type.ndim == 0 else logp
-    one = [_as_float(a) for a in (value, slope[0], pt.stack(curvature))]
+    one = [_as_float(a) for a in (value, slope[0], _curvature(record, slope[0], local))]
     rows = [b.type() for b in batch]
     value, slope, curvature = put(
         _over_batch(record, one, rows), [*draw, *rows], [*latents.split(z[0]), *batch]
     )
     return [value[:, 0], slope, curvature]
+
+
+def _curvature(record: RecordModel, slope: TensorVariable, local: TensorVariable) -> TensorVariable:
+    """Differentiate a row's slope by its local values again, (d, d); for many of them in one graph."""
+    size = int(slope.type.shape[0])  # type: ignore[arg-type]
+    if size <= _ONE_BY_ONE:
+        return pt.stack([_row_gradient(record, slope[k], [local])[0][0] for k in range(size)])
+    direction = TensorType(slope.type.dtype, shape=(size,))()
+    (along,) = _row_gradient(record, (slope * direction).sum(), [local])
+    (all_directions,) = vectorized([along[0]], {direction: pt.eye(size, dtype=slope.type.dtype)})
+    return pt.broadcast_to(all_directions, (size, size)) if all_directions.type.ndim < 2 else all_directions
 
 
 def at_places(record: RecordModel) -> tuple[RecordModel, RecordModel]:
@@ -235,11 +248,17 @@ def log_densities(
 ) -> TensorVariable:
     """Return log-densities of a batch of rows at all places, (batch, K).
 
-    `record` is the first model of `at_places`; `z` is the latent draw, (1, D).
+    If places are not weighed by them (`Variational`), their slopes there, (batch, K, d). `record` is the
+    first model of `at_places`; `z` is the latent draw, (1, D).
     """
+    assert record.local is not None
     (values,), draw = in_draws([pt.add(*record.factors.values())], latents)
+    wanted = _of_record(record, values)
+    if record.local.places.steps:
+        placed = record.rows[-2]
+        wanted = _row_gradient(record, wanted.sum(), [placed])[0][0]
     rows = [b.type() for b in batch]
-    many = _over_batch(record, [_as_float(_of_record(record, values))], rows)
+    many = _over_batch(record, [_as_float(wanted)], rows)
     return put(many, [*draw, *rows], [*latents.split(z[0]), *batch])[0]
 
 

@@ -45,7 +45,7 @@ from pymc_dpvi.graph.local_checks import (
     refuse_other_uses,
     refuse_places,
 )
-from pymc_dpvi.graph.local_rules import Places, enumeration, quadrature, rules_of
+from pymc_dpvi.graph.local_rules import Places, enumeration, places_of, rules_of
 from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.traversal import depends_on, substituted, walk
 from pymc_dpvi.graph.units import Units
@@ -292,13 +292,12 @@ def _places(
     """Return where a person's integrand is evaluated."""
     discrete = [rv.dtype in discrete_dtypes for rv in local]
     if not any(discrete):
-        nodes = {rule.nodes for rule in rules.values()}
-        if len(nodes) > 1:
+        if len(set(rules.values())) > 1:
             raise ArgumentError(
-                "guide has rules with different numbers of nodes; a person's values are integrated "
-                "together. Name one."
+                "guide has different rules for local variables; a person's values are integrated together. "
+                "Name one."
             )
-        return quadrature(size, nodes.pop() if nodes else None)
+        return places_of(size, next(iter(rules.values()), None))
     if not all(discrete):
         raise UnsupportedModelError(
             "A person has discrete and continuous local values "

@@ -130,6 +130,39 @@ def test_one_entry_in_zeros(shape: tuple[int, ...]):
     same_without_loops(*entry_gradient(shape))
 
 
+def same_without_loops_at_places(given: dict[Variable, np.ndarray], graph: Variable) -> None:
+    """The same of a graph that is vectorised over places of local values first, then over records."""
+    places = 3
+    inner = {v: v.type.clone(shape=(places, *v.type.shape))() for v in given}
+    at_places = vectorize_graph(graph, inner)
+    rows = {v: v.type.clone(shape=(ROWS, *v.type.shape))() for v in inner.values()}
+    before = [vectorize_graph(at_places, rows)]
+    kind = type(graph.owner.op)
+    assert kind in [type(op.core_op) for op in loops(before)]
+    after = without_loops(before)
+    assert kind not in [type(op.core_op) for op in loops(after)]
+    assert after[0].type.shape[:2] == (ROWS, places)
+    rng = np.random.default_rng(5)
+    values = [rng.permuted(np.stack([v] * places, axis=1), axis=0) for v in given.values()]
+    one, found = (
+        pytensor.function(list(of), out, mode="FAST_COMPILE", on_unused_input="ignore")
+        for of, out in ((given, graph), (rows.values(), after[0]))
+    )
+    expected = [[one(*[v[i, k] for v in values]) for k in range(places)] for i in range(ROWS)]
+    np.testing.assert_array_equal(found(*values), expected)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2, 3)])
+def test_a_look_up_at_places(shape: tuple[int, ...]):
+    i = pt.tensor("i", dtype="int64", shape=shape)
+    same_without_loops_at_places({i: some_indices(*shape)}, TABLE[i])
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 4)])
+def test_one_entry_in_zeros_at_places(shape: tuple[int, ...]):
+    same_without_loops_at_places(*entry_gradient(shape))
+
+
 @pytest.mark.parametrize(("shape", "n"), [((3,), 2), ((40,), 1)])
 def test_several_entries_or_long_zeros_stay_a_loop(shape: tuple[int, ...], n: int):
     given, graph = entry_gradient(shape, n)

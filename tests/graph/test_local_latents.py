@@ -15,7 +15,6 @@ from test_persons_zoo import released_of_everybody
 from pymc_dpvi import DPADVI, Quadrature
 from pymc_dpvi.errors import ArgumentError, NotSeparableError, PrivacyWarning, UnsupportedModelError
 from pymc_dpvi.graph.guards import guard_records
-from pymc_dpvi.graph.local_rules import quadrature
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.synthetic_records import python_function
 
@@ -431,15 +430,6 @@ ROUGH: dict[str, Callable[[Any], None]] = {
 def test_a_rough_integral_is_warned_of(name: str):
     with pytest.warns(PrivacyWarning, match=r"integral over 'u' is rough.*Quadrature\(31\)"):
         method(ROUGH[name])
-
-
-def test_nodes_are_those_of_a_normal():
-    places = quadrature(2, 5)
-    weights = np.exp(places.log_weights - 0.5 * np.sum(places.at**2, axis=1))
-    weights /= weights.sum()
-    assert places.at.shape == (25, 2)
-    np.testing.assert_allclose(weights @ places.at**2, [1.0, 1.0])
-    np.testing.assert_allclose(weights @ places.at**4, [3.0, 3.0])
 
 
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.zoo)])
