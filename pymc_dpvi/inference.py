@@ -113,8 +113,8 @@ class DPADVI(Inference):  # type: ignore[misc]
         How the posterior of variables is represented, by name. A family for a variable, or for a tuple of
         names together: `Point`, `FullRank`, `LowRank`, `MeanField`, `Dropout`, or your own `GuideFamily`;
         `MeanField` by default. For a variable with a value for each record, an encoder: `Amortized`. For one
-        with a value for each person, ``u[person]``, how it is integrated out: `Quadrature`, by default
-        adaptive; discrete ones by adding up all their values.
+        with a value for each person, ``u[person]``, how it is integrated out: `Quadrature`, or `Variational`,
+        which is the default for more than seven values; discrete ones by adding up all their values.
     record_dim : str, optional
         The dim that runs over rows; only needed if lengths are ambiguous.
     public_data : iterable of str

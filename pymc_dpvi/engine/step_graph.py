@@ -120,7 +120,7 @@ class StepGraph:
             [family.symbolic_random, family.symbolic_entropy], drawn, strict=False
         )
         if self.is_aligned:
-            per_record = aligned_gradients(*self._weighed(), latents, self.z, n_mc)
+            per_record = aligned_gradients(*self._differentiated(), self.z, n_mc)
             self.noisy = self._noisy_sum(per_record)
             if not (own := informed(record, latents)).all():
                 # A latent value that is not in the likelihood has gradient zero: public, so without noise.
@@ -128,7 +128,7 @@ class StepGraph:
             grads = self._pull_back(entropy)
         else:
             per_record = vanilla_gradients(
-                *self._weighed(), latents, family, self.base_draws, self.z, entropy, n_mc
+                record, self.batch, latents, family, self.base_draws, self.z, entropy, n_mc
             )
             self.noisy = self._noisy_sum(per_record)
             ends = np.cumsum([0, *self.sizes])
@@ -147,11 +147,12 @@ class StepGraph:
         shape = row.type.shape[1:]
         return rows if rows.type.shape[1:] == shape else pt.specify_shape(rows, (None, *shape))
 
-    def _weighed(self) -> tuple[RecordModel, list[TensorVariable]]:
-        """Return the model whose rows are differentiated, and a batch of its rows."""
+    def _differentiated(self) -> tuple[RecordModel, list[TensorVariable], Latents]:
+        """Return the model whose rows are differentiated, a batch of its rows, and its latents."""
         if self.record.local is None:
-            return self.record, self.batch
-        return at_places(self.record)[1], [*self.batch, *self.of_rows[1:]]
+            return self.record, self.batch, self.latents
+        model = at_places(self.record, self.latents)
+        return model.weighed, [*self.batch, *self.of_rows[1:]], model.latents
 
     def _noisy_sum(self, per_record: Sequence[Block]) -> TensorVariable:
         """Noisy sum of clipped gradients, shape ``(size,)``; sets an adaptive clip norm's `clip_updates`."""
@@ -159,7 +160,8 @@ class StepGraph:
         local: dict[str, Any] = {}
         if self.record.local is not None:
             at_modes, placed = [*self.batch, *self.of_rows[:2]], [*self.batch, *self.of_rows[1:]]
-            densities = log_densities(at_places(self.record)[0], placed, self.latents, self.z)
+            model = at_places(self.record, self.latents)
+            densities = log_densities(model.values, placed, model.latents, self.z)
             terms = [densities, *local_terms(self.record, at_modes, self.latents, self.z)]
             local = {"places": self.record.local.places, "terms": terms}
         if self.running_clip is None:

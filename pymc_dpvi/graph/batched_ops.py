@@ -49,7 +49,7 @@ from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 
 from pymc_dpvi.graph.rebuild import resize_records
 
-__all__ = ["stacked", "without_loops", "written_out"]
+__all__ = ["joined_at_once", "stacked", "without_loops", "written_out"]
 
 #: Most entries of a record's zeros with one entry that become a comparison.
 _FEW = 32
@@ -76,9 +76,9 @@ def _shared(variable: Variable, batch: int) -> bool:
 def _split(op: Split, inputs: Sequence[Variable], batch: int) -> list[Variable] | None:
     x, *axis, sizes = inputs
     along = _axis(op, axis, x.type.ndim - batch, batch)
-    if along is None or not _shared(sizes, batch):
+    if along is None or not _shared(sizes, 1):
         return None
-    one = sizes.squeeze(tuple(range(batch)))
+    one = sizes[(0,) * batch]  # no record enters, and parts of other lengths could not stand in one array
     return list(pt.split(x, one, n_splits=op.len_splits, axis=along))
 
 
@@ -179,8 +179,18 @@ if hasattr(special, "SoftmaxGrad"):  # in PyTensor 2; in 3 it is no operation of
 
 
 @node_rewriter([Blockwise])
+def _one_join(fgraph: FunctionGraph, node: Apply) -> Any:
+    """Write a ``Blockwise`` of a `Join` or a `Split` as one operation."""
+    return _one(node) if isinstance(node.op.core_op, Join | Split) else None
+
+
+@node_rewriter([Blockwise])
 def _one_operation(fgraph: FunctionGraph, node: Apply) -> Any:
     """Write a ``Blockwise`` as one operation on all rows."""
+    return _one(node)
+
+
+def _one(node: Apply) -> list[Variable] | None:
     op = node.op.core_op
     rule = _RULES.get(type(op))
     batch = node.op.batch_ndim(node)
@@ -197,6 +207,13 @@ def without_loops(outputs: Sequence[Variable]) -> list[Variable]:
     """Return the same graphs, with loops of the kinds above replaced where a rule fits."""
     graph = _copied(outputs)
     in2out(_one_operation).rewrite(graph)
+    return list(graph.outputs)
+
+
+def joined_at_once(outputs: Sequence[Variable]) -> list[Any]:
+    """Return the same graphs, joined and split without a loop: gradients know the lengths of parts then."""
+    graph = _copied(outputs)
+    in2out(_one_join).rewrite(graph)
     return list(graph.outputs)
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor
@@ -30,18 +30,21 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import io_toposort
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_dpvi.errors import UnsupportedModelError
+from pymc_dpvi.graph.batched_ops import joined_at_once
 from pymc_dpvi.graph.blocks import Block, as_matrix
 from pymc_dpvi.graph.factoring import find_uses, lift_uses
+from pymc_dpvi.graph.indexing import READING
 from pymc_dpvi.graph.model_checks import hint_of_loops
 from pymc_dpvi.graph.rebuild import fold_shapes
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.simplified import simplified
 from pymc_dpvi.graph.tables import own_gradients
-from pymc_dpvi.graph.traversal import own_loops, vectorized, walk
+from pymc_dpvi.graph.traversal import depends_on, own_loops, vectorized, walk
 from pymc_dpvi.guide.whole import Family
 
 __all__ = [
@@ -225,22 +228,54 @@ def _curvature(record: RecordModel, slope: TensorVariable, local: TensorVariable
     return pt.broadcast_to(all_directions, (size, size)) if all_directions.type.ndim < 2 else all_directions
 
 
-def at_places(record: RecordModel) -> tuple[RecordModel, RecordModel]:
-    """Write a row's log-density at all places of its person's local values.
+class AtPlaces(NamedTuple):
+    """Models of a row's log-density at all places of its person's local values.
 
-    The rows of both models are those of the record arrays, `first`, and the placeholders of
-    `Locals.placeholders_at_places`. The factors of the first are log-densities, (K,), those of the second
-    their sums with the weights of the places. What does not depend on local values is computed once.
+    Their rows are those of the record arrays, `first`, and `Locals.placeholders_at_places`. The factors of
+    `values` are log-densities, (K,), those of `weighed` their sums with the weights of the places. `latents`
+    is for both.
     """
+
+    values: RecordModel
+    weighed: RecordModel
+    latents: Latents
+
+
+def at_places(record: RecordModel, latents: Latents) -> AtPlaces:
+    """Write a row's log-density at all places; what does not depend on local values stays as it is."""
     assert record.local is not None
     arrays, (local, first) = record.rows[: len(record.arrays)], record.rows[len(record.arrays) :]
     placed, weights = record.local.placeholders_at_places()
-    sums = [f.sum() for f in record.factors.values()]
-    found = vectorized(sums, {local: pt.expand_dims(placed[0], 1)})
+    sums, draw = in_draws([f.sum() for f in record.factors.values()], latents)  # lengths are numbers then
+    for d, value in zip(draw, latents.value_vars, strict=True):
+        d.name = value.name
+    swap: dict[Variable, Variable] = {local: pt.expand_dims(placed[0], 1)}
+    count = int(placed.type.shape[1])  # type: ignore[arg-type]
+    for index in _indices_of_rows(sums, local, arrays):
+        swap[index] = pt.broadcast_to(index, (count, *(index.shape[k] for k in range(index.type.ndim))))
+    found = joined_at_once(vectorized(sums, swap))
     values = {name: v + pt.zeros_like(weights[0]) for name, v in zip(record.factors, found, strict=True)}
-    weighted = {name: (v * weights[0]).sum() for name, v in values.items()}
+    weighed = {name: (v * weights[0]).sum() for name, v in values.items()}
     rows = (*arrays, first, placed, weights)
-    return replace(record, rows=rows, factors=values), replace(record, rows=rows, factors=weighted)
+    both = (replace(record, rows=rows, factors=factors) for factors in (values, weighed))
+    return AtPlaces(*both, replace(latents, value_vars=tuple(draw)))
+
+
+def _indices_of_rows(
+    graphs: Sequence[Variable], local: Variable, arrays: Sequence[Variable]
+) -> dict[TensorVariable, None]:
+    """Return indices by which a row looks up something that depends on local values.
+
+    PyTensor 2 cannot vectorise such a look-up over records once it has been vectorised over places, unless
+    its indices are vectorised too.
+    """
+    found: dict[TensorVariable, None] = {}
+    for node in io_toposort([], list(graphs)):
+        indices = [i for i in node.inputs[1:] if isinstance(i, TensorVariable)]
+        if type(node.op).__name__ in READING and depends_on(node.inputs[:1], [local]):
+            if indices and depends_on(indices, arrays) and not depends_on(indices, [local]):
+                found.update(dict.fromkeys(indices))
+    return found
 
 
 def log_densities(
@@ -249,7 +284,7 @@ def log_densities(
     """Return log-densities of a batch of rows at all places, (batch, K).
 
     If places are not weighed by them (`Variational`), their slopes there, (batch, K, d). `record` is the
-    first model of `at_places`; `z` is the latent draw, (1, D).
+    first model of `at_places`, with its `latents`; `z` is the latent draw, (1, D).
     """
     assert record.local is not None
     (values,), draw = in_draws([pt.add(*record.factors.values())], latents)

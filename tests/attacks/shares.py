@@ -119,7 +119,7 @@ class RowsOfPersons(Shares):
         approx = DPMeanField(record, random_seed=1)
         latents, rng = approx.latents, np.random.default_rng(0)
         self._size, self.piece = latents.size, 9
-        values, weighed = at_places(record)
+        values, weighed, own = at_places(record, latents)
         both = dict.fromkeys([*record.rows, *weighed.rows])
         batch = {r: r.type.clone(shape=(self.piece, *r.type.shape[1:]))() for r in both}
         z = pt.matrix("z", shape=(1, latents.size))
@@ -127,9 +127,9 @@ class RowsOfPersons(Shares):
             placed = [batch[r] for r in weighed.rows]
             terms = [
                 *local_terms(record, [batch[r] for r in record.rows], latents, z),
-                log_densities(values, placed, latents, z),
+                log_densities(values, placed, own, z),
             ]
-            blocks = aligned_gradients(weighed, placed, latents, z, 1)
+            blocks = aligned_gradients(weighed, placed, own, z, 1)
             arrays = [a for block in blocks for a in (block.left, block.right) if a is not None]
             self._terms = pytensor.function(
                 [*batch.values(), z], [*terms, *arrays], mode=mode, on_unused_input="ignore"
