@@ -257,8 +257,8 @@ def at_places(record: RecordModel, latents: Latents) -> AtPlaces:
     values = {name: v + pt.zeros_like(weights[0]) for name, v in zip(record.factors, found, strict=True)}
     weighed = {name: (v * weights[0]).sum() for name, v in values.items()}
     rows = (*arrays, first, placed, weights)
-    both = (replace(record, rows=rows, factors=factors) for factors in (values, weighed))
-    return AtPlaces(*both, replace(latents, value_vars=tuple(draw)))
+    of_values, of_sums = (replace(record, rows=rows, factors=factors) for factors in (values, weighed))
+    return AtPlaces(of_values, of_sums, replace(latents, value_vars=tuple(draw)))
 
 
 def _indices_of_rows(

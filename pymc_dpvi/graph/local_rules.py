@@ -48,6 +48,8 @@ _DEGREE_FIVE = 7
 _MOST_PLACES = 2500
 _MOST_NODES = 65
 _STEPS, _MOST_STEPS = 5, 50
+#: Most values of a person: the step holds a matrix of them for each person of the batch.
+_MOST_VALUES = 64
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ class Quadrature:
 class Variational:
     """Fit a normal distribution to each person's local values, in each step, within the person's term.
 
-    It is the default for more than seven values of a person. Its cost grows with the number of values, and
-    not with a power of it.
+    It is the default for more than seven values of a person; 64 are the most. Its cost grows with the number
+    of values, and not exponentially.
 
     Parameters
     ----------
@@ -158,6 +160,11 @@ def places_of(dimensions: int, rule: LocalRule | None = None) -> Places:
     if rule is None:
         rule = Quadrature() if dimensions <= _DEGREE_FIVE else Variational()
     if isinstance(rule, Variational):
+        if dimensions > _MOST_VALUES:
+            raise UnsupportedModelError(
+                f"A person has {dimensions} local values; at most {_MOST_VALUES} are supported. Give a person "
+                "fewer values."
+            )
         steps = _STEPS if rule.steps is None else rule.steps
         if dimensions > _DEGREE_FIVE:
             places = _degree_three(dimensions)

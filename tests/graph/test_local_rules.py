@@ -67,6 +67,12 @@ def test_too_many_nodes_are_refused():
         places_of(9, Quadrature(3))
 
 
+def test_too_many_values_are_refused():
+    assert len(places_of(64).at) == 128
+    with pytest.raises(UnsupportedModelError, match="65 local values; at most 64"):
+        places_of(65)
+
+
 @pytest.mark.parametrize("steps", [0, 51, 2.5, "many"])
 def test_bad_steps_are_refused(steps: Any):
     with pytest.raises(ArgumentError, match="steps"):
