@@ -12,8 +12,8 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_dpvi.engine import clipping, generated_code
-from pymc_dpvi.engine.microbatch import in_microbatches
 from pymc_dpvi.engine.private_sum import PrivateSum
+from pymc_dpvi.engine.sums_of_step import in_microbatches
 from pymc_dpvi.graph.blocks import Form
 
 __all__ = ["noisy_sum", "of_all_rows", "of_matrices"]

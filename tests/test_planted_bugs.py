@@ -20,7 +20,7 @@ from scipy import stats
 from suite import CLIP, Suite, layers, regression
 
 from pymc_dpvi.accounting.papers import rdp
-from pymc_dpvi.engine import clipping, microbatch, running_clip, step, step_graph
+from pymc_dpvi.engine import clipping, microbatch, running_clip, step, step_graph, sums_of_step
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.record_model import RecordModel
@@ -566,13 +566,13 @@ def test_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch):
     suite = None if plant.in_the_step else clean(label(setting))  # others use it too: made before the bug
     plant(monkeypatch)
     if bug in BESIDE:  # to see that it would be caught without the check, too
-        monkeypatch.setattr(microbatch, "_refuse_beside", lambda *_: None)
+        monkeypatch.setattr(sums_of_step, "_refuse_beside", lambda *_: None)
     found = check(build(**setting) if suite is None else suite)
     assert not found.passed, str(found)
     assert "raises" not in found.words  # it was measured, and did not merely fall over
 
 
-#: What `microbatch._refuse_beside` refuses.
+#: What `sums_of_step._refuse_beside` refuses.
 BESIDE = (
     "divided by the realised batch, after the sum",
     "a sum that is not private",

@@ -14,7 +14,7 @@ import pymc as pm
 import pytest
 from suite import CLIP, Suite, layers, look_ups, regression
 
-from pymc_dpvi.engine import generated_unit_sums, local_sums, loop, microbatch, unit_sums
+from pymc_dpvi.engine import generated_unit_sums, local_sums, loop, microbatch, sums_of_step, unit_sums
 from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.engine.unit_sums import add_row, add_unit
 from pymc_dpvi.graph.units import Units
@@ -35,7 +35,7 @@ def sums(make: Callable[[Any], Add]) -> Plant:
     """Put another sum over persons in place of the package's."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(microbatch, "write_add_units", make)
+        monkeypatch.setattr(microbatch, "write_add_units", lambda layout, factored: make(layout))
 
     return plant
 
@@ -234,8 +234,8 @@ def test_factored_gradients_are_as_private_by_person(
 
 def stays_factored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let small matrices stay factored, too."""
-    monkeypatch.setattr(microbatch, "_FACTORED", 1)
-    monkeypatch.setattr(microbatch, "_LONG", 1)
+    monkeypatch.setattr(sums_of_step, "_FACTORED", 1)
+    monkeypatch.setattr(sums_of_step, "_LONG", 1)
 
 
 def norm_of_rows(left: np.ndarray, right: np.ndarray) -> float:

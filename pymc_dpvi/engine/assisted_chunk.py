@@ -18,8 +18,8 @@ from pytensor.graph.traversal import ancestors
 from pymc_dpvi.engine.assisted_sum import AssistedSum, dismiss, new_board, open_board, stand_by
 from pymc_dpvi.engine.compile_cache import address_of, shared
 from pymc_dpvi.engine.interrupts import uninterrupted
-from pymc_dpvi.engine.microbatch import nodes_of_sums
 from pymc_dpvi.engine.multistep import Chunk
+from pymc_dpvi.engine.sums_of_step import nodes_of_sums
 from pymc_dpvi.engine.threads import Threads, ring
 
 __all__ = ["AssistedChunk"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pymc_dpvi.engine.generated_code import defined
 from pymc_dpvi.graph.blocks import Form
 
-__all__ = ["lines_of_rows", "write_add_units"]
+__all__ = ["write_add_units"]
 
 #: For each form of a block: columns, and what adds row i to a sum over rows.
 _ROWS = {
@@ -35,7 +35,7 @@ _FACTORED = {
 _ARGUMENTS = ("marked", "begin", "count", "bound", "units", "person", "high", "low", "tally")
 
 
-def lines_of_rows(layout: Sequence[Form], into: str) -> tuple[list[str], list[str], list[str]]:
+def _lines_of_rows(layout: Sequence[Form], into: str) -> tuple[list[str], list[str], list[str]]:
     """Return the names of all arrays, columns, and lines that add row i to `into` (`unit_sums`)."""
     names: list[str] = []
     sizes, rows = [], []
@@ -75,7 +75,7 @@ def write_add_units(layout: Sequence[Form], factored: Sequence[bool] = ()) -> Ca
             part = weighted_outer(x1, x2, weights)  # for all such persons
             add_block(part, high[at:to], low[at:to])
     """
-    names, sizes, rows = lines_of_rows(layout, "person")
+    names, sizes, rows = _lines_of_rows(layout, "person")
     before, of_person, after = _together(layout, factored) if any(factored) else ([], [], [])
     formed = [
         "for i in range(first, last):",

@@ -2,7 +2,7 @@
 
 `PrivateSum` says what is released of a batch's gradients: their clipped sum plus noise (`clipping`). The mark
 stands in the graph until that is complete and checked, so that an optimiser gets the release itself. It
-cannot be evaluated: `microbatch.in_microbatches` replaces it by the one operation that adds up records.
+cannot be evaluated: `sums_of_step.in_microbatches` replaces it by the one operation that adds up records.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class PrivateSum(Op):
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
         """Refuse: no matrix of a whole batch's gradients is ever formed."""
-        raise NotImplementedError("a mark, which `microbatch.in_microbatches` replaces")
+        raise NotImplementedError("a mark, which `sums_of_step.in_microbatches` replaces")
 
     def infer_shape(self, *args: Any) -> list[tuple[Variable, ...]]:
         """Return the shape of the noise."""

@@ -32,11 +32,12 @@ from pytensor.graph.type import Type
 from pymc_dpvi.compat import default_numba_mode, quiet_pytensor
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.lattice_sums import no_sum
-from pymc_dpvi.engine.microbatch import MicrobatchedSum, rows_function
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.pieces import Batch, PieceSum
 from pymc_dpvi.engine.private_sum import PrivateSum
 from pymc_dpvi.engine.silence import silence
 from pymc_dpvi.engine.sources import in_type
+from pymc_dpvi.engine.sums_of_step import rows_function
 from pymc_dpvi.numba_cache import source_hash
 
 __all__ = ["Group", "Recipe", "hold", "packed", "sum_of_group", "unpacked"]

@@ -38,9 +38,10 @@ from pymc_dpvi.engine.compile_cache import shared
 from pymc_dpvi.engine.executor import Executor, OnThreads
 from pymc_dpvi.engine.lattice_sums import release_into
 from pymc_dpvi.engine.local_sum import LocalSum
-from pymc_dpvi.engine.microbatch import MicrobatchedSum, nodes_of_sums
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.pieces import Batch, PieceSum, has_indices
+from pymc_dpvi.engine.sums_of_step import nodes_of_sums
 from pymc_dpvi.engine.threads import Threads, ring
 from pymc_dpvi.errors import PrivacyError
 from pymc_dpvi.graph.traversal import substituted

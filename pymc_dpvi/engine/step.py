@@ -23,11 +23,11 @@ from pymc_dpvi.engine.blas_threads import ONE_THREAD
 from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.gradient_moments import GradientTrace
 from pymc_dpvi.engine.interrupts import uninterrupted
-from pymc_dpvi.engine.microbatch import in_microbatches, nodes_of_sums
 from pymc_dpvi.engine.multistep import Chunk
 from pymc_dpvi.engine.silence import silence
 from pymc_dpvi.engine.split_step import SplitChunk, has_long_vectors, is_long
 from pymc_dpvi.engine.step_graph import StepGraph
+from pymc_dpvi.engine.sums_of_step import in_microbatches, nodes_of_sums
 from pymc_dpvi.engine.threads import available_cores
 from pymc_dpvi.errors import ArgumentError, ModelEvaluationError, WorkersError
 from pymc_dpvi.graph.gradients import Latents

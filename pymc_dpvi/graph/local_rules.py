@@ -162,8 +162,8 @@ def places_of(dimensions: int, rule: LocalRule | None = None) -> Places:
     if isinstance(rule, Variational):
         if dimensions > _MOST_VALUES:
             raise UnsupportedModelError(
-                f"A person has {dimensions} local values; at most {_MOST_VALUES} are supported. Give a person "
-                "fewer values."
+                f"A person has {dimensions} local values; at most {_MOST_VALUES} are supported. Give a "
+                "person fewer values."
             )
         steps = _STEPS if rule.steps is None else rule.steps
         if dimensions > _DEGREE_FIVE:

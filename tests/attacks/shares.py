@@ -20,8 +20,9 @@ from pymc_dpvi.compat import compile_mode, quiet_pytensor, rows_mode
 from pymc_dpvi.engine import clipping
 from pymc_dpvi.engine.backends import backends, bounded
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
-from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.private_sum import private_sum
+from pymc_dpvi.engine.sums_of_step import in_microbatches
 from pymc_dpvi.graph.gradients import aligned_gradients, at_places, local_terms, log_densities
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.posterior.approximation import DPMeanField

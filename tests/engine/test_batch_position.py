@@ -24,8 +24,9 @@ import pytest
 from scipy.linalg import solve_triangular
 from zoo import ZOO
 
-from pymc_dpvi.engine.microbatch import _LENGTHS, MicrobatchedSum, in_microbatches
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.private_sum import private_sum
+from pymc_dpvi.engine.sums_of_step import _LENGTHS, in_microbatches
 from pymc_dpvi.graph.blocks import Block
 from pymc_dpvi.graph.gradients import aligned_gradients
 from pymc_dpvi.graph.records import build_record_model

@@ -139,7 +139,7 @@ import warnings
 warnings.simplefilter("ignore")
 import numpy as np, pymc as pm
 from pymc_dpvi import DPADVI
-from pymc_dpvi.engine import microbatch, multistep
+from pymc_dpvi.engine import multistep, sums_of_step
 import python_mode
 found = []
 def kept(make):
@@ -147,7 +147,7 @@ def kept(make):
         found.append(make(*args))
         return found[-1]
     return key
-multistep.graph_key, microbatch.graph_key = kept(multistep.graph_key), kept(microbatch.graph_key)
+multistep.graph_key, sums_of_step.graph_key = kept(multistep.graph_key), kept(sums_of_step.graph_key)
 rng = np.random.default_rng(0)
 x, group = rng.normal(size=(50, 3)), rng.integers(4, size=50)
 with pm.Model():

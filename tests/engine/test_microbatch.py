@@ -17,9 +17,10 @@ from test_fetching import LAYOUTS
 from zoo import ZOO
 
 from pymc_dpvi import DPADVI, PrivacyBudget
-from pymc_dpvi.engine import microbatch
-from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
+from pymc_dpvi.engine import sums_of_step
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.private_sum import PrivateSum, private_sum
+from pymc_dpvi.engine.sums_of_step import in_microbatches
 from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.graph.blocks import Block
 from pymc_dpvi.graph.gradients import aligned_gradients
@@ -111,7 +112,7 @@ def test_all_records_in_microbatches(mode: str):
 
 def test_microbatches_of_python_are_bounded(monkeypatch: pytest.MonkeyPatch):
     """However wide the gradients are."""
-    monkeypatch.setattr(microbatch, "_MOST_NUMBERS", 1)
+    monkeypatch.setattr(sums_of_step, "_MOST_NUMBERS", 1)
     both = functions("PYTHON")
     (op,) = {n.op for n in both[1].maker.fgraph.apply_nodes if isinstance(n.op, MicrobatchedSum)}
     assert op.length == 8

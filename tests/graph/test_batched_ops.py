@@ -23,8 +23,9 @@ from scipy.interpolate import InterpolatedUnivariateSpline
 from zoo import ZOO
 
 from pymc_dpvi import DPADVI
-from pymc_dpvi.engine.microbatch import MicrobatchedSum, in_microbatches
+from pymc_dpvi.engine.microbatch import MicrobatchedSum
 from pymc_dpvi.engine.private_sum import private_sum
+from pymc_dpvi.engine.sums_of_step import in_microbatches
 from pymc_dpvi.graph.batched_ops import cholesky, solve_triangular, stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import aligned_gradients
 from pymc_dpvi.graph.records import build_record_model

@@ -16,7 +16,7 @@ from suite import CLIP, FAMILIES, GRADIENTS, SAMPLERS, Suite, layers, look_ups, 
 from pymc_dpvi import accounting
 from pymc_dpvi.auditing.attack import DELTAS, Attack, check_attack, claims
 from pymc_dpvi.auditing.report import CheckResult
-from pymc_dpvi.engine import microbatch
+from pymc_dpvi.engine import sums_of_step
 from pymc_dpvi.graph.gradients import aligned_gradients
 from pymc_dpvi.graph.traversal import array_value
 from pymc_dpvi.mechanism.limits import TALLY_COLUMNS
@@ -148,7 +148,8 @@ def test_factored_gradients(family: str):
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_sparse_gradients_and_sums_of_products(gradient: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(microbatch, "_LENGTHS", (8,))  # evaluated in Python, a row that fills up costs as any
+    # Evaluated in Python, a row that fills up costs as any.
+    monkeypatch.setattr(sums_of_step, "_LENGTHS", (8,))
     cell = Suite(look_ups(), gradient=gradient)
     latents, record = cell.approx.latents, cell.record
     z, batch = pt.matrix(shape=(1, latents.size)), [pt.as_tensor(array_value(a)) for a in record.arrays]
