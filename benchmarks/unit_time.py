@@ -4,12 +4,16 @@
 - ``person``        the same model with ``unit=``: persons are sampled, their rows added up and then clipped;
 - ``two tables``    every other row in a table of its own, with coefficients of its own: ``unit={...}``;
 - ``intercept 7``   with a random intercept for each person, integrated out by seven nodes;
-- ``intercept 15``  the same with fifteen, the default.
+- ``intercept 15``  the same with fifteen, the default;
+- ``taste 4``       of ratings alone: four values for each person, integrated out at 31 places, the default;
+- ``taste 8``       eight values, by a normal distribution that is fitted to each person, the default;
+- ``taste 16``      sixteen values.
 
 20,000 persons have 1 to 50 rows each, most of them few. Two families have large matrices of weights, 2,000
 persons, 600 rows in a batch, and the first two methods alone: a softmax regression, 784-10, and a network,
-784-200-10. The expected number of rows in a batch is the same for all methods. They take turns in one
-process; a step's time is processor time, in blocks (`step_time.py`).
+784-200-10. Ratings are answers of yes or no to one of 200 items, with a coefficient each. The expected number
+of rows in a batch is the same for all methods. They take turns in one process; a step's time is processor
+time, in blocks (`step_time.py`).
 
     python benchmarks/unit_time.py [--rounds 5] [--rows 200 1000 5000] [--families network] [--output F]
 """
@@ -33,10 +37,12 @@ from workers import one_thread_each
 
 HERE = Path(__file__).resolve().parent
 PERSONS, WIDTH = 20_000, 10
-FAMILIES = ("normal", "logistic", "poisson", "softmax", "network")
+FAMILIES = ("normal", "logistic", "poisson", "softmax", "network", "ratings")
 #: Those with large matrices of weights: persons, predictors, labels, and units of the hidden layer.
 WIDE, FEWER, PIXELS, LABELS, HIDDEN = ("softmax", "network"), 2_000, 784, 10, 200
 METHODS = ("row", "person", "two tables", "intercept 7", "intercept 15")
+#: The family with several values of a person: items, and values.
+RATINGS, ITEMS, TASTES = "ratings", 200, ("taste 4", "taste 8", "taste 16")
 
 
 def data(
@@ -62,6 +68,27 @@ def wide(family: str, rng: np.random.Generator) -> np.ndarray:
     weights = pm.Normal("weights", 0, width**-0.5, shape=(width, LABELS))
     pm.Categorical("y", logit_p=hidden @ weights, observed=rng.integers(0, LABELS, len(x)))
     return person
+
+
+def ratings(values: int, rng: np.random.Generator) -> tuple[np.ndarray, str | None]:
+    """Write a model of ratings into the model at hand; return whose the rows are, and the name of the ids."""
+    import pymc as pm
+
+    _, person, eta = data(rng, width=1)
+    item = pm.Data("item", rng.integers(0, ITEMS, len(person)))
+    mean, name = pm.Normal("easy", 0, 1, shape=ITEMS)[item], None
+    if values:
+        name = "who"
+        taste = pm.Normal("taste", 0, 1, shape=(PERSONS, values))
+        traits = pm.Normal("traits", 0, 0.5, shape=(ITEMS, values))
+        mean = mean + (taste[pm.Data(name, person)] * traits[item]).sum(axis=1)
+    observe("logistic", "y", mean, eta, rng)
+    return person, name
+
+
+def methods_of(family: str) -> tuple[str, ...]:
+    """Return the methods that are compared."""
+    return (*METHODS[:2], *TASTES) if family == RATINGS else METHODS[:2] if family in WIDE else METHODS
 
 
 def observe(family: str, name: str, mean: Any, eta: np.ndarray, rng: np.random.Generator) -> None:
@@ -92,6 +119,9 @@ def prepare(family: str, method: str, batch_rows: int) -> Callable[[int], None]:
         if family in WIDE:
             person = wide(family, rng)
             unit, parts = (None if method == "row" else person), []
+        elif family == RATINGS:
+            person, name = ratings(int(method.split()[1]) if method in TASTES else 0, rng)
+            unit, parts = (None if method == "row" else name or person), []
         else:
             x, person, eta = data(rng)
         for k, part in enumerate(parts):
@@ -129,7 +159,7 @@ def prepare(family: str, method: str, batch_rows: int) -> Callable[[int], None]:
 
 def measure(family: str, batch_rows: int, rounds: int) -> dict[str, float]:
     """Return the median microseconds of a step by each method, and the ratios to the step by row."""
-    methods = METHODS[:2] if family in WIDE else METHODS
+    methods = methods_of(family)
     runs = {method: prepare(family, method, batch_rows) for method in methods}
     sizes = {method: steps_in(run, time.process_time) for method, run in runs.items()}
     blocks: dict[str, list[float]] = {method: [] for method in methods}
@@ -153,17 +183,16 @@ def main() -> None:
     chosen = parser.parse_args()
     one_thread_each()
     table = Table(title="Microseconds of a step, and ratios to the step by row")
-    for heading in ("", "rows", *METHODS, *(f"{method} / row" for method in METHODS[1:])):
+    every = (*METHODS, *TASTES)
+    for heading in ("", "rows", *every, *(f"{method} / row" for method in every[1:])):
         table.add_column(heading)
     results = []
     for family in chosen.families:
         for rows in chosen.rows if family not in WIDE else [600]:
             found = measure(family, rows, chosen.rounds)
             results.append({"family": family, "rows": rows, **found})
-            times = [f"{found[method]:.0f}" if method in found else "" for method in METHODS]
-            ratios = [
-                f"{found[m]:.2f}" if (m := f"{method} / row") in found else "" for method in METHODS[1:]
-            ]
+            times = [f"{found[method]:.0f}" if method in found else "" for method in every]
+            ratios = [f"{found[m]:.2f}" if (m := f"{method} / row") in found else "" for method in every[1:]]
             table.add_row(family, str(rows), *times, *ratios)
     Console().print(table)
     chosen.output.parent.mkdir(parents=True, exist_ok=True)

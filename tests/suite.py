@@ -101,8 +101,9 @@ class Suite:
         seed: int = 1,
         unit: Any = None,
         max_rows: int | None = None,
+        guide: Any = None,
     ) -> None:
-        self.record = build_record_model(model, unit=unit, max_rows_per_unit=max_rows)
+        self.record = build_record_model(model, unit=unit, max_rows_per_unit=max_rows, guide=guide)
         self.approx = FAMILIES[family](self.record, random_seed=1)
         self.mechanism = mechanism(sampler, gradient, noise_multiplier, adaptive)
         self.rng = np.random.default_rng(seed)

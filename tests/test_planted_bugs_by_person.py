@@ -14,6 +14,7 @@ import pymc as pm
 import pytest
 from suite import CLIP, Suite, layers, look_ups, regression
 
+from pymc_dpvi import Variational
 from pymc_dpvi.engine import generated_unit_sums, local_sums, loop, microbatch, sums_of_step, unit_sums
 from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.engine.unit_sums import add_row, add_unit
@@ -358,17 +359,44 @@ LOCAL_BUGS: dict[str, tuple[Plant, Any]] = {
 }
 
 
+def fits_by_the_mean_of_all(real: Any, slopes: np.ndarray, *rest: Any) -> None:
+    """One person's normal distribution moves by the slopes of everybody."""
+    real(np.broadcast_to(slopes.mean(axis=0), slopes.shape) if len(slopes) else slopes, *rest)
+
+
+def a_root_for_a_precision(real: Any, *args: Any) -> None:
+    precision = args[4]
+    real(*args)
+    precision[:] = np.sqrt(np.abs(precision))
+
+
+def never_moved(real: Any, *args: Any) -> None:
+    args[3][:] = 0.0
+
+
+FITTED_BUGS: dict[str, tuple[Plant, Any]] = {
+    "fits go by the others": (in_local_sums("move_normals", fits_by_the_mean_of_all), SENSITIVITY),
+    "the root of a precision": (in_local_sums("move_normals", a_root_for_a_precision), GRADIENT),
+    "no fit": (in_local_sums("move_normals", never_moved), GRADIENT),
+    "the prior is left out of a fit": (in_local_sums("first_rows", without_prior), GRADIENT),
+    "rows at others' places": (in_local_sums("rows_at_places", rows_at_the_places_of_the_first), SENSITIVITY),
+}
+
+
 @pytest.mark.turns
-@pytest.mark.parametrize("bug", LOCAL_BUGS)
+@pytest.mark.parametrize("bug", [*LOCAL_BUGS, *FITTED_BUGS])
 def test_planted_bug_with_local_values_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch):
-    plant, check = LOCAL_BUGS[bug]
+    plant, check = {**LOCAL_BUGS, **FITTED_BUGS}[bug]
     plant(monkeypatch)
-    found = check(build(intercepts, unit="person", adaptive=True))
+    guide = {"u": Variational()} if bug in FITTED_BUGS else None
+    found = check(build(intercepts, unit="person", adaptive=True, guide=guide))
     assert not found.passed, str(found)
     assert "raises" not in found.words
 
 
+@pytest.mark.parametrize("rule", [None, Variational()], ids=["quadrature", "fit"])
 @pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
-def test_persons_with_local_values_are_as_private(backend: str):
-    suite = build(intercepts, unit="person", adaptive=True, backend=backend)
+def test_persons_with_local_values_are_as_private(backend: str, rule: Any):
+    guide = None if rule is None else {"u": rule}
+    suite = build(intercepts, unit="person", adaptive=True, backend=backend, guide=guide)
     keeps_every_promise(suite)

@@ -4,6 +4,8 @@ It is :math:`\int \nabla_z\ell(u)\,e^{\ell(u)}du \big/ \int e^{\ell(u)}du`, as s
 mode, which SciPy finds. Its points are the hyperbolic sines of regular ones, in standard deviations:
 dense at the mode, and far enough for heavy tails, kinks and second modes. All of it is evaluated in
 Python, one row at a time and all points at once. The values of a discrete variable are its grid.
+
+With `Variational`, it is that of the lower bound, whose normal distribution SciPy finds.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from scipy import optimize
 
 from pymc_dpvi.graph.batched_ops import stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
+from pymc_dpvi.graph.local_rules import Places
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import vectorized
@@ -89,6 +92,9 @@ class MarginalGradient:
     def __call__(self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray) -> np.ndarray:
         """Return the gradient by z, (D,), of a person with these rows: of each, an entry of all arrays."""
         places = self._local.places
+        if places.steps:
+            points = _best_normal(lambda u: self._sums(self._densities, rows, z, u)[0], places)
+            return np.asarray(places.weights @ self.at(rows, z, points)[1])
         given = places.at, places.log_weights
         points, log_weights = self._fine_grid(rows, z) if places.adaptive else given
         return _mean(*self.at(rows, z, points), log_weights)[0]
@@ -102,6 +108,27 @@ def _mean(values: np.ndarray, slopes: np.ndarray, log_weights: np.ndarray) -> tu
     some = weights > _NEGLIGIBLE  # far away, a gradient may be no number
     squares = weights[some] @ np.sum(slopes[some] ** 2, axis=1)
     return np.asarray(weights[some] @ slopes[some]), float(np.sqrt(squares))
+
+
+def _best_normal(log_density: Callable[[np.ndarray], np.ndarray], places: Places) -> np.ndarray:
+    """Return the places under the normal distribution with the largest lower bound, (K, size)."""
+    size = places.at.shape[1]
+    below = np.tril_indices(size, -1)
+
+    def at(v: np.ndarray) -> np.ndarray:
+        root = np.diag(np.exp(v[size : 2 * size]))
+        root[below] = v[2 * size :]
+        return np.asarray(v[:size] + places.at @ root.T)
+
+    def cost(v: np.ndarray) -> float:
+        bound = float(places.weights @ log_density(at(v)) + v[size : 2 * size].sum())
+        return -bound if np.isfinite(bound) else 1e300
+
+    found = np.zeros(2 * size + len(below[0]))
+    for _ in range(2):  # from where it stopped, with a new simplex
+        options = {"xatol": 1e-5, "fatol": 1e-8, "maxiter": 10_000, "maxfev": 10_000}
+        found = optimize.minimize(cost, found, method="Nelder-Mead", options=options).x
+    return at(found)
 
 
 def _grid(log_density: Callable[[np.ndarray], np.ndarray], size: int) -> tuple[np.ndarray, np.ndarray]:
