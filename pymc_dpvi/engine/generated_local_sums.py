@@ -67,6 +67,8 @@ def write_local_sum(
     shared = [f"s{k}" for k in range(numbers.pop("num_shared"))]
     arrays = [f"x{k}" for k in range(num_arrays)]
     derived = ["value", "slope", "curved"]
+    d, places = (str(n) for n in numbers["nodes"].shape[::-1])
+    shape = f"{places}, {d}" if numbers["inner_steps"] else places
     scope: dict[str, Any] = {}
     calls = []
     for name, (function, own) in zip(("per_record", "at_places", "derivatives"), functions, strict=True):
@@ -85,9 +87,11 @@ def write_local_sum(
     def made(*names: str) -> list[str]:
         return [*(f"{name}_rows = {name}_rows.astype(np.{dtype})" for name in names), *fetch]
 
-    def ordered(names: Sequence[str]) -> list[str]:
-        checks = f"if {' or '.join(f'{name}.shape[0] != length' for name in names)}:"
-        return [checks, f"    raise ValueError({ROWS!r})", *(f"{n}_ = in_order({n})" for n in names)]
+    def ordered(names: Sequence[str], **axes: str) -> list[str]:
+        shapes = [f"{name}.shape[0] != length" for name in names]
+        shapes += [f"{name}.shape[1:] != ({shape},)" for name, shape in axes.items()]
+        checks = [f"if {' or '.join(shapes)}:", f"    raise ValueError({ROWS!r})"]
+        return [*checks, *(f"{n}_ = in_order({n})" for n in names)]
 
     search = [
         "    for evaluation in range(LONGEST_SEARCH):",
@@ -101,7 +105,7 @@ def write_local_sum(
         "rows_of_search(rows, begins, places, whose, at, first, length)",
         *(f"            {line}" for line in made("local", "first")),
         f"            {', '.join(derived)}, = {calls[2]}",
-        *(f"            {line}" for line in ordered(derived)),
+        *(f"            {line}" for line in ordered(derived, slope=d, curved=f"{d}, {d}")),
         "            some = min(length, places.size - first)",
         "            add_derivatives(value_, slope_, curved_, whose, first, some, values, slopes, "
         "curvatures)",
@@ -117,7 +121,7 @@ def write_local_sum(
     values_of_rows = [
         *pass_over_rows,
         f"        values, = {calls[1]}",
-        *(f"        {line}" for line in ordered(["values"])),
+        *(f"        {line}" for line in ordered(["values"], values=shape)),
     ]
     weigh = [
         "    logs = np.zeros((starts.size - 1, log_weights.size))",
@@ -140,6 +144,8 @@ def write_local_sum(
         "    spacing, n = number.item(), count.item()",
         f"    bound, units, high, low, tally = start_of_sum({size}, l2_clip_norm, tally_weight, spacing)",
         "    rows, starts = marked >> 1, starts_of(marked, n)",
+        "    if starts[-1] != n:",
+        "        raise ValueError('the last row must be the last one of a person')",
         "    begins = begin_of_persons(starts)",
         "    at, best, step, best_value, left, best_curvature = begin_search(starts.size - 1, "
         "nodes.shape[1])",

@@ -341,8 +341,8 @@ def move_normals(
     """Move each person's normal distribution one step towards the best one (`local_rules`).
 
     `slopes` are those of the log-density at its places, (persons, K, size), `weights` those of the rule,
-    (K,). A step is no longer than `_FAR`. Where expected second derivatives are no numbers, or not negative
-    definite, the precision stays.
+    (K,). A step is no longer than `_FAR`, and a precision that would be no number, or not positive definite,
+    stays as it is.
     """
     size = mean.shape[1]
     lower, new, triangle = np.zeros((size, size)), np.zeros((size, size)), np.zeros((size, size))
@@ -360,13 +360,14 @@ def move_normals(
         for i in range(size):
             for j in range(size):
                 new[i, j] = 0.0
-        for i in range(size):  # minus the symmetric part of cross @ lower.T
+        for i in range(size):  # half of the old one, half of minus the symmetric part of cross @ lower.T
             for j in range(size):
+                new[i, j] += 0.5 * precision[p, i, j]
                 total = 0.0
                 for k in range(j + 1):
                     total += cross[i, k] * lower[j, k]
-                new[i, j] -= 0.5 * total
-                new[j, i] -= 0.5 * total
+                new[i, j] -= 0.25 * total
+                new[j, i] -= 0.25 * total
         if not _is_positive(new, triangle):
             for i in range(size):
                 for j in range(size):

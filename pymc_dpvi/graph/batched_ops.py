@@ -78,7 +78,8 @@ def _split(op: Split, inputs: Sequence[Variable], batch: int) -> list[Variable] 
     along = _axis(op, axis, x.type.ndim - batch, batch)
     if along is None or not _shared(sizes, 1):
         return None
-    one = sizes[(0,) * batch]  # no record enters, and parts of other lengths could not stand in one array
+    # No record enters: records are the first axis. Parts of other lengths could not stand in one array.
+    one = sizes[(0,) * batch]
     return list(pt.split(x, one, n_splits=op.len_splits, axis=along))
 
 

@@ -4,8 +4,8 @@ For each draw z of the released posterior, a new person with rows :math:`x` has
 
 .. math:: p(u \mid x, z) \propto p(u \mid z) \prod_r p(x_r \mid u, z) .
 
-A discrete u is drawn from it. Of a continuous one, `_PROPOSALS` points are drawn from a normal about the
-mode, a little wider than the curvature there says, and one of them by its weight (sampling and importance
+A discrete u is drawn from it. Of a continuous one, some points are drawn from a normal about the mode, a
+little wider than the curvature there says, and one of them by its weight (sampling and importance
 resampling, Rubin 1987). The mode is found as in a step (`engine.local_sums`).
 
 What it must never do: read a record of the fit. The rows are the caller's, and nobody accounts for what
@@ -38,8 +38,9 @@ from pymc_dpvi.posterior.new_rows import check_names, new_rows
 
 __all__ = ["LocalPosterior"]
 
-_PROPOSALS = 64
-_WIDER = 1.25
+#: Points of a person: at least, and for each value.
+_PROPOSALS, _FOR_EACH = 64, 16
+_WIDER = 0.25  # by how much, in one dimension
 
 
 class LocalPosterior:
@@ -81,11 +82,13 @@ class LocalPosterior:
             mode, curvature = find_modes(
                 lambda at, u: self._evaluate(at, u, z), self._starts, self._local.size
             )
-            x = rng.standard_normal((persons, _PROPOSALS, self._local.size)) * _WIDER
+            size = self._local.size
+            wide = 1.0 + _WIDER / np.sqrt(size)
+            x = rng.standard_normal((persons, max(_PROPOSALS, _FOR_EACH * size), size)) * wide
             points = np.empty_like(x)
             for p in range(persons):  # each person has points of their own
                 points[p] = local_sums.place_nodes(mode[p : p + 1], curvature[p : p + 1], x[p], True)[0]
-            logs = 0.5 * np.sum(x**2, axis=2) / _WIDER**2
+            logs = 0.5 * np.sum(x**2, axis=2) / wide**2
         else:
             points = np.broadcast_to(places.at, (persons, *places.at.shape))
             logs = np.zeros((persons, len(places.at)))

@@ -53,7 +53,7 @@ def test_a_fit_has_nodes_of_the_fifth_degree_for_few_values(size: int):
 def test_and_of_the_third_for_many(size: int):
     places = places_of(size)
     moments(places, 3)
-    assert len(places.at) == 2 * size and places.steps == 5
+    assert len(places.at) == 2 * size and places.steps == 10
 
 
 def test_nodes_of_a_product():
@@ -112,41 +112,43 @@ def test_the_bound_of_a_normal_model_is_its_marginal_density(size: int, rule: An
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def poisson() -> pm.Model:
+def poisson(times: float = 1.0, count: np.ndarray = COUNT) -> pm.Model:
     with pm.Model(coords={"who": np.arange(P)}) as model:
-        u = pm.Normal("u", 0, pm.HalfNormal("tau"), dims="who")
-        pm.Poisson("y", pm.math.exp(pm.Normal("b") + u[pm.Data("person", WHO)]), observed=COUNT)
+        u = pm.Normal("u", 0, times * pm.HalfNormal("tau"), dims="who")
+        pm.Poisson("y", pm.math.exp(pm.Normal("b") + u[pm.Data("person", WHO)]), observed=count)
     return model
 
 
-def test_a_fit_finds_the_best_normal_distribution():
-    """Of counts, whose bound has a formula: SciPy maximises it person by person."""
+@pytest.mark.parametrize(("times", "count"), [(1.0, COUNT), (3.0, COUNT), (3.0, 0 * COUNT)])
+def test_a_fit_finds_the_best_normal_distribution(times: float, count: np.ndarray):
+    """Of counts: SciPy maximises the bound person by person."""
+    nodes, weights = places_of(1, Variational()).at[:, 0], places_of(1, Variational()).weights
 
     def gradient(at: dict[str, float]) -> np.ndarray:
-        tau, total = np.exp(at["tau_log__"]), np.zeros(2)
+        tau, total = times * np.exp(at["tau_log__"]), np.zeros(2)
         for p in range(P):
-            y = COUNT[p == WHO]
+            y = count[p == WHO]
 
             def cost(v: np.ndarray, y: np.ndarray = y) -> float:
-                mean = y.size * np.exp(at["b"] + v[0] + np.exp(2 * v[1]) / 2)
+                mean = y.size * (weights @ np.exp(at["b"] + v[0] + np.exp(v[1]) * nodes))
                 return float(mean - y.sum() * v[0] + (v[0] ** 2 + np.exp(2 * v[1])) / (2 * tau**2) - v[1])
 
             m, log_s = optimize.minimize(cost, np.zeros(2), tol=1e-10).x
             variance = np.exp(2 * log_s)
-            of_b = y.sum() - y.size * np.exp(at["b"] + m + variance / 2)
+            of_b = y.sum() - y.size * (weights @ np.exp(at["b"] + m + np.exp(log_s) * nodes))
             total += of_b, (m**2 + variance) / tau**2 - 1
         return total
 
     apart = []
-    for steps in (1, 5, 20):
-        made = made_of(poisson(), guide={"u": Variational(steps)})
+    for steps in (1, None, 50):
+        made = made_of(poisson(times, count), guide={"u": Variational(steps)})
         found, z = released_of_everybody(made, "FAST_COMPILE")
         names = [v.name for v in made._approx.latents.value_vars]
         at = dict(zip(names, z, strict=True))
         expected = dict(zip(("b", "tau_log__"), gradient(at), strict=True))
         of = [found[names.index(name)] for name in expected]
         apart.append(np.abs(np.subtract(of, list(expected.values()))).max() / np.linalg.norm(of))
-    assert apart[0] > apart[1] and apart[1] < 1e-3 and apart[2] < 1e-4, apart
+    assert apart[0] > apart[1] and apart[1] < 0.03 and apart[2] < 1e-4, apart
 
 
 def test_a_bound_is_below_the_integral_and_close_to_it():
