@@ -197,6 +197,8 @@ def main() -> None:
     Console().print(table)
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     command = f"python benchmarks/unit_time.py --rounds {chosen.rounds}"
+    if chosen.rows != [200, 1000, 5000]:
+        command += f" --rows {' '.join(map(str, chosen.rows))}"
     if chosen.families != list(FAMILIES):
         command += f" --families {' '.join(chosen.families)}"
     write(chosen.output, command, {"persons": PERSONS, "rounds": chosen.rounds}, results=results)
