@@ -104,6 +104,8 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
             + hint_of_loops([record.factors[n] for n in blind], blind)
             + _hint_of_public(record)
         )
+    if any(pot.name in record.factors for pot in record.model.potentials):
+        return False  # nothing is drawn for a Potential, and made-up bounds may be in the wrong order
     drawn = synthetic_records(record, many, latents, z, start, rng, drawn_alone=True)
     return any(_lacks_gradient(names, terms, grad, *made) for made in drawn)
 

@@ -75,6 +75,17 @@ def test_outcomes_without_a_gradient_are_warned_of() -> None:
         DPADVI(noise_multiplier=2.0, delta=1e-5, sampling_prob=0.3)
 
 
+def test_nothing_is_said_of_a_potential_for_which_nothing_is_drawn() -> None:
+    """Made-up bounds of an interval may be in the wrong order, where the density is finite by rounding."""
+    with pm.Model(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower = pm.Data("lower", np.linspace(1.0, 2.0, 30))
+        own = pm.LogNormal.dist(pm.Normal("mu", 1, 1), pm.HalfNormal("sigma", 1))
+        upper = pm.Data("upper", np.linspace(2.0, 4.0, 30))
+        pm.Potential("interval", pm.math.logdiffexp(pm.logcdf(own, upper), pm.logcdf(own, lower)))
+        DPADVI(noise_multiplier=2.0, delta=1e-5, sampling_prob=0.3)
+
+
 MIXED = {
     "Sum": lambda x, eta: eta - eta.sum(),
     "Max": lambda x, eta: eta / pt.max(x),
