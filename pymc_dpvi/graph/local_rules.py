@@ -89,8 +89,8 @@ class Quadrature:
 class Variational:
     """Fit a normal distribution to each person's local values, in each step, within the person's term.
 
-    It is the default for more than seven values of a person; 64 are the most. Its cost grows with the number
-    of values, and not exponentially.
+    It is the default for more than seven values of a person; 64 are the most. Time and memory grow with the
+    square of their number.
 
     Parameters
     ----------

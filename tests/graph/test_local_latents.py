@@ -9,7 +9,6 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from scipy import stats
 from test_persons_zoo import released_of_everybody
 
 from pymc_dpvi import DPADVI, Quadrature
@@ -430,33 +429,6 @@ ROUGH: dict[str, Callable[[Any], None]] = {
 def test_a_rough_integral_is_warned_of(name: str):
     with pytest.warns(PrivacyWarning, match=r"integral over 'u' is rough.*Quadrature\(31\)"):
         method(ROUGH[name])
-
-
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.zoo)])
-def test_the_gradient_of_a_normal_model_is_that_of_its_marginal_density(mode: str):
-    """Random intercepts and normal noise: a person's rows are normal with an equal covariance."""
-
-    def write(person: Any) -> None:
-        tau, s = pm.HalfNormal("tau"), pm.HalfNormal("s")
-        u = pm.Normal("u", pm.Normal("mu"), tau, dims="who")
-        pm.Normal("y", pm.Normal("b") * pm.Data("x", X) + u[person], s, observed=Y)
-
-    made = method(write, sampler="full_batch", sampling_prob=None, l2_clip_norm=1e6)
-    found, z = released_of_everybody(made, mode)
-    names = [v.name for v in made._approx.latents.value_vars]
-
-    def density(point: np.ndarray) -> float:
-        at = dict(zip(names, point, strict=True))
-        tau, s, total = np.exp(at["tau_log__"]), np.exp(at["s_log__"]), 0.0
-        for p in range(P):
-            own = p == WHO
-            covariance = s**2 * np.eye(own.sum()) + tau**2
-            total += stats.multivariate_normal(at["b"] * X[own] + at["mu"], covariance).logpdf(Y[own])
-        return total
-
-    step = 1e-5
-    expected = [(density(z + step * e) - density(z - step * e)) / (2 * step) for e in np.eye(z.size)]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.turns
