@@ -275,6 +275,51 @@ def hidden_classes_by_table() -> None:
     pm.Normal("y", slopes() + level[who()], pm.HalfNormal("s"), observed=Y)
 
 
+@persons("u kind")
+def classes_of_curves() -> None:
+    """A growth mixture: a class and an intercept of each person, the class first."""
+    kind = pm.Categorical("kind", pm.Dirichlet("w", np.ones(2)), dims="who")
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    level, trend = pm.Normal("level", [-1.0, 1.0], 1), pm.Normal("trend", 0, 1, shape=2)
+    mean = level[kind[who()]] + trend[kind[who()]] * pm.Data("t", T) + u[who()]
+    pm.Normal("y", mean, pm.HalfNormal("s"), observed=Y)
+
+
+@persons("u ever seen")
+def classes_with_own_priors() -> None:
+    """Two discrete values, and one of them decides on the prior of the continuous one."""
+    ever = pm.Bernoulli("ever", pm.Beta("share", 2, 2), dims="who")
+    seen = pm.Categorical("seen", pm.Dirichlet("w", np.ones(3)), shape=P)
+    mean, spread = pm.Normal("mean", [-1.0, 1.0], 1), pm.HalfNormal("tau", 1, shape=2)
+    u = pm.Normal("u", mean[ever], spread[ever], dims="who")
+    level = pm.Normal("level", 0, 1, shape=3)
+    pm.Poisson("y", pm.math.exp(0.3 * level[seen[who()]] + u[who()]), observed=COUNT)
+
+
+@persons("u v kind", "effect")
+def classes_of_two_effects() -> None:
+    kind = pm.Bernoulli("kind", pm.Beta("share", 2, 2), dims="who")
+    tau = pm.HalfNormal("tau", 1, shape=2)
+    u, v = pm.Normal("u", 0, tau[0], dims="who"), pm.Normal("v", 0, tau[1], dims="who")
+    effect = pm.Deterministic("effect", pm.math.switch(kind, v, 0.0))
+    eta = slopes() + u[who()] + effect[who()] * pm.Data("t", T)
+    pm.Bernoulli("y", logit_p=eta, observed=LABEL)
+
+
+@persons("n")
+def abundance() -> None:
+    """An N-mixture: what is counted at a site is a part of what lives there."""
+    n = pm.Truncated("n", pm.Poisson.dist(pm.Gamma("rate", 2, 0.5)), upper=9, dims="who")
+    pm.Binomial("y", n[who()], pm.Beta("p", 2, 2), observed=np.minimum(COUNT, 3))
+
+
+@persons("u score")
+def guesses_out_of_six() -> None:
+    score = pm.Binomial("score", 6, pm.Beta("p", 2, 2), dims="who")
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), dims="who")
+    pm.Normal("y", pm.Normal("b") * score[who()] + u[who()], pm.HalfNormal("s"), observed=Y)
+
+
 @persons("ill")
 def hidden_states() -> None:
     ill = pm.Bernoulli("ill", pm.Beta("prevalence", 2, 2), dims="who")

@@ -32,6 +32,7 @@ DISCRETE = {
     "hidden_states",
     "classes_with_a_reference",
     "tables_of_hidden_classes",
+    "abundance",
 }
 OPTIONS: dict[str, Any] = {"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "rdp", "random_seed": 1}
 #: The error of 15 nodes, or of the default in three dimensions, beside the gradient's length.
@@ -146,7 +147,7 @@ def test_gradients_are_those_of_integrals_over_a_grid(name: str):
         rows = rows_of(made, p)
         expected += marginal(rows, z) if marginal else sum(terms(*row, z)[1] for row in rows)
     apart = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-    exact = made._record.local is None or not made._record.local.places.adaptive
+    exact = made._record.local is None or not made._record.local.places.continuous
     assert apart <= (1e-6 if exact else ALLOWED_OF.get(name, ALLOWED)), (found, expected)
 
 

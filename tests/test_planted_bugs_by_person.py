@@ -15,7 +15,15 @@ import pytest
 from suite import CLIP, Suite, layers, look_ups, regression
 
 from pymc_dpvi import Variational
-from pymc_dpvi.engine import generated_unit_sums, local_sums, loop, microbatch, sums_of_step, unit_sums
+from pymc_dpvi.engine import (
+    generated_unit_sums,
+    local_modes,
+    local_sums,
+    loop,
+    microbatch,
+    sums_of_step,
+    unit_sums,
+)
 from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.engine.unit_sums import add_row, add_unit
 from pymc_dpvi.graph.units import Units
@@ -301,22 +309,37 @@ def intercepts() -> pm.Model:
     return model
 
 
-def in_local_sums(name: str, bug: Callable[..., Any]) -> Plant:
+def in_local_sums(name: str, bug: Callable[..., Any], module: Any = local_sums) -> Plant:
     """Put a function in place of one of `local_sums`; it gets the real one first."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = getattr(local_sums, name)
-        monkeypatch.setattr(local_sums, name, lambda *args: bug(real, *args))
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: bug(real, *args))
 
     return plant
 
 
-def prior_in_every_row(real: Any, starts: np.ndarray) -> np.ndarray:
-    return np.ones(starts[-1])
+def in_local_modes(name: str, bug: Callable[..., Any]) -> Plant:
+    return in_local_sums(name, bug, local_modes)
 
 
-def without_prior(real: Any, starts: np.ndarray) -> np.ndarray:
-    return np.zeros(starts[-1])
+def classes() -> pm.Model:
+    """Persons with a class and an effect, whose spread goes by the class."""
+    with pm.Model() as model:
+        person = pm.Data("person", IDS)
+        kind = pm.Bernoulli("kind", pm.Beta("share", 2, 2), shape=9)
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", [0.5, 2.0], shape=2)[kind], shape=9)
+        mean = pm.Normal("level", [-1.0, 1.0], 0.5)[kind] + u
+        pm.Normal("y", mean[person], 0.7, observed=np.zeros(24))
+    return model
+
+
+def prior_in_every_row(real: Any, starts: np.ndarray) -> tuple[np.ndarray, ...]:
+    return real(starts)[0], np.ones(starts[-1])
+
+
+def without_prior(real: Any, starts: np.ndarray) -> tuple[np.ndarray, ...]:
+    return real(starts)[0], np.zeros(starts[-1])
 
 
 def places_of_the_first_person(real: Any, *args: Any) -> np.ndarray:
@@ -346,8 +369,8 @@ def everybody_with_the_worst_curvature(real: Any, *args: Any) -> None:
 
 
 LOCAL_BUGS: dict[str, tuple[Plant, Any]] = {
-    "the prior is in every row": (in_local_sums("first_rows", prior_in_every_row), GRADIENT),
-    "the prior is left out": (in_local_sums("first_rows", without_prior), GRADIENT),
+    "the prior is in every row": (in_local_sums("persons_of", prior_in_every_row), GRADIENT),
+    "the prior is left out": (in_local_sums("persons_of", without_prior), GRADIENT),
     "all at the places of one": (in_local_sums("place_nodes", places_of_the_first_person), SENSITIVITY),
     "all places weigh alike": (in_local_sums("weigh", equal_weights), GRADIENT),
     "a person is weighed by another": (in_local_sums("weigh", logs_of_the_person_before), SENSITIVITY),
@@ -355,7 +378,7 @@ LOCAL_BUGS: dict[str, tuple[Plant, Any]] = {
         in_local_sums("rows_at_places", rows_at_the_places_of_the_first),
         SENSITIVITY,
     ),
-    "searches go by the others": (in_local_sums("move", everybody_with_the_worst_curvature), SENSITIVITY),
+    "searches go by the others": (in_local_modes("move", everybody_with_the_worst_curvature), SENSITIVITY),
 }
 
 
@@ -378,25 +401,57 @@ FITTED_BUGS: dict[str, tuple[Plant, Any]] = {
     "fits go by the others": (in_local_sums("move_normals", fits_by_the_mean_of_all), SENSITIVITY),
     "the root of a precision": (in_local_sums("move_normals", a_root_for_a_precision), GRADIENT),
     "no fit": (in_local_sums("move_normals", never_moved), GRADIENT),
-    "the prior is left out of a fit": (in_local_sums("first_rows", without_prior), GRADIENT),
+    "the prior is left out of a fit": (in_local_sums("persons_of", without_prior), GRADIENT),
     "rows at others' places": (in_local_sums("rows_at_places", rows_at_the_places_of_the_first), SENSITIVITY),
 }
 
 
+def without_widths(real: Any, *args: Any) -> np.ndarray:
+    return np.zeros_like(real(*args))
+
+
+def widths_of_the_person_before(real: Any, *args: Any) -> np.ndarray:
+    return np.roll(real(*args), 1, axis=0)
+
+
+def searches_of_one_class(real: Any, *args: Any) -> Any:
+    """All classes have the mode of the first."""
+    values = args[5]
+    return real(*args[:5], np.broadcast_to(values[:1], values.shape).copy(), *args[6:])
+
+
+def rows_of_the_wrong_person(real: Any, starts: np.ndarray, left: np.ndarray, combinations: int) -> Any:
+    """Searches go class by class, and their rows person by person."""
+    places, whose = real(starts, left, combinations)
+    order = np.argsort(whose % combinations, kind="stable")
+    return places, whose[order]
+
+
+CLASS_BUGS: dict[str, tuple[Plant, Any]] = {
+    "widths are left out": (in_local_sums("begin_logs", without_widths), GRADIENT),
+    "widths of another": (in_local_sums("begin_logs", widths_of_the_person_before), SENSITIVITY),
+    "searches of one class": (in_local_modes("rows_of_search", searches_of_one_class), GRADIENT),
+    "rows of the wrong person": (in_local_modes("of_open", rows_of_the_wrong_person), SENSITIVITY),
+}
+PLANTED = {**LOCAL_BUGS, **FITTED_BUGS, **CLASS_BUGS}
+
+
 @pytest.mark.turns
-@pytest.mark.parametrize("bug", [*LOCAL_BUGS, *FITTED_BUGS])
+@pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bug_with_local_values_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch):
-    plant, check = {**LOCAL_BUGS, **FITTED_BUGS}[bug]
+    plant, check = PLANTED[bug]
     plant(monkeypatch)
     guide = {"u": Variational()} if bug in FITTED_BUGS else None
-    found = check(build(intercepts, unit="person", adaptive=True, guide=guide))
+    model = classes if bug in CLASS_BUGS else intercepts
+    found = check(build(model, unit="person", adaptive=True, guide=guide))
     assert not found.passed, str(found)
     assert "raises" not in found.words
 
 
-@pytest.mark.parametrize("rule", [None, Variational()], ids=["quadrature", "fit"])
+@pytest.mark.parametrize("rule", ["quadrature", "fit", "classes"])
 @pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
-def test_persons_with_local_values_are_as_private(backend: str, rule: Any):
-    guide = None if rule is None else {"u": rule}
-    suite = build(intercepts, unit="person", adaptive=True, backend=backend, guide=guide)
+def test_persons_with_local_values_are_as_private(backend: str, rule: str):
+    guide = {"u": Variational()} if rule == "fit" else None
+    model = classes if rule == "classes" else intercepts
+    suite = build(model, unit="person", adaptive=True, backend=backend, guide=guide)
     keeps_every_promise(suite)

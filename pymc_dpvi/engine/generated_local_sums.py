@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from pymc_dpvi.engine import clipping, lattice_sums, local_sums
+from pymc_dpvi.engine import clipping, lattice_sums, local_modes, local_sums
 from pymc_dpvi.engine.fetching import in_order, take_entries, take_rows
 from pymc_dpvi.engine.generated_code import (
     FETCH,
@@ -60,15 +60,17 @@ def write_local_sum(
         As in `generated_code.write_microbatched_sum`.
     **numbers
         ``length`` of a microbatch, ``l2_clip_norm``, ``tally_weight``, ``nodes``, ``log_weights``,
-        ``node_weights``, ``adaptive``, ``inner_steps``, ``add_units``, ``num_shared``.
+        ``node_weights``, ``values``, ``inner_steps``, ``add_units``, ``num_shared``.
     """
     records = [f"d{k}" for k in range(len(num_axes))]
     rows = [f"r{k}" for k in range(len(num_axes))]
     shared = [f"s{k}" for k in range(numbers.pop("num_shared"))]
     arrays = [f"x{k}" for k in range(num_arrays)]
     derived = ["value", "slope", "curved"]
-    d, places = (str(n) for n in numbers["nodes"].shape[::-1])
-    shape = f"{places}, {d}" if numbers["inner_steps"] else places
+    d, combinations = numbers["nodes"].shape[1], len(numbers["values"])
+    places = combinations * len(numbers["nodes"])
+    numbers["log_weights"] = np.tile(numbers["log_weights"], combinations)
+    shape = f"{places}, {d}" if numbers["inner_steps"] else str(places)
     scope: dict[str, Any] = {}
     calls = []
     for name, (function, own) in zip(("per_record", "at_places", "derivatives"), functions, strict=True):
@@ -95,47 +97,47 @@ def write_local_sum(
 
     search = [
         "    for evaluation in range(LONGEST_SEARCH):",
-        "        places, whose = of_open(starts, left)",
+        f"        places, whose = of_open(starts, left, {combinations})",
         "        if places.size == 0 and (n > 0 or evaluation > 0):",
         "            break",
-        "        values, slopes = np.zeros(left.size), np.zeros(at.shape)",
+        "        density, slopes = np.zeros(left.size), np.zeros(at.shape)",
         "        curvatures = np.zeros(best_curvature.shape)",
         "        for first in range(0, max(places.size, 1), length):",
         "            window, local_rows, first_rows = "
-        "rows_of_search(rows, begins, places, whose, at, first, length)",
+        "rows_of_search(rows, begins, places, whose, at, values, first, length)",
         *(f"            {line}" for line in made("local", "first")),
         f"            {', '.join(derived)}, = {calls[2]}",
-        *(f"            {line}" for line in ordered(derived, slope=d, curved=f"{d}, {d}")),
+        *(f"            {line}" for line in ordered(derived, slope=str(d), curved=f"{d}, {d}")),
         "            some = min(length, places.size - first)",
-        "            add_derivatives(value_, slope_, curved_, whose, first, some, values, slopes, "
+        "            add_derivatives(value_, slope_, curved_, whose, first, some, density, slopes, "
         "curvatures)",
-        "        move(values, slopes, curvatures, at, best, step, best_value, left, best_curvature)",
+        "        move(density, slopes, curvatures, at, best, step, best_value, left, best_curvature)",
     ]
     pass_over_rows = [
         "    for first in range(0, max(n, 1), length):",
         "        window, first_rows, placed_rows, weights_rows = "
-        "rows_at_places(rows, begins, whose_all, placed, weights, first, length)",
+        "rows_at_places(rows, begins, persons, placed, weights, first, length)",
         *(f"        {line}" for line in made("first", "placed", "weights")),
         "        taken = min(length, n - first)",
     ]
     values_of_rows = [
         *pass_over_rows,
-        f"        values, = {calls[1]}",
-        *(f"        {line}" for line in ordered(["values"], values=shape)),
+        f"        found, = {calls[1]}",
+        *(f"        {line}" for line in ordered(["found"], found=shape)),
     ]
     weigh = [
-        "    logs = np.zeros((starts.size - 1, log_weights.size))",
+        f"    logs = begin_logs(best_curvature, {combinations}, nodes.shape[0])",
         *values_of_rows,
-        "        add_log_densities(values_, whose_all, first, taken, logs)",
+        "        add_log_densities(found_, persons, first, taken, logs)",
         "    weights = weigh(logs, log_weights, placed)",
     ]
     fit = [
         "    for inner in range(inner_steps):",
         "        slopes_at = np.zeros(placed.shape)",
         *(f"    {line}" for line in values_of_rows),
-        "            add_slopes(values_, whose_all, first, taken, slopes_at)",
+        "            add_slopes(found_, persons, first, taken, slopes_at)",
         "        move_normals(slopes_at, nodes, node_weights, best, best_curvature)",
-        "        placed = place_nodes(best, best_curvature, nodes, adaptive)",
+        "        placed = place_nodes(best, best_curvature, nodes, values)",
     ]
     added = ", ".join(f"{a}_" for a in arrays)
     size = ending.size
@@ -146,13 +148,12 @@ def write_local_sum(
         "    rows, starts = marked >> 1, starts_of(marked, n)",
         "    if starts[-1] != n:",
         "        raise ValueError('the last row must be the last one of a person')",
-        "    begins = begin_of_persons(starts)",
-        "    at, best, step, best_value, left, best_curvature = begin_search(starts.size - 1, "
-        "nodes.shape[1])",
-        "    everybody, whose_all = of_open(starts, left)",
-        *(search if numbers["adaptive"] else []),
-        "    placed = place_nodes(best, best_curvature, nodes, adaptive)",
-        "    weights = np.zeros((starts.size - 1, log_weights.size)) + node_weights",
+        "    persons, begins = persons_of(starts)",
+        "    at, best, step, best_value, left, best_curvature = begin_search("
+        f"(starts.size - 1) * {combinations}, nodes.shape[1])",
+        *(search if d else []),
+        "    placed = place_nodes(best, best_curvature, nodes, values)",
+        f"    weights = np.zeros(placed.shape[:2]) + {'node_weights' if numbers['inner_steps'] else 0.0}",
         *(fit if numbers["inner_steps"] else weigh),
         "    person = np.zeros(high.size)",
         *pass_over_rows,
@@ -167,8 +168,8 @@ def write_local_sum(
         "take_entries": take_entries,
         "take_rows": take_rows,
         "add_on_lattice": lattice_sums.add_on_lattice,
-        "begin_of_persons": local_sums.first_rows,
         "add_units": numba.njit(fastmath=False)(add_units) if compiled else add_units,
         "start_of_sum": numba.njit(fastmath=False)(start) if compiled else start,
     }
-    return defined("local_sum", lines, **vars(local_sums), **scope, **numbers), "\n".join(lines)
+    kernels = vars(local_modes) | vars(local_sums)
+    return defined("local_sum", lines, **kernels | scope | numbers), "\n".join(lines)

@@ -1,4 +1,4 @@
-r"""The search of `local_sums` in Python, and how rough the places that it leads to are, on made-up rows.
+r"""The search of `local_modes` in Python, and how rough the places that it leads to are, on made-up rows.
 
 `local_sums` places some nodes by the second derivatives at a mode. Where the density of a person's values
 has a kink, heavy tails or several modes, these say little of it. :func:`roughness` compares with a fine
@@ -14,9 +14,10 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
-from pymc_dpvi.engine import local_sums
+from pymc_dpvi.engine import local_modes, local_sums
 from pymc_dpvi.graph.fine_integrals import MarginalGradient, can_integrate
 from pymc_dpvi.graph.gradients import Latents, local_terms
+from pymc_dpvi.graph.local_rules import Places
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.separability import write_for_several
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
@@ -30,24 +31,27 @@ _PERSONS = (1, 2, 4)
 Derivatives = Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
 
 
-def find_modes(derivatives: Derivatives, starts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return modes, (persons, size), and minus the second derivatives there; `starts` as in `Units`."""
-    state = local_sums.begin_search(len(starts) - 1, size)
+def find_modes(derivatives: Derivatives, starts: np.ndarray, rule: Places) -> tuple[np.ndarray, np.ndarray]:
+    """Return modes, (searches, d), and minus the second derivatives there; `starts` as in `Units`."""
+    combinations = len(rule.values)
+    state = local_modes.begin_search((len(starts) - 1) * combinations, rule.continuous)
     at, best, _, _, left, curvature = state
-    while (left > 0).any():
-        places, whose = local_sums.of_open(starts, left)
+    while rule.continuous and (left > 0).any():
+        places, whose = local_modes.of_open(starts, left, combinations)
         sums = np.zeros(len(left)), np.zeros(at.shape), np.zeros(curvature.shape)
-        found = map(np.ascontiguousarray, derivatives(places, at[whose]))
-        local_sums.add_derivatives(*found, whose, 0, len(places), *sums)
-        local_sums.move(*sums, *state)
+        values = np.concatenate([at[whose], rule.values[whose % combinations]], axis=1)
+        found = map(np.ascontiguousarray, derivatives(places, values))
+        local_modes.add_derivatives(*found, whose, 0, len(places), *sums)
+        local_modes.move(*sums, *state)
     return best, curvature
 
 
 def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float:
     """Return the largest error of synthetic persons' gradients, in their own size (`error_at`)."""
     local = record.local
-    if local is None or not local.places.adaptive or local.places.steps or not can_integrate(record):
+    if local is None or not local.places.continuous or local.places.steps or not can_integrate(record):
         return 0.0
+    rule = local.places
     rows = sum(_PERSONS)
     many = write_for_several(record, rows)
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
@@ -61,7 +65,7 @@ def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float
         synthetic_records(record, many, latents, z, start, np.random.default_rng(0))
     )
     errors = []
-    for synthetic, point in made[-2 if local.size == 1 else -1 :]:  # draws from the likelihood, if it has any
+    for synthetic, point in made[-2 if rule.continuous == 1 else -1 :]:  # from the likelihood, if it can be
         data = synthetic[: len(record.arrays)]
 
         def derivatives(
@@ -72,10 +76,12 @@ def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float
                     terms(*(d[places] for d in data), values.astype(first.dtype), first[places], point)
                 )
 
-        modes, curvature = find_modes(derivatives, starts, local.size)
-        placed = local_sums.place_nodes(modes, curvature, local.places.at, True)
+        modes, curvature = find_modes(derivatives, starts, rule)
+        placed = local_sums.place_nodes(modes, curvature, rule.at, rule.values)
+        logs = local_sums.begin_logs(curvature, len(rule.values), len(rule.at))
+        logs += np.tile(rule.log_weights, len(rule.values))
         for p, (a, b) in enumerate(itertools.pairwise(starts)):
             of_person = [[d[r : r + 1] for d in data] for r in range(a, b)]
             with np.errstate(all="ignore"):
-                errors.append(marginal.error_at(of_person, point[0], placed[p], local.places.log_weights))
+                errors.append(marginal.error_at(of_person, point[0], placed[p], logs[p]))
     return max([0.0, *(error for error in errors if np.isfinite(error))])

@@ -99,7 +99,7 @@ class LocalSum(Op):
             nodes=mark.places.at,
             log_weights=mark.places.log_weights,
             node_weights=mark.places.weights,
-            adaptive=mark.places.adaptive,
+            values=mark.places.values,
             inner_steps=mark.places.steps,
             add_units=write_add_units(mark.layout),
         )

@@ -8,13 +8,11 @@ The share of person p is the clipped gradient of :math:`\log\int e^{\ell_p(u)}du
 
 where the prior of u counts as a part of the person's first row. Passes over the rows of a batch:
 
-1. *Mode* (if the places are adaptive). Newton's method, from a point near 0, for all persons at once,
-   each with a step that is halved until the density grows. A person is left alone once a step is short beside
-   the width of the posterior.
+1. *Mode* of the continuous values (`local_modes`).
 2. *Fit* (if the rule is `Variational`). A fixed number of Newton steps on expectations under a normal
    distribution, from the mode.
 3. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives
-   at the mode.
+   at the mode. If there are discrete values, each of their combinations has a mode and places of its own.
 4. *Weights*: the log-density of each row at all places, added up by person; those of the rule itself after a
    fit.
 5. *Gradients* of :math:`\sum_k \omega_k \ell_r(u_k)` with the places and weights held, one for each row,
@@ -30,30 +28,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from pymc_dpvi.engine.local_modes import backward, forward, triangle
 from pymc_dpvi.numba_cache import kernel
 
 __all__ = [
-    "LONGEST_SEARCH",
-    "add_derivatives",
     "add_log_densities",
     "add_slopes",
-    "begin_search",
-    "first_rows",
-    "move",
+    "begin_logs",
     "move_normals",
-    "of_open",
+    "persons_of",
     "place_nodes",
     "rows_at_places",
-    "rows_of_search",
     "starts_of",
     "weigh",
 ]
-
-#: Most evaluations in the search of a mode.
-LONGEST_SEARCH = 40
-#: A search ends with a step that is shorter than this, in standard deviations: the next one would be about
-#: the square of it.
-_SHORT = 0.1
 
 #: The longest step of a fit, in standard deviations.
 _FAR = 3.0
@@ -77,76 +65,14 @@ def starts_of(marked: np.ndarray, count: int) -> np.ndarray:  # pragma: no cover
 
 
 @_kernel
-def first_rows(starts: np.ndarray) -> np.ndarray:  # pragma: no cover
-    """Return 1 for each person's first row, 0 for the others: (rows,)."""
-    out = np.zeros(starts[-1])
+def persons_of(starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # pragma: no cover
+    """Return each row's person, and 1 for each person's first row, 0 for the others: (rows,)."""
+    whose, first = np.zeros(starts[-1], np.int64), np.zeros(starts[-1])
     for p in range(starts.size - 1):
-        out[starts[p]] = 1.0
-    return out
-
-
-@_kernel
-def begin_search(persons: int, size: int) -> tuple[np.ndarray, ...]:  # pragma: no cover
-    """Return the state of the searches.
-
-    They are: the points to evaluate, the best points, the steps from these, (persons, size); the best
-    log-densities and the numbers of evaluations left, (persons,); minus the second derivatives at the
-    best points, (persons, size, size), the identity to begin with.
-    """
-    curvature, at = np.zeros((persons, size, size)), np.empty((persons, size))
-    for p in range(persons):
-        for j in range(size):
-            curvature[p, j, j] = 1.0
-            at[p, j] = 0.1 * (-0.7) ** j  # not zero, where the density may have a saddle by symmetry
-    return (
-        at,
-        at.copy(),
-        np.zeros((persons, size)),
-        np.full(persons, -np.inf),
-        np.full(persons, LONGEST_SEARCH),
-        curvature,
-    )
-
-
-@_kernel
-def of_open(starts: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # pragma: no cover
-    """Return the places in the batch of the rows of persons whose search goes on, and whose they are."""
-    rows = 0
-    for p in range(left.size):
-        if left[p] > 0:
-            rows += starts[p + 1] - starts[p]
-    places, whose = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    k = 0
-    for p in range(left.size):
-        if left[p] > 0:
-            for i in range(starts[p], starts[p + 1]):
-                places[k], whose[k] = i, p
-                k += 1
-    return places, whose
-
-
-@_kernel
-def rows_of_search(
-    rows: np.ndarray,
-    begins: np.ndarray,
-    places: np.ndarray,
-    whose: np.ndarray,
-    at: np.ndarray,
-    first: int,
-    length: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover
-    """Return the rows of a microbatch of the search, their local values, and whether a person begins there.
-
-    Copies of the last row fill it up; without any row, it is the first of the data, at zero.
-    """
-    window, begin = np.zeros(length, np.int64), np.zeros(length)
-    local = np.zeros((length, at.shape[1]))
-    for j in range(length if places.size else 0):
-        t = min(first + j, places.size - 1)
-        window[j], begin[j] = rows[places[t]], begins[places[t]]
-        for k in range(at.shape[1]):
-            local[j, k] = at[whose[t], k]
-    return window, local, begin
+        first[starts[p]] = 1.0
+        for i in range(starts[p], starts[p + 1]):
+            whose[i] = p
+    return whose, first
 
 
 @_kernel
@@ -177,137 +103,41 @@ def rows_at_places(
 
 
 @_kernel
-def add_derivatives(
-    value: np.ndarray,
-    slope: np.ndarray,
-    curvature: np.ndarray,
-    whose: np.ndarray,
-    first: int,
-    count: int,
-    values: np.ndarray,
-    slopes: np.ndarray,
-    curvatures: np.ndarray,
-) -> None:  # pragma: no cover
-    """Add rows' log-densities and derivatives to those of their persons."""
-    for i in range(count):
-        p = whose[first + i]
-        values[p] += np.float64(value[i])
-        for j in range(slope.shape[1]):
-            slopes[p, j] += np.float64(slope[i, j])
-            for k in range(slope.shape[1]):
-                curvatures[p, j, k] -= np.float64(curvature[i, j, k])
-
-
-@_kernel
-def _triangle(matrix: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover
-    """Cholesky's factor; a pivot that is not positive is replaced, so that there always is one."""
-    size = matrix.shape[0]
-    for j in range(size):
-        for i in range(j, size):
-            total = matrix[i, j]
-            for k in range(j):
-                total -= out[i, k] * out[j, k]
-            if i == j:
-                if not (total > 1e-10 * (1e-10 + abs(matrix[j, j]))):  # also NaN
-                    total = abs(matrix[j, j])
-                    if not (1e-8 < total < np.inf):
-                        total = 1.0
-                out[j, j] = np.sqrt(total)
-            else:
-                out[i, j] = total / out[j, j]
-
-
-@_kernel
-def _is_positive(matrix: np.ndarray, out: np.ndarray) -> bool:  # pragma: no cover
-    """Cholesky's factor, and whether there is one."""
-    size = matrix.shape[0]
-    for j in range(size):
-        for i in range(j, size):
-            total = matrix[i, j]
-            for k in range(j):
-                total -= out[i, k] * out[j, k]
-            if i > j:
-                out[i, j] = total / out[j, j]
-            elif 1e-10 * abs(matrix[j, j]) < total < np.inf:  # False for NaN
-                out[j, j] = np.sqrt(total)
-            else:
-                return False
-    return True
-
-
-@_kernel
-def move(
-    values: np.ndarray,
-    slopes: np.ndarray,
-    curvatures: np.ndarray,
-    at: np.ndarray,
-    best: np.ndarray,
-    step: np.ndarray,
-    best_value: np.ndarray,
-    left: np.ndarray,
-    best_curvature: np.ndarray,
-) -> None:  # pragma: no cover
-    """Move each open search on by one evaluation: a Newton step if the density grew, else half a step."""
-    size = at.shape[1]
-    lower, half = np.zeros((size, size)), np.zeros(size)
-    for p in range(left.size):
-        if left[p] <= 0:
-            continue
-        left[p] -= 1
-        length, grew = 0.0, values[p] > best_value[p]
-        if grew:
-            best_value[p] = values[p]
-            _triangle(curvatures[p], lower)
-            for j in range(size):  # lower @ half = slope
-                total = slopes[p, j]
-                for k in range(j):
-                    total -= lower[j, k] * half[k]
-                half[j] = total / lower[j, j]
-                length += half[j] * half[j]
-            for j in range(size - 1, -1, -1):  # lower.T @ step = half
-                total = half[j]
-                for k in range(j + 1, size):
-                    total -= lower[k, j] * step[p, k]
-                step[p, j] = total / lower[j, j]
-            for j in range(size):
-                best[p, j] = at[p, j]
-                for k in range(size):
-                    best_curvature[p, j, k] = curvatures[p, j, k]
-        else:
-            for j in range(size):
-                step[p, j] *= 0.5
-                for k in range(size):
-                    length += step[p, j] * best_curvature[p, j, k] * step[p, k]
-        if not (length > _SHORT * _SHORT):  # also NaN
-            left[p] = 0
-        for j in range(size):
-            at[p, j] = best[p, j] + step[p, j]
-            if grew and left[p] == 0 and length <= _SHORT * _SHORT:
-                best[p, j] = at[p, j]
-
-
-@_kernel
 def place_nodes(
-    best: np.ndarray, curvature: np.ndarray, nodes: np.ndarray, adaptive: bool
+    best: np.ndarray, curvature: np.ndarray, nodes: np.ndarray, values: np.ndarray
 ) -> np.ndarray:  # pragma: no cover
-    """Return where each person's integrand is evaluated: (persons, K, size)."""
-    persons, size = best.shape
-    out = np.empty((persons, nodes.shape[0], size))
+    """Return where each person's integrand is evaluated: (persons, M K, d + e).
+
+    `best` and `curvature` are those of M searches of each person, `nodes` are (K, d). `values` are the
+    combinations of discrete values, (M, e), which come after the continuous ones.
+    """
+    size, count, combinations = best.shape[1], nodes.shape[0], values.shape[0]
+    persons = best.shape[0] // combinations
+    out = np.empty((persons, combinations * count, size + values.shape[1]))
     lower, x = np.zeros((size, size)), np.zeros(size)
-    for p in range(persons):
-        if adaptive:
-            _triangle(curvature[p], lower)
-        for n in range(nodes.shape[0]):
-            if adaptive:
-                for j in range(size - 1, -1, -1):  # lower.T @ x = node
-                    total = nodes[n, j]
-                    for k in range(j + 1, size):
-                        total -= lower[k, j] * x[k]
-                    x[j] = total / lower[j, j]
-                    out[p, n, j] = best[p, j] + x[j]
-            else:
-                for j in range(size):
-                    out[p, n, j] = nodes[n, j]
+    for s in range(best.shape[0]):
+        p, c = s // combinations, s % combinations
+        triangle(curvature[s], lower)
+        for n in range(count):
+            backward(lower, nodes[n], x)
+            for j in range(size):
+                out[p, c * count + n, j] = best[s, j] + x[j]
+            for j in range(values.shape[1]):
+                out[p, c * count + n, size + j] = values[c, j]
+    return out
+
+
+@_kernel
+def begin_logs(curvature: np.ndarray, combinations: int, count: int) -> np.ndarray:  # pragma: no cover
+    """Return the logarithm of :math:`|L^{-1}|` for each person's places, (persons, M K)."""
+    searches, size = curvature.shape[:2]
+    out = np.zeros((searches // combinations, combinations * count))
+    lower = np.zeros((size, size))
+    for s in range(searches):
+        p, c = s // combinations, s % combinations
+        triangle(curvature[s], lower)
+        for j in range(size):
+            out[p, c * count : (c + 1) * count] -= np.log(lower[j, j])
     return out
 
 
@@ -345,10 +175,10 @@ def move_normals(
     stays as it is.
     """
     size = mean.shape[1]
-    lower, new, triangle = np.zeros((size, size)), np.zeros((size, size)), np.zeros((size, size))
+    lower, new, of_new = np.zeros((size, size)), np.zeros((size, size)), np.zeros((size, size))
     cross, slope, half, step = np.zeros((size, size)), np.zeros(size), np.zeros(size), np.zeros(size)
     for p in range(mean.shape[0]):
-        _triangle(precision[p], lower)
+        triangle(precision[p], lower)
         slope[:] = 0.0
         cross[:] = 0.0
         for k in range(weights.size):
@@ -368,25 +198,15 @@ def move_normals(
                     total += cross[i, k] * lower[j, k]
                 new[i, j] -= 0.25 * total
                 new[j, i] -= 0.25 * total
-        if not _is_positive(new, triangle):
+        if not triangle(new, of_new):
             for i in range(size):
                 for j in range(size):
-                    new[i, j], triangle[i, j] = precision[p, i, j], lower[i, j]
-        length = 0.0
-        for j in range(size):  # triangle @ half = slope
-            total = slope[j]
-            for k in range(j):
-                total -= triangle[j, k] * half[k]
-            half[j] = total / triangle[j, j]
-            length += half[j] * half[j]
+                    new[i, j], of_new[i, j] = precision[p, i, j], lower[i, j]
+        length = forward(of_new, slope, half)
         if not (length < np.inf):  # also NaN
             continue
         shorter = min(1.0, _FAR / np.sqrt(length)) if length > 0.0 else 1.0
-        for j in range(size - 1, -1, -1):  # triangle.T @ step = half
-            total = half[j]
-            for k in range(j + 1, size):
-                total -= triangle[k, j] * step[k]
-            step[j] = total / triangle[j, j]
+        backward(of_new, half, step)
         for i in range(size):
             mean[p, i] += shorter * step[i]
             for j in range(size):

@@ -41,6 +41,7 @@ from pymc_dpvi.engine.running_clip import RunningClip
 from pymc_dpvi.errors import ArgumentError, PrivacyError
 from pymc_dpvi.graph.blocks import Block
 from pymc_dpvi.graph.gradients import (
+    AtPlaces,
     Latents,
     aligned_gradients,
     at_places,
@@ -111,7 +112,9 @@ class StepGraph:
         self.batch = [self._rows(d, row) for d, row in zip(self.data, rows, strict=True)]
         # What is made for each row as it is needed (`local_sums`).
         self.of_rows: list[TensorVariable] = []
+        self.at_places: AtPlaces | None = None
         if record.local is not None:
+            self.at_places = at_places(record, latents)
             made = (*record.rows[len(rows) :], *record.local.placeholders_at_places())
             self.of_rows = [row.type.clone(shape=(None, *row.type.shape[1:]))(name=row.name) for row in made]
 
@@ -149,18 +152,16 @@ class StepGraph:
 
     def _differentiated(self) -> tuple[RecordModel, list[TensorVariable], Latents]:
         """Return the model whose rows are differentiated, a batch of its rows, and its latents."""
-        if self.record.local is None:
+        if self.at_places is None:
             return self.record, self.batch, self.latents
-        model = at_places(self.record, self.latents)
-        return model.weighed, [*self.batch, *self.of_rows[1:]], model.latents
+        return self.at_places.weighed, [*self.batch, *self.of_rows[1:]], self.at_places.latents
 
     def _noisy_sum(self, per_record: Sequence[Block]) -> TensorVariable:
         """Noisy sum of clipped gradients, shape ``(size,)``; sets an adaptive clip norm's `clip_updates`."""
         of_batch = self.noise, self.mechanism.l2_clip_norm, self.spacing, self.count
         local: dict[str, Any] = {}
-        if self.record.local is not None:
+        if (model := self.at_places) is not None and self.record.local is not None:
             at_modes, placed = [*self.batch, *self.of_rows[:2]], [*self.batch, *self.of_rows[1:]]
-            model = at_places(self.record, self.latents)
             densities = log_densities(model.values, placed, model.latents, self.z)
             terms = [densities, *local_terms(self.record, at_modes, self.latents, self.z)]
             local = {"places": self.record.local.places, "terms": terms}

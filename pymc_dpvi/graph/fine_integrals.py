@@ -3,7 +3,8 @@ r"""The gradient of a person's marginal log-density, the slow and obvious way.
 It is :math:`\int \nabla_z\ell(u)\,e^{\ell(u)}du \big/ \int e^{\ell(u)}du`, as sums over a grid about the
 mode, which SciPy finds. Its points are the hyperbolic sines of regular ones, in standard deviations:
 dense at the mode, and far enough for heavy tails, kinks and second modes. All of it is evaluated in
-Python, one row at a time and all points at once. The values of a discrete variable are its grid.
+Python, one row at a time and all points at once. For each combination of discrete values there is such a
+grid.
 
 With `Variational`, it is that of the lower bound, whose normal distribution SciPy finds.
 """
@@ -35,8 +36,7 @@ _STEP = 1e-3  # of second derivatives by differences
 
 def can_integrate(record: RecordModel) -> bool:
     """Whether a person has no local values, or so few that a grid is not too large."""
-    local = record.local
-    return local is None or not local.places.adaptive or local.size in _POINTS
+    return record.local is None or record.local.places.continuous in (0, *_POINTS)
 
 
 class MarginalGradient:
@@ -79,7 +79,20 @@ class MarginalGradient:
     def _fine_grid(
         self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        return _grid(lambda u: self._sums(self._densities, rows, z, u)[0], self._local.size)
+        rule = self._local.places
+        points, log_weights = [], []
+        for values in rule.values:
+
+            def beside(u: np.ndarray, values: np.ndarray = values) -> np.ndarray:
+                return np.concatenate([u, np.broadcast_to(values, (len(u), values.size))], axis=1)
+
+            def density(u: np.ndarray, beside: Callable[[np.ndarray], np.ndarray] = beside) -> np.ndarray:
+                return self._sums(self._densities, rows, z, beside(u))[0]
+
+            grid, of_grid = _grid(density, rule.continuous)
+            points.append(beside(grid))
+            log_weights.append(of_grid)
+        return np.concatenate(points), np.concatenate(log_weights)
 
     def error_at(
         self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray, points: np.ndarray, log_weights: np.ndarray
@@ -95,8 +108,7 @@ class MarginalGradient:
         if places.steps:
             points = _best_normal(lambda u: self._sums(self._densities, rows, z, u)[0], places)
             return np.asarray(places.weights @ self.at(rows, z, points)[1])
-        given = places.at, places.log_weights
-        points, log_weights = self._fine_grid(rows, z) if places.adaptive else given
+        points, log_weights = self._fine_grid(rows, z)
         return _mean(*self.at(rows, z, points), log_weights)[0]
 
 
@@ -133,6 +145,8 @@ def _best_normal(log_density: Callable[[np.ndarray], np.ndarray], places: Places
 
 def _grid(log_density: Callable[[np.ndarray], np.ndarray], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return points about the mode, dense there and far apart beyond, and the logs of their weights."""
+    if size == 0:
+        return np.zeros((1, 0)), np.zeros(1)
 
     def cost(u: np.ndarray) -> float:
         value = -float(log_density(u[None])[0])
@@ -151,4 +165,4 @@ def _grid(log_density: Callable[[np.ndarray], np.ndarray], size: int) -> tuple[n
     s = np.linspace(-far, far, count)
     points = np.array(list(itertools.product(np.sinh(s), repeat=size)))
     log_weights = np.array([sum(w) for w in itertools.product(np.log(np.cosh(s)), repeat=size)])
-    return mode + points * widths @ axes.T, log_weights
+    return mode + points * widths @ axes.T, log_weights + np.log(widths).sum()

@@ -201,15 +201,18 @@ def local_terms(
     """Return what finds the mode of local values (`engine.local_sums`).
 
     They are the log-density of each row at its local values and the latent draw `z`, (1, D): (batch,); and by
-    the d local values of its person, its gradient, (batch, d), and its second derivatives, (batch, d, d).
+    the d continuous ones of its person, its gradient, (batch, d), and its second derivatives, (batch, d, d).
     """
     assert record.local is not None
     (logp,), draw = in_draws([record.row_logp], latents)
     logp = _of_record(record, logp)
     local = record.rows[len(record.arrays)]
-    (slope,) = _row_gradient(record, logp, [local])
     value = logp[None] if logp.type.ndim == 0 else logp
-    one = [_as_float(a) for a in (value, slope[0], _curvature(record, slope[0], local))]
+    derivatives = [pt.zeros(0), pt.zeros((0, 0))]
+    if size := record.local.places.continuous:
+        slope = _row_gradient(record, logp, [local])[0][0, :size]
+        derivatives = [slope, _curvature(record, slope, local)]
+    one = [_as_float(a) for a in (value, *derivatives)]
     rows = [b.type() for b in batch]
     value, slope, curvature = put(
         _over_batch(record, one, rows), [*draw, *rows], [*latents.split(z[0]), *batch]
@@ -221,10 +224,10 @@ def _curvature(record: RecordModel, slope: TensorVariable, local: TensorVariable
     """Differentiate a row's slope by its local values again, (d, d); for many of them in one graph."""
     size = int(slope.type.shape[0])  # type: ignore[arg-type]
     if size <= _ONE_BY_ONE:
-        return pt.stack([_row_gradient(record, slope[k], [local])[0][0] for k in range(size)])
+        return pt.stack([_row_gradient(record, slope[k], [local])[0][0, :size] for k in range(size)])
     direction = TensorType(slope.type.dtype, shape=(size,))()
     (along,) = _row_gradient(record, (slope * direction).sum(), [local])
-    (all_directions,) = vectorized([along[0]], {direction: pt.eye(size, dtype=slope.type.dtype)})
+    (all_directions,) = vectorized([along[0, :size]], {direction: pt.eye(size, dtype=slope.type.dtype)})
     return pt.broadcast_to(all_directions, (size, size)) if all_directions.type.ndim < 2 else all_directions
 
 

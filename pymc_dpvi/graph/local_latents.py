@@ -31,7 +31,7 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.scalar.basic import Cast
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.type import TensorType, discrete_dtypes
 from pytensor.tensor.variable import TensorVariable
 
@@ -45,7 +45,7 @@ from pymc_dpvi.graph.local_checks import (
     refuse_other_uses,
     refuse_places,
 )
-from pymc_dpvi.graph.local_rules import Places, enumeration, places_of, rules_of
+from pymc_dpvi.graph.local_rules import Places, places_of, rules_of
 from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.traversal import depends_on, substituted, walk
 from pymc_dpvi.graph.units import Units
@@ -53,10 +53,13 @@ from pymc_dpvi.lowering import fast_compile
 
 __all__ = ["PRIOR", "Locals", "look_ups", "split_local", "table_length"]
 
+#: Distributions of counts from zero, which may be truncated.
+_COUNTS = ("PoissonRV", "NegBinomialRV")
+
 
 @dataclass(frozen=True)
 class Locals:
-    """The local variables of a model.
+    """The local variables of a model, continuous ones first.
 
     `look_ups` maps what is taken by person to its table and the other indices; `length` is that of all
     tables.
@@ -108,7 +111,7 @@ class Locals:
 
     def placeholders_at_places(self) -> tuple[TensorVariable, TensorVariable]:
         """Return placeholders for one row: its person's places, (1, K, size), and their weights, (1, K)."""
-        count = len(self.places.at)
+        count = self.places.count
         kinds = ("placed", (1, count, self.size)), ("weights", (1, count))
         placed, weights = (TensorType(pytensor.config.floatX, shape=s)(name=name) for name, s in kinds)
         return placed, weights
@@ -217,7 +220,7 @@ def split_local(
     while more := [rv for rv in by_person if rv not in local and rv in walk(behind, stop=[*free])]:
         local += more
         behind = [i for rv in more for i in rv.owner.inputs]  # also what only their priors read
-    local = [rv for rv in free if rv in local]
+    local = sorted([rv for rv in free if rv in local], key=lambda rv: rv.dtype in discrete_dtypes)
     if not local:
         raise UnsupportedModelError(
             "The likelihood looks something up by person that is no variable with one entry for each "
@@ -236,8 +239,7 @@ def split_local(
     own = tuple(tuple(int(n) for n in shapes[rv.name][1:]) for rv in local)
     refuse_changed_shapes(model, local, own)
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
-    size = sum(int(np.prod(s, dtype=int)) for s in own)
-    return Locals(model, tuple(local), own, found, int(length), _places(local, own, size, rules))  # type: ignore[arg-type]
+    return Locals(model, tuple(local), own, found, int(length), _places(local, own, rules))  # type: ignore[arg-type]
 
 
 def _is_ids(index: Any, source: Variable) -> bool:
@@ -287,46 +289,53 @@ def table_length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, 
 
 
 def _places(
-    local: Sequence[TensorVariable], shapes: Sequence[tuple[int, ...]], size: int, rules: Mapping[str, Any]
+    local: Sequence[TensorVariable], shapes: Sequence[tuple[int, ...]], rules: Mapping[str, Any]
 ) -> Places:
     """Return where a person's integrand is evaluated."""
-    discrete = [rv.dtype in discrete_dtypes for rv in local]
-    if not any(discrete):
-        if len(set(rules.values())) > 1:
-            raise ArgumentError(
-                "guide has different rules for local variables; a person's values are integrated together. "
-                "Name one."
-            )
-        return places_of(size, next(iter(rules.values()), None))
-    if not all(discrete):
-        raise UnsupportedModelError(
-            "A person has discrete and continuous local values "
-            f"({', '.join(repr(str(rv.name)) for rv in local)}), which cannot be integrated together yet. "
-            "Leave one kind of them out."
-        )
-    if rules:
+    sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
+    discrete = {str(rv.name): rv for rv in local if rv.dtype in discrete_dtypes}
+    if wrong := [name for name in rules if name in discrete]:
         raise ArgumentError(
-            f"guide[{next(iter(rules))!r}] is a rule for continuous values; all of a discrete one's are "
-            "added up. Leave it out."
+            f"guide[{wrong[0]!r}] is a rule for continuous values; all of a discrete one's are added up. "
+            "Leave it out."
         )
-    values = [
-        np.arange(n) + low
-        for rv, shape in zip(local, shapes, strict=True)
-        for low, n in [_support(rv)]
-        for _ in range(int(np.prod(shape, dtype=int)))
-    ]
-    return enumeration(values)
+    if len(set(rules.values())) > 1:
+        raise ArgumentError(
+            "guide has different rules for local variables; a person's values are integrated together. "
+            "Name one."
+        )
+    values: list[np.ndarray] = []
+    for rv, size in zip(local, sizes, strict=True):
+        if rv.dtype in discrete_dtypes:
+            low, n = _support(rv)
+            values += [low + np.arange(n)] * size
+    return places_of(sum(sizes) - len(values), next(iter(rules.values()), None), values)
+
+
+def _number(parameter: Variable) -> int | None:
+    """Return a whole number that is written in the model, for all persons the same; None if it is none."""
+    while parameter.owner is not None and isinstance(parameter.owner.op, DimShuffle):
+        (parameter,) = parameter.owner.inputs
+    return number_of(parameter)
 
 
 def _support(rv: TensorVariable) -> tuple[int, int]:
     """Return the least value of a discrete variable, and how many it has."""
-    kind = type(rv.owner.op).__name__
-    params = rv.owner.op.dist_params(rv.owner)
+    op: Any = rv.owner.op
+    kind = type(op).__name__
     if kind == "BernoulliRV":
         return 0, 2
-    if kind == "CategoricalRV" and (n := params[0].type.shape[-1]) is not None:
+    if kind == "CategoricalRV" and (n := op.dist_params(rv.owner)[0].type.shape[-1]) is not None:
         return 0, int(n)
+    if kind == "BinomialRV" and (most := _number(op.dist_params(rv.owner)[0])) is not None:
+        return 0, most + 1
+    if kind == "TruncatedRV" and type(op.base_rv_op).__name__ in _COUNTS:
+        least, most = map(_number, rv.owner.inputs[-2:])
+        least = max(0, least or 0)
+        if most is not None and most >= least:
+            return least, most + 1 - least
     raise UnsupportedModelError(
-        f"The local variable '{rv.name}' is discrete, and its values cannot be listed. Use pm.Bernoulli or "
-        "pm.Categorical."
+        f"The local variable '{rv.name}' is discrete, and its values cannot be listed. Use pm.Bernoulli, "
+        "pm.Categorical, or pm.Binomial with a number for n; or say where a count ends, by a number: "
+        f"pm.Truncated('{rv.name}', pm.Poisson.dist(rate), upper=50, dims=...)."
     )

@@ -25,14 +25,20 @@ is wide and skewed), with
 :math:`\mathbb{E}[\nabla^2 \ell_p]\,S = \mathbb{E}[\nabla \ell_p(m + Sx)\, x^\top]` (Stein). Expectations are
 sums over the places of a rule: of degree five up to seven dimensions, and beyond, of degree three with the 2d
 places :math:`\pm\sqrt d\, e_j` (Arasaratnam and Haykin 2009).
-*Enumeration*: all values of a discrete variable.
+
+*Enumeration*: all values of a discrete variable. Where a person has discrete values c besides continuous
+ones, quadrature is done for each c, about the mode :math:`m_c` with :math:`S_c`:
+
+.. math:: \log \sum_c \int e^{\ell_p(u, c)}\,du \approx
+          \log \sum_c |S_c| \sum_k w_k\, e^{\ell_p(m_c + S_c x_k,\, c)} .
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +46,7 @@ import numpy as np
 from pymc_dpvi.arguments import check_integer
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 
-__all__ = ["LocalRule", "Places", "Quadrature", "Variational", "enumeration", "places_of", "rules_of"]
+__all__ = ["LocalRule", "Places", "Quadrature", "Variational", "places_of", "rules_of"]
 
 #: Nodes in each dimension, by the number of dimensions.
 _NODES = {1: 15, 2: 7, 3: 4}
@@ -127,26 +133,38 @@ LocalRule = Quadrature | Variational
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where a person's integrand is evaluated.
+    """Where a person's integrand is evaluated: at some nodes for each combination of discrete values.
 
-    `at` are nodes, shape (K, d): values, or standard normal deviates from the mode if `adaptive`.
-    `log_weights`, (K,), are added to the integrand's logarithm there. `steps` are those of `Variational`, 0
-    if places are weighed by the integrand.
+    `at` are the nodes of the d continuous values, shape (K, d), in standard normal deviates from the mode.
+    `log_weights`, (K,), are added to the integrand's logarithm there. `values` are the combinations, (M, e)
+    for e discrete values; without any, there is one combination of none. `steps` are those of `Variational`,
+    0 if places are weighed by the integrand.
     """
 
     at: np.ndarray
     log_weights: np.ndarray
-    adaptive: bool
+    values: np.ndarray = field(default_factory=lambda: np.zeros((1, 0)))
     steps: int = 0
+
+    @property
+    def count(self) -> int:
+        """M K, the number of places."""
+        return len(self.values) * len(self.at)
+
+    @property
+    def continuous(self) -> int:
+        """d, the number of a person's continuous values. If there are none, no mode is searched for."""
+        return int(self.at.shape[1])
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What makes two of them the same."""
-        return self.at.shape, self.at.tobytes(), self.log_weights.tobytes(), self.adaptive, self.steps
+        arrays = self.at, self.log_weights, self.values
+        return *((a.shape, a.tobytes()) for a in arrays), self.steps
 
     @property
     def weights(self) -> np.ndarray:
-        """Weights of the places under a standard normal distribution, (K,)."""
+        """Weights of the nodes under a standard normal distribution, (K,)."""
         weights = np.exp(self.log_weights - 0.5 * np.sum(self.at**2, axis=1))
         return np.asarray(weights / weights.sum())
 
@@ -157,10 +175,22 @@ class Places:
         return hash(self.key)
 
 
-def places_of(dimensions: int, rule: LocalRule | None = None) -> Places:
-    """Return the places of a rule, by default of one that suits the number of dimensions."""
+def places_of(dimensions: int, rule: LocalRule | None = None, discrete: Sequence[np.ndarray] = ()) -> Places:
+    """Return the places of a rule, by default of one that suits the number of dimensions.
+
+    `discrete` has the values that each of a person's discrete variables may have.
+    """
+    values = _combinations(discrete)
+    if dimensions == 0:
+        return Places(np.zeros((1, 0)), np.zeros(1), values)
     if rule is None:
         rule = Quadrature() if dimensions <= _DEGREE_FIVE else Variational()
+    if isinstance(rule, Variational) and discrete:
+        raise UnsupportedModelError(
+            f"A person has {dimensions} continuous local values beside discrete ones. With discrete ones, "
+            f"continuous ones are integrated by Quadrature, and at most {_DEGREE_FIVE} of them. Leave "
+            "Variational out of guide=, or give a person fewer values."
+        )
     if isinstance(rule, Variational):
         if dimensions > _MOST_VALUES:
             raise UnsupportedModelError(
@@ -175,22 +205,35 @@ def places_of(dimensions: int, rule: LocalRule | None = None) -> Places:
         return replace(places, steps=steps)
     nodes = _NODES.get(dimensions) if rule.nodes is None else rule.nodes
     if nodes is None and dimensions <= _DEGREE_FIVE:
-        return _degree_five(dimensions)
-    if nodes is None or nodes**dimensions > _MOST_PLACES:
+        places = _degree_five(dimensions)
+    elif nodes is not None and nodes**dimensions <= _MOST_PLACES:
+        places = _product(dimensions, nodes)
+    else:
         raise UnsupportedModelError(
             f"A person has {dimensions} local values, at too many places to integrate over "
             f"them{f' with {nodes} nodes in each dimension' if nodes else ''}: at most {_MOST_PLACES} "
-            "places are supported. Fit a normal distribution to a person's values instead, "
-            "guide={'u': Variational()}, or give a person fewer values."
+            "places are supported. "
+            + (
+                "Name fewer nodes, or give a person fewer values."
+                if discrete
+                else "Fit a normal distribution to a person's values instead, "
+                "guide={'u': Variational()}, or give a person fewer values."
+            )
         )
-    return _product(dimensions, nodes)
+    if len(values) * len(places.at) > _MOST_PLACES:
+        raise UnsupportedModelError(
+            f"A person's discrete local values have {len(values)} combinations, and for each one continuous "
+            f"values are integrated at {len(places.at)} places. At most {_MOST_PLACES} places are supported "
+            "in all. Name fewer nodes, such as guide={'u': Quadrature(5)}, or give a person fewer values."
+        )
+    return replace(places, values=values)
 
 
 def _weighed(at: np.ndarray, log_weights: np.ndarray) -> Places:
     """Return places from weights under a standard normal distribution, without those that have none."""
     some = log_weights > -np.inf
     at, log_weights = at[some], log_weights[some]
-    return Places(at, log_weights + 0.5 * np.sum(at**2, axis=1), adaptive=True)
+    return Places(at, log_weights + 0.5 * np.sum(at**2, axis=1))
 
 
 def _degree_three(dimensions: int) -> Places:
@@ -226,15 +269,14 @@ def _product(dimensions: int, nodes: int) -> Places:
     return _weighed(at, log_w)
 
 
-def enumeration(values: Sequence[np.ndarray]) -> Places:
-    """Return all combinations of the values of some discrete variables."""
-    at = np.array(list(itertools.product(*values)), dtype=np.float64)
-    if len(at) > _MOST_PLACES:
+def _combinations(values: Sequence[np.ndarray]) -> np.ndarray:
+    """Return all combinations of the values of some discrete variables, (M, e)."""
+    if math.prod(len(v) for v in values) > _MOST_PLACES:
         raise UnsupportedModelError(
             "The discrete local values of a person have too many combinations to add up (more than "
             f"{_MOST_PLACES})."
         )
-    return Places(at, np.zeros(len(at)), adaptive=False)
+    return np.array(list(itertools.product(*values)), dtype=np.float64)
 
 
 def rules_of(guide: Any, local: Sequence[str], everything: Sequence[str]) -> dict[str, LocalRule]:

@@ -6,7 +6,8 @@ For each draw z of the released posterior, a new person with rows :math:`x` has
 
 A discrete u is drawn from it. Of a continuous one, some points are drawn from a normal about the mode, a
 little wider than the curvature there says, and one of them by its weight (sampling and importance
-resampling, Rubin 1987). The mode is found as in a step (`engine.local_sums`).
+resampling, Rubin 1987). If there are both, each combination of the discrete ones has such points, and one
+point is drawn of all. The mode is found as in a step (`engine.local_modes`).
 
 What it must never do: read a record of the fit. The rows are the caller's, and nobody accounts for what
 the result says of them.
@@ -77,21 +78,20 @@ class LocalPosterior:
     def draw(self, z: np.ndarray, values: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
         """Draw the values of each variable, (persons, ...), at one latent vector (D,)."""
         z = z[None].astype(pytensor.config.floatX)
-        places, persons = self._local.places, len(self._units)
-        if places.adaptive:
-            mode, curvature = find_modes(
-                lambda at, u: self._evaluate(at, u, z), self._starts, self._local.size
-            )
-            size = self._local.size
-            wide = 1.0 + _WIDER / np.sqrt(size)
-            x = rng.standard_normal((persons, max(_PROPOSALS, _FOR_EACH * size), size)) * wide
-            points = np.empty_like(x)
-            for p in range(persons):  # each person has points of their own
-                points[p] = local_sums.place_nodes(mode[p : p + 1], curvature[p : p + 1], x[p], True)[0]
-            logs = 0.5 * np.sum(x**2, axis=2) / wide**2
-        else:
-            points = np.broadcast_to(places.at, (persons, *places.at.shape))
-            logs = np.zeros((persons, len(places.at)))
+        rule, persons = self._local.places, len(self._units)
+        combinations, size = rule.values, rule.continuous
+        modes, curvature = find_modes(lambda at, u: self._evaluate(at, u, z), self._starts, rule)
+        wide = 1.0 + _WIDER / np.sqrt(max(size, 1))
+        count = max(_PROPOSALS, _FOR_EACH * size) if size else 1
+        x = rng.standard_normal((len(modes), count, size)) * wide
+        points = np.empty((len(modes), count, self._local.size))
+        for s, own in enumerate(x):  # each search has points of its own
+            c = s % len(combinations)
+            one = modes[s : s + 1], curvature[s : s + 1]
+            points[s] = local_sums.place_nodes(*one, own, combinations[c : c + 1])[0]
+        points = points.reshape(persons, -1, self._local.size)
+        logs = (0.5 * np.sum(x**2, axis=2) / wide**2).reshape(persons, -1)
+        logs += local_sums.begin_logs(curvature, len(combinations), count)
         logs = logs + self._log_densities(points, z)
         logs = np.where(np.isnan(logs), -np.inf, logs)
         top = logs.max(axis=1, keepdims=True)

@@ -140,7 +140,7 @@ class RowsOfPersons(Shares):
             for s in SPREADS
         ]
         self._own = [r.type for r in list(batch)[len(record.arrays) :]]
-        self._discrete = not record.local.places.adaptive  # type: ignore[union-attr]
+        self._discrete = not record.local.places.continuous  # type: ignore[union-attr]
 
     def gradients(self, rows: Sequence[np.ndarray], point: int) -> list[np.ndarray]:
         """Return each row's terms at ordinary values, places and weights of its person, which are `_own`."""

@@ -122,10 +122,21 @@ def ordered_over_persons(person: Any) -> None:
     observe(u[person])
 
 
-def discrete_and_continuous(person: Any) -> None:
-    u = pm.Normal("u", 0, 1, dims="who")
+def many_beside_a_class(person: Any) -> None:
+    u = pm.Normal("u", 0, 1, shape=(P, 8))
     k = pm.Bernoulli("k", 0.5, dims="who")
-    observe(u[person] * k[person])
+    observe(u[person].sum(axis=1) * k[person] + pm.Normal("b"))
+
+
+def many_classes_beside_an_effect(person: Any) -> None:
+    u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=(P, 2))
+    k = pm.Categorical("k", np.ones(60) / 60, dims="who")
+    observe(u[person].sum(axis=1) * k[person])
+
+
+def with_an_end_of_another_kind(person: Any) -> None:
+    k = pm.Truncated("k", pm.Geometric.dist(pm.Beta("p", 1, 1)), upper=9, dims="who")
+    observe(k[person])
 
 
 def without_an_end(person: Any) -> None:
@@ -274,7 +285,9 @@ REFUSED: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
     "a prior on a table": (prior_on_a_table, UnsupportedModelError, "an array over persons"),
     "two lengths": (two_lengths, UnsupportedModelError, "different lengths"),
     "ordered over persons": (ordered_over_persons, UnsupportedModelError, "an array over persons"),
-    "discrete and continuous": (discrete_and_continuous, UnsupportedModelError, "'u', 'k'"),
+    "many beside a class": (many_beside_a_class, UnsupportedModelError, "8 continuous local values beside"),
+    "many classes": (many_classes_beside_an_effect, UnsupportedModelError, "60 combinations"),
+    "a truncated Geometric": (with_an_end_of_another_kind, UnsupportedModelError, "pm.Truncated('k'"),
     "no end of values": (without_an_end, UnsupportedModelError, "'k' is discrete"),
     "a column by a record": (a_column_by_a_record, UnsupportedModelError, "u[person]"),
     "a column by equal entries": (a_column_by_equal_entries, UnsupportedModelError, "u[person]"),
