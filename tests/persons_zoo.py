@@ -306,6 +306,20 @@ def classes_of_two_effects() -> None:
     pm.Bernoulli("y", logit_p=eta, observed=LABEL)
 
 
+@persons("share")
+def topics() -> None:
+    """Latent Dirichlet allocation: a mixture of topics in each text, whose rows are its words."""
+    share = pm.Dirichlet("share", pm.Gamma("alpha", 2, 2) * np.ones(3), shape=(P, 3))
+    word = pm.Dirichlet("word", np.ones((3, 6)))
+    pm.Categorical("y", p=share[who()] @ word, observed=ITEM)
+
+
+@persons("z")
+def preferences_that_sum_to_zero() -> None:
+    z = pm.ZeroSumNormal("z", sigma=pm.HalfNormal("tau", 1), shape=(P, 3))
+    pm.Categorical("y", logit_p=pm.Normal("b", 0, 1, shape=3) + z[who()], observed=SITE % 3)
+
+
 @persons("n")
 def abundance() -> None:
     """An N-mixture: what is counted at a site is a part of what lives there."""

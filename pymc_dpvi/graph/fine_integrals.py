@@ -19,6 +19,7 @@ import pytensor
 import pytensor.tensor as pt
 from scipy import optimize
 
+from pymc_dpvi.compat import quiet_pytensor
 from pymc_dpvi.graph.batched_ops import stacked, without_loops, written_out
 from pymc_dpvi.graph.gradients import Latents, in_draws, put
 from pymc_dpvi.graph.local_rules import Places
@@ -47,7 +48,8 @@ class MarginalGradient:
         self._local = record.local
         z = pt.vector("z", shape=(latents.size,), dtype=pytensor.config.floatX)
         (density,), draw = in_draws([record.row_logp], latents)
-        grads = pytensor.grad(density, draw, disconnected_inputs="ignore", return_disconnected="zero")
+        with quiet_pytensor():
+            grads = pytensor.grad(density, draw, disconnected_inputs="ignore", return_disconnected="zero")
         slope = pt.concatenate([g.flatten() for g in grads])
         own = record.rows[len(record.arrays)]
         points = own.type.clone(shape=(None, *own.type.shape))()

@@ -25,7 +25,6 @@ from pymc_dpvi.graph.units import Units
 __all__ = [
     "PRIOR",
     "number_of",
-    "refuse_changed_shapes",
     "refuse_couplings",
     "refuse_other_uses",
     "refuse_places",
@@ -34,20 +33,6 @@ __all__ = [
 #: Name of the term of the local variables' prior.
 PRIOR = "prior of local variables"
 _POINT_MASSES = ("CensoredRV", "DiracDeltaRV")
-
-
-def refuse_changed_shapes(
-    model: pm.Model, local: Sequence[TensorVariable], shapes: Sequence[tuple[int, ...]]
-) -> None:
-    """Raise for a variable with fewer unconstrained values than entries: a simplex, or a sum of zero."""
-    point = model.initial_point(0)
-    for rv, shape in zip(local, shapes, strict=True):
-        if np.shape(point[model.rvs_to_values[rv].name])[1:] != shape:
-            raise UnsupportedModelError(
-                f"The local variable '{rv.name}' is a simplex or sums to zero, which is not "
-                "integrated out yet. Write "
-                "it with independent values: pt.special.softmax of a normal one, say."
-            )
 
 
 def refuse_places(

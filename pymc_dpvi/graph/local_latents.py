@@ -40,7 +40,6 @@ from pymc_dpvi.graph.indexing import LOOKING_UP, integer_indices
 from pymc_dpvi.graph.local_checks import (
     PRIOR,
     number_of,
-    refuse_changed_shapes,
     refuse_couplings,
     refuse_other_uses,
     refuse_places,
@@ -68,6 +67,7 @@ class Locals:
     model: pm.Model  # the user's
     variables: tuple[TensorVariable, ...]
     shapes: tuple[tuple[int, ...], ...]  # of one person's value
+    value_shapes: tuple[tuple[int, ...], ...]  # unconstrained
     look_ups: Mapping[Variable, tuple[Variable, tuple[Any, ...]]]
     length: int = field(repr=False)  # it may be the number of persons
     places: Places
@@ -91,7 +91,7 @@ class Locals:
     @property
     def size(self) -> int:
         """Number of unconstrained values of a person."""
-        return sum(int(np.prod(s, dtype=int)) for s in self.shapes)
+        return sum(int(np.prod(s, dtype=int)) for s in self.value_shapes)
 
     def view(self) -> pm.Model:
         """Return the model with the global variables alone; it shares everything else with the user's."""
@@ -119,7 +119,7 @@ class Locals:
     def values(self, local: TensorVariable) -> dict[Variable, Variable]:
         """Cut persons' values, (rows, size), into those of the variables' value variables."""
         rows, at, out = local.type.shape[0], 0, {}
-        for rv, shape in zip(self.variables, self.shapes, strict=True):
+        for rv, shape in zip(self.variables, self.value_shapes, strict=True):
             value = self.model.rvs_to_values[rv]
             size = int(np.prod(shape, dtype=int))
             part = local[:, at : at + size].reshape((rows, *shape))
@@ -237,9 +237,10 @@ def split_local(
             "left to release. Give their prior parameters that are variables: a mean, and a spread."
         )
     own = tuple(tuple(int(n) for n in shapes[rv.name][1:]) for rv in local)
-    refuse_changed_shapes(model, local, own)
+    point = model.initial_point(0)
+    values = tuple(tuple(np.shape(point[model.rvs_to_values[rv].name])[1:]) for rv in local)
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
-    return Locals(model, tuple(local), own, found, int(length), _places(local, own, rules))  # type: ignore[arg-type]
+    return Locals(model, tuple(local), own, values, found, int(length), _places(local, values, rules))  # type: ignore[arg-type]
 
 
 def _is_ids(index: Any, source: Variable) -> bool:
@@ -306,7 +307,8 @@ def _places(
         )
     values: list[np.ndarray] = []
     for rv, size in zip(local, sizes, strict=True):
-        if rv.dtype in discrete_dtypes:
+        base: Any = getattr(rv.owner.op, "base_rv_op", None)  # PyMC makes floats of some truncated counts
+        if rv.dtype in discrete_dtypes or getattr(base, "dtype", "") in discrete_dtypes:
             low, n = _support(rv)
             values += [low + np.arange(n)] * size
     return places_of(sum(sizes) - len(values), next(iter(rules.values()), None), values)

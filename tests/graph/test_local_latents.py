@@ -251,16 +251,6 @@ def censored(person: Any) -> None:
     observe(u[person])
 
 
-def a_simplex(person: Any) -> None:
-    th = pm.Dirichlet("th", np.ones(3), shape=(P, 3))
-    observe(th[person][:, 0] + pm.Normal("b"))
-
-
-def zero_in_sum(person: Any) -> None:
-    th = pm.ZeroSumNormal("th", sigma=pm.HalfNormal("tau"), shape=(P, 3))
-    observe(2 * th[person][:, 0])
-
-
 def short_ids(person: Any) -> None:
     observe(pm.Normal("u", 0, pm.HalfNormal("tau"), shape=P)[pt.cast(person, "int8")])
 
@@ -306,8 +296,6 @@ REFUSED: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
     "a running number in the prior": (running_number_in_the_prior, NotSeparableError, "go by their place"),
     "a reference person": (reference_person, UnsupportedModelError, "one entry for each person"),
     "our own name": (our_name, UnsupportedModelError, "package's own"),
-    "a simplex": (a_simplex, UnsupportedModelError, "'th' is a simplex"),
-    "zero in sum": (zero_in_sum, UnsupportedModelError, "sums to zero"),
     "short ids": (short_ids, UnsupportedModelError, "'u' has an axis"),
     "censored": (censored, UnsupportedModelError, "censored"),
     "means over all rows": (its_square_by_rows, NotSeparableError, "'y'"),

@@ -115,6 +115,37 @@ def test_the_gradient_of_a_normal_model_is_that_of_its_marginal_density(size: in
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.zoo)])
+def test_the_gradient_of_normal_classes_is_that_of_their_marginal_density(mode: str):
+    """A class of each person decides on the mean and on the spread of a normal value."""
+    with pm.Model(coords={"who": np.arange(P)}) as model:
+        kind = pm.Bernoulli("kind", pm.Beta("share", 1, 1), dims="who")
+        tau, mu = pm.HalfNormal("tau", shape=2), pm.Normal("mu", [-2.0, 2.0], 1.0)
+        u = pm.Normal("u", mu[kind], tau[kind], dims="who")
+        pm.Normal("y", pm.Normal("b") + u[pm.Data("person", WHO)], pm.HalfNormal("s"), observed=Y)
+    made = made_of(model)
+    found, z = released_of_everybody(made, mode)
+    latents = made._approx.latents
+    at = {v.name: s for v, s in zip(latents.value_vars, latents.slices, strict=True)}
+
+    def density(point: np.ndarray) -> float:
+        share = 1 / (1 + np.exp(-point[at["share_logodds__"]].item()))
+        tau, mu = np.exp(point[at["tau_log__"]]), point[at["mu"]]
+        b, s, total = point[at["b"]].item(), np.exp(point[at["s_log__"]].item()), 0.0
+        for p in range(P):
+            own = Y[p == WHO]
+            laws = [
+                stats.multivariate_normal(np.full(own.size, b + mu[k]), s**2 * np.eye(own.size) + tau[k] ** 2)
+                for k in (0, 1)
+            ]
+            total += np.log((1 - share) * laws[0].pdf(own) + share * laws[1].pdf(own))
+        return total
+
+    step = 1e-5
+    expected = [(density(z + step * e) - density(z - step * e)) / (2 * step) for e in np.eye(z.size)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def poisson(times: float = 1.0, count: np.ndarray = COUNT) -> pm.Model:
     with pm.Model(coords={"who": np.arange(P)}) as model:
         u = pm.Normal("u", 0, times * pm.HalfNormal("tau"), dims="who")
