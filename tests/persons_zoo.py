@@ -334,6 +334,27 @@ def guesses_out_of_six() -> None:
     pm.Normal("y", pm.Normal("b") * score[who()] + u[who()], pm.HalfNormal("s"), observed=Y)
 
 
+@persons("z")
+def occupancy_by_a_covariate() -> None:
+    """What is known of a person decides on a class: its prior is a term of the person's first row."""
+    first = np.zeros(N)
+    first[np.unique(WHO, return_index=True)[1]] = 1.0
+    z = pm.Bernoulli("z", 0.5, dims="who")
+    eta = pm.Normal("share", 0, 1) + pm.Normal("slope", 0, 1) * pm.Data("height", EFFECT[WHO])
+    own = pm.logp(pm.Bernoulli.dist(logit_p=eta), z[who()])
+    pm.Potential("own", pm.Data("first", first) * own)
+    pm.Bernoulli("y", z[who()] * pm.math.sigmoid(slopes()), observed=LABEL)
+
+
+@persons("e")
+def one_of_five_values() -> None:
+    """An effect of each person in each of five periods: a look-up within a person's values."""
+    e = pm.Normal("e", 0, pm.HalfNormal("tau", 1), shape=(P, 5))
+    period = pm.Data("period", ITEM % 5)[:, None]
+    own = pt.take_along_axis(e[who()], period, axis=1)[:, 0]
+    pm.Bernoulli("y", logit_p=slopes() + own, observed=LABEL)
+
+
 @persons("ill")
 def hidden_states() -> None:
     ill = pm.Bernoulli("ill", pm.Beta("prevalence", 2, 2), dims="who")
@@ -478,6 +499,19 @@ def tables_of_hidden_classes() -> None:
     chance = pm.Beta("chance", 1, 1, shape=3)[kind[once]]
     pm.Binomial("says", pm.Data("tries", np.arange(P) % 4 + 1), chance, observed=np.arange(P) % 2)
     pm.Potential("extra", -0.5 * (pm.Data("z", EFFECT) - level[kind[once]]) ** 2)
+
+
+@persons("level trend", unit={"y": "came", "event": "once"})
+def joint_model() -> None:
+    """A value of each person that one table alone looks up, and a table with a row of each person."""
+    level = pm.Normal("level", 0, pm.HalfNormal("s0", 1), shape=P)
+    trend = pm.Normal("trend", 0, pm.HalfNormal("s1", 1), shape=P)
+    came, once = pm.Data("came", WHO), pm.Data("once", np.arange(P))
+    mean = pm.Normal("b") + level[came] + trend[came] * pm.Data("t", T)
+    pm.Normal("y", mean, pm.HalfNormal("s", 1), observed=Y)
+    eta = pm.Normal("g") + pm.Normal("load") * level[once]
+    time, died = pm.Data("time", np.exp(EFFECT)), pm.Data("died", np.arange(P) % 2)
+    pm.Potential("event", died * eta - pm.math.exp(eta) * time)
 
 
 @persons(unit={"y": "came", "scores": "tested", "grade": "tested", "rated": "judged"})

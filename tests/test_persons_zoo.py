@@ -27,7 +27,7 @@ NAMES = list(PERSONS_ZOO)
 LARGE = 1e6  # a clip norm that clips nobody
 #: Integrals over several values take long in Python.
 SLOW = {"three_effects", "correlated_effects", "own_spread", "ordered_answers", "frailty"}
-MANY = {"curves_of_five_terms", "tastes_and_items"}
+MANY = {"curves_of_five_terms", "tastes_and_items", "one_of_five_values"}
 OPTIONS: dict[str, Any] = {"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "rdp", "random_seed": 1}
 #: The error of 15 nodes, or of the default in three dimensions, beside the gradient's length.
 ALLOWED = 0.02

@@ -49,14 +49,17 @@ def find_modes(derivatives: Derivatives, starts: np.ndarray, rule: Places) -> tu
 def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float:
     """Return the largest error of synthetic persons' gradients, in their own size (`error_at`)."""
     local = record.local
-    if local is None or not local.places.continuous or local.places.steps or not can_integrate(record):
+    if local is None or not local.places.continuous:
         return 0.0
     rule = local.places
-    rows = sum(_PERSONS)
-    many = write_for_several(record, rows)
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
     batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
-    terms = python_function([*batch, z], local_terms(record, batch, latents, z))
+    graphs = local_terms(record, batch, latents, z)  # it raises if there are no second derivatives
+    if rule.steps or not can_integrate(record):
+        return 0.0
+    rows = sum(_PERSONS)
+    many = write_for_several(record, rows)
+    terms = python_function([*batch, z], graphs)
     marginal = MarginalGradient(record, latents)
     starts = np.cumsum([0, *_PERSONS])
     first = np.zeros(rows, dtype=pytensor.config.floatX)

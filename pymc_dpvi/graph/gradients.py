@@ -62,6 +62,11 @@ __all__ = [
 ]
 
 
+_NOT_VECTORISED = (
+    "PyTensor cannot write the gradient of the model for several records at once. The usual cause is a "
+    "look-up in an array of the record's own by an index of the record's own. Write a mask instead: (own * "
+    "pt.eq(index[:, None], np.arange(k))).sum(axis=1), with an own of shape (rows, k)."
+)
 #: Most local values of a person whose second derivatives are graphs of their own.
 _ONE_BY_ONE = 3
 
@@ -227,7 +232,10 @@ def _curvature(record: RecordModel, slope: TensorVariable, local: TensorVariable
         return pt.stack([_row_gradient(record, slope[k], [local])[0][0, :size] for k in range(size)])
     direction = TensorType(slope.type.dtype, shape=(size,))()
     (along,) = _row_gradient(record, (slope * direction).sum(), [local])
-    (all_directions,) = vectorized([along[0, :size]], {direction: pt.eye(size, dtype=slope.type.dtype)})
+    swap: dict[Variable, Variable] = {direction: pt.eye(size, dtype=slope.type.dtype)}
+    for index in _indices_of_rows([along], direction, record.rows[: len(record.arrays)]):
+        swap[index] = pt.broadcast_to(index, (size, *(index.shape[k] for k in range(index.type.ndim))))
+    (all_directions,) = vectorized([along[0, :size]], swap)
     return pt.broadcast_to(all_directions, (size, size)) if all_directions.type.ndim < 2 else all_directions
 
 
@@ -374,7 +382,10 @@ def _over_batch(
         row: pt.expand_dims(b, 1) for row, b in zip(record.rows, batch, strict=True)
     }
     known = fold_shapes(list(grads))
-    vectorised = vectorized(known, swap)
+    try:
+        vectorised = vectorized(known, swap)
+    except NotImplementedError:
+        raise UnsupportedModelError(_NOT_VECTORISED) from None
     size = batch[0].shape[0]
     out = []
     for grad, many in zip(known, vectorised, strict=True):

@@ -25,6 +25,7 @@ from pymc_dpvi.graph.units import Units
 __all__ = [
     "PRIOR",
     "number_of",
+    "refuse_arrays_of_persons",
     "refuse_couplings",
     "refuse_other_uses",
     "refuse_places",
@@ -126,13 +127,17 @@ def refuse_couplings(
         others = [v for v in model.free_RVs if v is not rv]
         length = rv_shapes[rv.name][:1]
         for var in walk([rv], stop=others):
-            if var not in public and (_is_of_data(model, var) or _runs_over(var, length)):
+            if _runs_over(var, length) or (var not in public and _is_of_data(model, var)):
                 what = f"'{var.name}'" if var.name else "an array over persons"
                 raise UnsupportedModelError(
                     f"The prior of '{rv.name}' depends on data ({what}). It must be the same for all "
                     f"persons, as in pm.Normal('{rv.name}', 0, tau, dims=...). What is known of a person "
                     "belongs into the mean of the rows: write b * x + u[person], with an x of one entry "
-                    "per row."
+                    f"per row. If '{rv.name}' is no such effect (a class, a share), give it a flat prior, "
+                    "and add its own in one row of each person: pm.Potential('own', first * "
+                    f"pm.logp(pm.Bernoulli.dist(logit_p=a + b * x), {rv.name}[person])), where first is a "
+                    "pm.Data, 1 in one row of each person and 0 in the others. If a public array is as long "
+                    f"as there are persons by chance, give '{rv.name}' one entry more, which nobody has."
                 )
     for rv in model.free_RVs:
         if rv not in local and depends_on([rv], local):
@@ -150,6 +155,23 @@ def refuse_couplings(
             raise NotSeparableError(
                 f"The Potential '{pot.name}' depends on {names} of all persons together, and not by rows. "
                 "Write it into the prior of each person's value."
+            )
+
+
+def refuse_arrays_of_persons(
+    model: pm.Model, bases: Sequence[Variable], units: Units, length: int, named: str
+) -> None:
+    """Raise if what is looked up by person has an array with an entry for each person, also a public one."""
+    assert units.source is not None
+    for var in walk(bases, stop=model.free_RVs):
+        if var is not units.source and _runs_over(var, (length,)):
+            what = f"'{var.name}'" if var.name else "an array over persons"
+            raise UnsupportedModelError(
+                f"What the likelihood looks up by '{units.source.name}' has an array with an entry for "
+                f"each person ({what}). Give the model one entry for each row, x_row = x[person] in NumPy, "
+                f"and write what depends on it beside the look-up: b * x_row + {named}[{units.source.name}]. "
+                "That holds for groups of persons, too: a[group_row]. public_data= does not help, as a "
+                "person's entry is a part of that person's term."
             )
 
 

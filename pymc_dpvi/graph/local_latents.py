@@ -40,6 +40,7 @@ from pymc_dpvi.graph.indexing import LOOKING_UP, integer_indices
 from pymc_dpvi.graph.local_checks import (
     PRIOR,
     number_of,
+    refuse_arrays_of_persons,
     refuse_couplings,
     refuse_other_uses,
     refuse_places,
@@ -226,11 +227,15 @@ def split_local(
             "The likelihood looks something up by person that is no variable with one entry for each "
             "person (a table with a row more by pt.concatenate, say, or one whose first axis is another). "
             "Give a free variable one entry for each person along its first axis, and look that up: "
-            "u[person]."
+            "u[person]. For (chol @ z).T with a z of shape (2, persons), write z @ chol.T with a z of shape "
+            "(persons, 2)."
         )
-    refuse_places(model, local, [base for base, _ in found.values()], int(length))  # type: ignore[arg-type]
-    refuse_other_uses(model, local, found, units)  # type: ignore[arg-type]
-    refuse_couplings(model, local, units, public)  # type: ignore[arg-type]
+    assert units is not None and length is not None
+    tables = [base for base, _ in found.values()]
+    refuse_arrays_of_persons(model, tables, units, length, str(local[0].name))
+    refuse_places(model, local, tables, length)
+    refuse_other_uses(model, local, found, units)
+    refuse_couplings(model, local, units, public)
     if len(local) == len(free):
         raise UnsupportedModelError(
             f"All free variables ({', '.join(map(repr, everything))}) are local to a person, so nothing is "
@@ -240,7 +245,7 @@ def split_local(
     point = model.initial_point(0)
     values = tuple(tuple(np.shape(point[model.rvs_to_values[rv].name])[1:]) for rv in local)
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
-    return Locals(model, tuple(local), own, values, found, int(length), _places(local, values, rules))  # type: ignore[arg-type]
+    return Locals(model, tuple(local), own, values, found, length, _places(local, values, rules))
 
 
 def _is_ids(index: Any, source: Variable) -> bool:

@@ -172,8 +172,14 @@ def _runs_over_records(
     )
 
 
-def _by_id(rv: Variable) -> str:
+def _by_id(rv: Variable, by_person: bool) -> str:
     """Say how values of records are integrated out."""
+    if by_person:
+        return (
+            f"Or let the values of a person's rows be integrated out together: give {rv.name} the shape "
+            "(persons, most rows of a person), and of a person's values take the row's, (u[person] * "
+            "pt.eq(number_of_row[:, None], np.arange(most))).sum(axis=1)."
+        )
     return (
         f"Or let one or two values of each record be integrated out: look them up, {rv.name}[id] with id = "
         "pm.Data('id', np.arange(n)), and give DPADVI unit='id'."
@@ -222,9 +228,13 @@ def _also_local(local: Sequence[Variable]) -> str:
 
 
 def check_against_records(
-    model: pm.Model, num_records: int, dims: frozenset[str], arrays: Sequence[Variable]
+    model: pm.Model,
+    num_records: int,
+    dims: frozenset[str],
+    arrays: Sequence[Variable],
+    by_person: bool = False,
 ) -> None:
-    """Refuse what can be seen once the record arrays are known.
+    """Refuse what can be seen once the record arrays are known; `by_person` if ``unit=`` is given.
 
     Latent values per record, priors or initial values that look at records, Potentials that are one number
     for all of them, and observations that are one draw from a joint distribution over all records.
@@ -258,14 +268,16 @@ def check_against_records(
                     f"The free variable '{rv.name}' has an axis over records (axis {axis}, as long as the "
                     "observations): one latent value per record cannot be released. "
                     f"{how_to_marginalise(model, rv)} Or give it an encoder: guide={{'{rv.name}': "
-                    f"Amortized(mean, sigma)}}, expressions of the record. {_by_id(rv)} If the length is the "
-                    "same by chance, and no entry belongs to a record, give the variable dims=... of its own."
+                    f"Amortized(mean, sigma)}}, expressions of the record. "
+                    f"{_by_id(rv, by_person)} If the length is the same by chance, and no entry belongs to a "
+                    "record, give the variable dims=... of its own."
                     f"{hint_of_orientation(model)}"
                 )
         if rv.name in counted:
             raise UnsupportedModelError(
                 f"The free variable '{rv.name}' is looked up by 0, 1, 2, ..., one entry for each record: one "
-                f"latent value per record cannot be released. {how_to_marginalise(model, rv)} {_by_id(rv)}"
+                f"latent value per record cannot be released. {how_to_marginalise(model, rv)} "
+                f"{_by_id(rv, by_person)}"
             )
         initval = model.rvs_to_initial_values.get(rv)
         if isinstance(initval, Variable) and depends_on([initval], held, into_size=True):

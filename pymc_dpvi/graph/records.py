@@ -104,7 +104,7 @@ def build_record_model(
         arrays.append(tables.which)
     # 6. No latent value per record, no prior or start from records, no draw or Potential for all records
     #    together.
-    check_against_records(model, num_records, dims, arrays)
+    check_against_records(model, num_records, dims, arrays, units is not None)
     # 7. PyMC has not read numbers of the records while the model was written: no graph would show it.
     refuse_inspected(model, arrays)
     refuse_hsgp(model, arrays, public)

@@ -36,6 +36,7 @@ from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.selections import cuts_records, has_bounds
 from pymc_dpvi.graph.synthetic_records import Rows, python_function, synthetic_records
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, vectorized, walk
+from pymc_dpvi.lowering import fast_compile
 
 __all__ = ["CannotBeWrittenError", "check_separable", "write_for_several"]
 
@@ -106,7 +107,12 @@ def check_separable(record: RecordModel, latents: Latents, start: np.ndarray) ->
         )
     if any(pot.name in record.factors for pot in record.model.potentials):
         return False  # nothing is drawn for a Potential, and made-up bounds may be in the wrong order
-    drawn = synthetic_records(record, many, latents, z, start, rng, drawn_alone=True)
+    drawn = list(synthetic_records(record, many, latents, z, start, rng, drawn_alone=True))
+    if not any(_lacks_gradient(names, terms, grad, *made) for made in drawn):
+        return False
+    # A fit simplifies the gradient, so that it may have a value after all: 0 / 0 is cancelled.
+    gradient = as_matrix(aligned_gradients(record, many.rows, latents, z, 1))
+    grad = python_function([*many.rows, z], [gradient], fast_compile())
     return any(_lacks_gradient(names, terms, grad, *made) for made in drawn)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytensor
 from pymc.pytensorf import compile as pm_compile
+from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
@@ -37,10 +38,10 @@ _HOSTILE = (
 
 
 def python_function(
-    inputs: Sequence[Variable], outputs: Sequence[Variable]
+    inputs: Sequence[Variable], outputs: Sequence[Variable], mode: Mode | None = None
 ) -> Callable[..., list[np.ndarray]]:
-    """Make a function that evaluates a graph in Python, as it stands: for few calls."""
-    mode = python_as_it_stands()
+    """Make a function that evaluates a graph in Python, as it stands by default: for few calls."""
+    mode = python_as_it_stands() if mode is None else mode
     return pm_compile(list(inputs), list(outputs), mode=mode, on_unused_input="ignore", random_seed=0)
 
 

@@ -222,7 +222,9 @@ def stack_tables(
             "are. Leave record_dim= out."
         )
     max_rows = check_max_rows(groups, max_rows)
-    found = [_table(model, terms, find_ids(model, ids, public), public) for terms, ids in groups]
+    parts = [(_part(model, terms), terms, find_ids(model, ids, public)) for terms, ids in groups]
+    local = set().union(*(_of_persons(part, ids) for part, _, ids in parts))
+    found = [_table(part, terms, ids, public, local) for part, terms, ids in parts]
     _refuse_shared(model, found, public)
     units, codes = units_of_tables([(t.terms, t.ids) for t in found], max_rows)
     total = sum(t.num_rows for t in found)
@@ -248,23 +250,32 @@ def stack_tables(
     return view, Tables(model, tuple(tables), units, codes, which, _variables(model), held)
 
 
-def _table(model: pm.Model, terms: tuple[str, ...], ids: Ids, public: set[Variable]) -> Table:
-    """Find the rows and arrays of a table, and check it as a model of its own would be."""
+def _part(model: pm.Model, terms: tuple[str, ...]) -> pm.Model:
+    """Return the model with the observed variables and Potentials of one table alone."""
     part = copied(model)
     part.observed_RVs = type(model.observed_RVs)(rv for rv in model.observed_RVs if rv.name in terms)
     part.potentials = type(model.potentials)(p for p in model.potentials if p.name in terms)
+    return part
+
+
+def _table(
+    part: pm.Model, terms: tuple[str, ...], ids: Ids, public: set[Variable], local: set[Variable]
+) -> Table:
+    """Find the rows and arrays of a table, and check it as a model of its own would be.
+
+    `local` are variables with an entry for each person, whichever table looks them up.
+    """
     num_rows, dims = find_record_axis(part, None)
     arrays, dims = find_record_arrays(part, num_rows, dims, public)
     codes_of(ids.values, ids.words, num_rows, of_data=ids.source is not None, alone=True)
-    dims |= dims_of_ids(model, [ids])
+    dims |= dims_of_ids(part, [ids])
     if ids.source is not None and ids.source not in arrays:
         arrays.append(ids.source)  # also if this table's variables do not read it
     refuse_inspected(part, arrays)
     refuse_hsgp(part, arrays, public)
     check_orientation(part, num_rows, arrays, public)
-    local = _of_persons(part, ids)
-    part.free_RVs = type(model.free_RVs)(rv for rv in model.free_RVs if rv not in local)
-    check_against_records(part, num_rows, dims, arrays)
+    part.free_RVs = type(part.free_RVs)(rv for rv in part.free_RVs if rv not in local)
+    check_against_records(part, num_rows, dims, arrays, by_person=True)
     return Table(terms, num_rows, dims, ids, {a: a for a in arrays})
 
 

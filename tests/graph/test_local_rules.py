@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from scipy import optimize, stats
 from test_persons_zoo import released_of_everybody
@@ -144,6 +145,23 @@ def test_the_gradient_of_normal_classes_is_that_of_their_marginal_density(mode: 
     step = 1e-5
     expected = [(density(z + step * e) - density(z - step * e)) / (2 * step) for e in np.eye(z.size)]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_look_up_within_many_values_is_that_of_a_mask():
+    """PyTensor cannot vectorise its second derivatives but with the indices of all directions."""
+    which = RNG.integers(0, 5, size=N)
+
+    def model(own: Any) -> pm.Model:
+        with pm.Model() as model:
+            u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=(P, 5))
+            effect = own(u[pm.Data("person", WHO)], pm.Data("which", which))
+            pm.Bernoulli("y", logit_p=pm.Normal("b") + effect, observed=(Y > 0).astype(int))
+        return model
+
+    masked = model(lambda own, k: (own * pt.eq(k[:, None], np.arange(5))).sum(axis=1))
+    looked_up = model(lambda own, k: pt.take_along_axis(own, k[:, None], axis=1)[:, 0])
+    expected, found = (released_of_everybody(made_of(m), "FAST_COMPILE")[0] for m in (masked, looked_up))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def poisson(times: float = 1.0, count: np.ndarray = COUNT) -> pm.Model:
