@@ -255,6 +255,11 @@ class DPADVI(Inference):  # type: ignore[misc]
             raise ArgumentError(
                 "client= adds up records that are on its workers: give records= as dask arrays."
             )
+        if records is not None and self._record.known is not None:
+            raise UnsupportedModelError(
+                "The model looks up by the ids what is known of persons, an array with an entry for each "
+                "person. With records=, give the model one entry for each row, x_row = x[person]."
+            )
         if records is not None:
             self._sources = source_records(self._record, records, client)
             units = self._sources.units if isinstance(self._sources, SourceRecords) else None

@@ -346,6 +346,30 @@ def occupancy_by_a_covariate() -> None:
     pm.Bernoulli("y", z[who()] * pm.math.sigmoid(slopes()), observed=LABEL)
 
 
+@persons("u")
+def what_is_known_of_a_person() -> None:
+    """Age in the likelihood, a group in what is looked up, and both in the prior, all by person."""
+    age, group = pm.Data("age", EFFECT), pm.Data("group", np.arange(P) % 3)
+    a, b, tau = pm.Normal("a", 0, 1, shape=3), pm.Normal("b", 0, 1, shape=2), pm.HalfNormal("tau", 1)
+    u = pm.Normal("u", b[0] * age, tau, dims="who")
+    mean = (a[group] + u)[who()] + b[1] * age[who()]
+    pm.Normal("y", mean, pm.HalfNormal("s"), observed=Y)
+
+
+@persons("z")
+def occupancy_of_known_sites() -> None:
+    eta = pm.Normal("share", 0, 1) + pm.Normal("slope", 0, 1) * pm.Data("height", EFFECT, dims="who")
+    z = pm.Bernoulli("z", logit_p=eta, dims="who")
+    pm.Bernoulli("y", z[who()] * pm.math.sigmoid(slopes()), observed=LABEL)
+
+
+@persons()
+def groups_of_persons() -> None:
+    group = pm.Data("group", np.arange(P) % 3)
+    a = pm.Normal("a", 0, 1, shape=3)
+    pm.Poisson("y", pm.math.exp(a[group][who()] + slopes()), observed=COUNT)
+
+
 @persons("e")
 def one_of_five_values() -> None:
     """An effect of each person in each of five periods: a look-up within a person's values."""

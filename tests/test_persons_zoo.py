@@ -166,6 +166,7 @@ def test_more_nodes_are_more_exact(name: str):
 
 
 @pytest.mark.zoo
+@pytest.mark.filterwarnings("ignore:The integral over 'share' is rough:pymc_dpvi.errors.PrivacyWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_fit_on_the_default_backend(name: str):
     """As a user fits it: no backend is named, and none falls back."""

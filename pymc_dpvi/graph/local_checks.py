@@ -112,7 +112,11 @@ def refuse_other_uses(
 
 
 def refuse_couplings(
-    model: pm.Model, local: Sequence[TensorVariable], units: Units, public: Collection[Variable]
+    model: pm.Model,
+    local: Sequence[TensorVariable],
+    units: Units,
+    public: Collection[Variable],
+    known: Collection[Variable],
 ) -> None:
     """Raise if the prior ties persons to each other, to the data, or to what is released."""
     names = ", ".join(f"'{rv.name}'" for rv in local)
@@ -127,17 +131,18 @@ def refuse_couplings(
         others = [v for v in model.free_RVs if v is not rv]
         length = rv_shapes[rv.name][:1]
         for var in walk([rv], stop=others):
+            if var in known:
+                continue
             if _runs_over(var, length) or (var not in public and _is_of_data(model, var)):
                 what = f"'{var.name}'" if var.name else "an array over persons"
                 raise UnsupportedModelError(
-                    f"The prior of '{rv.name}' depends on data ({what}). It must be the same for all "
-                    f"persons, as in pm.Normal('{rv.name}', 0, tau, dims=...). What is known of a person "
-                    "belongs into the mean of the rows: write b * x + u[person], with an x of one entry "
-                    f"per row. If '{rv.name}' is no such effect (a class, a share), give it a flat prior, "
-                    "and add its own in one row of each person: pm.Potential('own', first * "
+                    f"The prior of '{rv.name}' depends on data ({what}). It may read an array with an "
+                    "entry for each person, as it stands, if the model has one table. What rows or several "
+                    "tables have belongs into the mean of the rows: write b * x + u[person], with an x of "
+                    f"one entry per row. If '{rv.name}' is no such effect (a class, a share), give it a "
+                    "flat prior, and add its own in one row of each person: pm.Potential('own', first * "
                     f"pm.logp(pm.Bernoulli.dist(logit_p=a + b * x), {rv.name}[person])), where first is a "
-                    "pm.Data, 1 in one row of each person and 0 in the others. If a public array is as long "
-                    f"as there are persons by chance, give '{rv.name}' one entry more, which nobody has."
+                    "pm.Data, 1 in one row of each person and 0 in the others."
                 )
     for rv in model.free_RVs:
         if rv not in local and depends_on([rv], local):
@@ -159,12 +164,17 @@ def refuse_couplings(
 
 
 def refuse_arrays_of_persons(
-    model: pm.Model, bases: Sequence[Variable], units: Units, length: int, named: str
+    model: pm.Model,
+    bases: Sequence[Variable],
+    units: Units,
+    length: int,
+    named: str,
+    known: Collection[Variable],
 ) -> None:
     """Raise if what is looked up by person has an array with an entry for each person, also a public one."""
     assert units.source is not None
     for var in walk(bases, stop=model.free_RVs):
-        if var is not units.source and _runs_over(var, (length,)):
+        if var is not units.source and var not in known and _runs_over(var, (length,)):
             what = f"'{var.name}'" if var.name else "an array over persons"
             raise UnsupportedModelError(
                 f"What the likelihood looks up by '{units.source.name}' has an array with an entry for "

@@ -51,7 +51,7 @@ from pymc_dpvi.graph.traversal import depends_on, substituted, walk
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.lowering import fast_compile
 
-__all__ = ["PRIOR", "Locals", "look_ups", "split_local", "table_length"]
+__all__ = ["PRIOR", "Locals", "by_ids_of", "look_ups", "split_local", "table_length"]
 
 #: Distributions of counts from zero, which may be truncated.
 _COUNTS = ("PoissonRV", "NegBinomialRV")
@@ -72,6 +72,7 @@ class Locals:
     look_ups: Mapping[Variable, tuple[Variable, tuple[Any, ...]]]
     length: int = field(repr=False)  # it may be the number of persons
     places: Places
+    known: Mapping[Variable, Variable] = field(default_factory=dict, repr=False)  # see `person_tables`
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -197,9 +198,17 @@ class Locals:
 
 
 def split_local(
-    model: pm.Model, units: Units | None, guide: Any, public: Collection[Variable] = ()
+    model: pm.Model,
+    units: Units | None,
+    guide: Any,
+    public: Collection[Variable] = (),
+    known: Mapping[Variable, Variable] | None = None,
 ) -> Locals | None:
-    """Find the local variables of a model; None if there are none. `public` are arrays declared to be."""
+    """Find the local variables of a model; None if there are none.
+
+    `public` are arrays declared to be, and `known` those of `person_tables`.
+    """
+    known = known or {}
     free = list(model.free_RVs)
     everything = [str(rv.name) for rv in free]
     found = {} if units is None or units.source is None else look_ups(model, units.source)
@@ -232,10 +241,10 @@ def split_local(
         )
     assert units is not None and length is not None
     tables = [base for base, _ in found.values()]
-    refuse_arrays_of_persons(model, tables, units, length, str(local[0].name))
+    refuse_arrays_of_persons(model, tables, units, length, str(local[0].name), known)
     refuse_places(model, local, tables, length)
     refuse_other_uses(model, local, found, units)
-    refuse_couplings(model, local, units, public)
+    refuse_couplings(model, local, units, public, known)
     if len(local) == len(free):
         raise UnsupportedModelError(
             f"All free variables ({', '.join(map(repr, everything))}) are local to a person, so nothing is "
@@ -245,7 +254,8 @@ def split_local(
     point = model.initial_point(0)
     values = tuple(tuple(np.shape(point[model.rvs_to_values[rv].name])[1:]) for rv in local)
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
-    return Locals(model, tuple(local), own, values, found, length, _places(local, values, rules))
+    places = _places(local, values, rules, length)
+    return Locals(model, tuple(local), own, values, found, length, places, known)
 
 
 def _is_ids(index: Any, source: Variable) -> bool:
@@ -261,13 +271,19 @@ def _is_ids(index: Any, source: Variable) -> bool:
 
 def look_ups(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variable, tuple[Any, ...]]]:
     """Map what the likelihood takes by person from free variables to its table and the other indices."""
+    found = by_ids_of(model, source)
+    return {out: table for out, table in found.items() if depends_on([table[0]], model.free_RVs)}
+
+
+def by_ids_of(model: pm.Model, source: Variable) -> dict[Variable, tuple[Variable, tuple[Any, ...]]]:
+    """Map what the likelihood takes by person to its table and the other indices."""
     terms = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs), *model.potentials]
     found: dict[Variable, tuple[Variable, tuple[Any, ...]]] = {}
     for var in walk(terms, stop=model.free_RVs):
         node = var.owner
         if node is None or type(node.op).__name__ not in LOOKING_UP or not (entries := integer_indices(node)):
             continue
-        if not _is_ids(entries[0], source) or not depends_on([node.inputs[0]], model.free_RVs):
+        if not _is_ids(entries[0], source):
             continue
         rest = [None if e is None else number_of(e) for e in entries[1:]]
         if any(e is not None and n is None for e, n in zip(entries[1:], rest, strict=True)):
@@ -295,7 +311,10 @@ def table_length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, 
 
 
 def _places(
-    local: Sequence[TensorVariable], shapes: Sequence[tuple[int, ...]], rules: Mapping[str, Any]
+    local: Sequence[TensorVariable],
+    shapes: Sequence[tuple[int, ...]],
+    rules: Mapping[str, Any],
+    length: int,
 ) -> Places:
     """Return where a person's integrand is evaluated."""
     sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
@@ -310,12 +329,11 @@ def _places(
             "guide has different rules for local variables; a person's values are integrated together. "
             "Name one."
         )
-    values: list[np.ndarray] = []
+    values: list[range] = []
     for rv, size in zip(local, sizes, strict=True):
         base: Any = getattr(rv.owner.op, "base_rv_op", None)  # PyMC makes floats of some truncated counts
         if rv.dtype in discrete_dtypes or getattr(base, "dtype", "") in discrete_dtypes:
-            low, n = _support(rv)
-            values += [low + np.arange(n)] * size
+            values += [_support(rv, length)] * size
     return places_of(sum(sizes) - len(values), next(iter(rules.values()), None), values)
 
 
@@ -326,21 +344,26 @@ def _number(parameter: Variable) -> int | None:
     return number_of(parameter)
 
 
-def _support(rv: TensorVariable) -> tuple[int, int]:
-    """Return the least value of a discrete variable, and how many it has."""
+def _support(rv: TensorVariable, length: int) -> range:
+    """Return the values of a discrete variable; `length` is that of all tables of persons."""
     op: Any = rv.owner.op
     kind = type(op).__name__
     if kind == "BernoulliRV":
-        return 0, 2
+        return range(2)
     if kind == "CategoricalRV" and (n := op.dist_params(rv.owner)[0].type.shape[-1]) is not None:
-        return 0, int(n)
-    if kind == "BinomialRV" and (most := _number(op.dist_params(rv.owner)[0])) is not None:
-        return 0, most + 1
+        if n == length:  # weights as long as there are persons would be taken for a table of them
+            raise UnsupportedModelError(
+                f"The local variable '{rv.name}' has as many classes as entries. Give it one entry more, "
+                "which nobody has, or fewer classes."
+            )
+        return range(n)
+    if kind == "BinomialRV" and (_number(op.dist_params(rv.owner)[0]) or -1) >= 0:
+        return range(_number(op.dist_params(rv.owner)[0]) + 1)  # type: ignore[operator]
     if kind == "TruncatedRV" and type(op.base_rv_op).__name__ in _COUNTS:
         least, most = map(_number, rv.owner.inputs[-2:])
         least = max(0, least or 0)
         if most is not None and most >= least:
-            return least, most + 1 - least
+            return range(least, most + 1)
     raise UnsupportedModelError(
         f"The local variable '{rv.name}' is discrete, and its values cannot be listed. Use pm.Bernoulli, "
         "pm.Categorical, or pm.Binomial with a number for n; or say where a count ends, by a number: "

@@ -175,7 +175,7 @@ class Places:
         return hash(self.key)
 
 
-def places_of(dimensions: int, rule: LocalRule | None = None, discrete: Sequence[np.ndarray] = ()) -> Places:
+def places_of(dimensions: int, rule: LocalRule | None = None, discrete: Sequence[range] = ()) -> Places:
     """Return the places of a rule, by default of one that suits the number of dimensions.
 
     `discrete` has the values that each of a person's discrete variables may have.
@@ -269,7 +269,7 @@ def _product(dimensions: int, nodes: int) -> Places:
     return _weighed(at, log_w)
 
 
-def _combinations(values: Sequence[np.ndarray]) -> np.ndarray:
+def _combinations(values: Sequence[range]) -> np.ndarray:
     """Return all combinations of the values of some discrete variables, (M, e)."""
     if math.prod(len(v) for v in values) > _MOST_PLACES:
         raise UnsupportedModelError(

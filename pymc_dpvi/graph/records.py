@@ -35,6 +35,7 @@ from pymc_dpvi.graph.model_checks import (
     check_orientation,
     refuse_discrete,
 )
+from pymc_dpvi.graph.person_tables import by_row
 from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
 from pymc_dpvi.graph.public_data import describe_public, public_variables
 from pymc_dpvi.graph.record_axis import describe_unit, find_record_arrays, find_record_axis
@@ -93,13 +94,18 @@ def build_record_model(
         observed_dims |= dims_of_ids(model, () if units is None else units.ids)
     else:
         units, observed_dims = tables.units, observed_dims | tables.dims
-    local = split_local(model, units, guide, public)
+    #    What is known of a person, in an array of persons, is put into rows.
+    model, known = (model, None) if tables is not None else by_row(model, units)
+    rows_of = {} if known is None else known.rows_of
+    local = split_local(model, units, guide, public, rows_of)
     model = model if local is None else local.view()
     refuse_discrete(model)
     look_ups, length = ((), 0) if local is None else (list(local.look_ups), local.length)
     refuse_axes_over_units(model, units, look_ups, length)
     # 5. The arrays that run along it. An array that is not found here must pass 10.
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
+    arrays = [a for a in arrays if a not in rows_of]
+    arrays += [a for a in rows_of.values() if a not in arrays]
     if tables is not None:
         arrays.append(tables.which)
     # 6. No latent value per record, no prior or start from records, no draw or Potential for all records
@@ -131,6 +137,7 @@ def build_record_model(
         tables=tables,
         held=() if units is None or units.source is not None else tuple(array_value(a) for a in arrays),
         local=local,
+        known=known,
     )
     # 10. Nothing in these graphs holds other records, or numbers of theirs: the proof that a record enters
     #     its own term alone.

@@ -107,11 +107,6 @@ def prior_on_the_number_of_persons(person: Any) -> None:
     observe(u[person])
 
 
-def prior_on_a_table(person: Any) -> None:
-    u = pm.Normal("u", pm.Normal("b") * np.linspace(0, 1, P) ** 1.7, 1, dims="who")
-    observe(u[person])
-
-
 def two_lengths(person: Any) -> None:
     u, v = pm.Normal("u", 0, 1, shape=P), pm.Normal("v", 0, 1, shape=P + 2)
     observe(u[person] + v[person])
@@ -132,6 +127,19 @@ def many_classes_beside_an_effect(person: Any) -> None:
     u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=(P, 2))
     k = pm.Categorical("k", np.ones(60) / 60, dims="who")
     observe(u[person].sum(axis=1) * k[person])
+
+
+def as_many_classes_as_persons(person: Any) -> None:
+    k = pm.Categorical("k", pt.ones(P) / P, shape=P)
+    observe(pm.Normal("level", 0, 1, shape=P + 1)[k[person]])
+
+
+def no_trials(person: Any) -> None:
+    observe(pm.Binomial("k", -1, pm.Beta("p", 1, 1), dims="who")[person])
+
+
+def a_billion_trials(person: Any) -> None:
+    observe(pm.Binomial("k", 10**9, pm.Beta("p", 1, 1), dims="who")[person])
 
 
 def with_an_end_of_another_kind(person: Any) -> None:
@@ -272,9 +280,11 @@ REFUSED: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
         "'u' depends on data",
     ),
     "a prior on the number of persons": (prior_on_the_number_of_persons, NotSeparableError, "prior of local"),
-    "a prior on a table": (prior_on_a_table, UnsupportedModelError, "an array over persons"),
     "two lengths": (two_lengths, UnsupportedModelError, "different lengths"),
-    "ordered over persons": (ordered_over_persons, UnsupportedModelError, "an array over persons"),
+    "ordered over persons": (ordered_over_persons, NotSeparableError, "'y'"),
+    "as many classes as persons": (as_many_classes_as_persons, UnsupportedModelError, "as many classes"),
+    "no trials": (no_trials, UnsupportedModelError, "'k' is discrete"),
+    "a billion trials": (a_billion_trials, UnsupportedModelError, "too many combinations"),
     "many beside a class": (many_beside_a_class, UnsupportedModelError, "8 continuous local values beside"),
     "many classes": (many_classes_beside_an_effect, UnsupportedModelError, "60 combinations"),
     "a truncated Geometric": (with_an_end_of_another_kind, UnsupportedModelError, "pm.Truncated('k'"),

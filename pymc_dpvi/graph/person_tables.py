@@ -1,0 +1,129 @@
+"""What is known of a person, once: arrays with an entry for each person, looked up by the ids.
+
+A model may hold a person's age or group in an array of persons, ``age[person]``, ``(a[group] + u)[person]``,
+or in the prior of a person's value, ``pm.Normal("u", b * age, tau)``. The entry of a person is a part of
+that person's record: of ids that are places in the array, different ones name different entries, so no entry
+belongs to two persons.
+
+:func:`by_row` makes an array of rows of each such array, the entry of the row's person in each row. It is a
+record array like any other, and takes the place of what is looked up: in the model's graph if no local
+variable is looked up with it, else where `Locals` rebuilds what it looks up and the priors. The array of
+persons itself is then in no graph that is evaluated; `private_constants` refuses the model if it is, as in
+``age[person] - age.mean()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+from pytensor.graph.basic import Variable
+
+from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
+from pymc_dpvi.graph.local_latents import by_ids_of, table_length
+from pymc_dpvi.graph.model_checks import array_name
+from pymc_dpvi.graph.model_views import copied, swap_variables
+from pymc_dpvi.graph.rebuild import resize_records
+from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
+from pymc_dpvi.graph.units import Units
+
+__all__ = ["PersonTables", "by_row"]
+
+
+@dataclass(frozen=True)
+class PersonTables:
+    """Arrays of persons in the user's model, and the arrays of rows that were made of them."""
+
+    model: pm.Model  # the user's
+    rows_of: Mapping[Variable, Variable] = field(repr=False)
+    variables: tuple[Variable, ...] = field(repr=False)  # of the user's model, as they were
+    held: tuple[tuple[Variable, Any], ...] = field(repr=False)  # what the arrays of persons held
+
+    def check_unchanged(self) -> None:
+        """Raise if the user's model has other variables now, or its arrays of persons hold something else."""
+        if list(map(id, _variables(self.model))) != list(map(id, self.variables)):
+            raise UnsupportedModelError(
+                "The model has other variables now than when the method was made, so the checks of the model "
+                "hold no longer. Make a new DPADVI."
+            )
+        for array, value in self.held:
+            if array_value(array) is not value:
+                raise UnsupportedModelError(
+                    f"{array_name(self.model, array)}, which has an entry for each person, was exchanged "
+                    "(pm.set_data) since the method was made. Make a new DPADVI."
+                )
+
+
+def by_row(model: pm.Model, units: Units | None) -> tuple[pm.Model, PersonTables | None]:
+    """Return a view of the model in which arrays of persons are arrays of rows, and these.
+
+    The model itself, and None, if it has none.
+    """
+    if units is None or units.source is None:
+        return model, None
+    shapes = model.eval_rv_shapes()
+    free = list(model.free_RVs)
+    rows_of: dict[Variable, Variable] = {}
+    swapped: dict[Variable, Variable] = {}
+    for out, (base, rest) in by_ids_of(model, units.source).items():
+        length = table_length(base, free, shapes)
+        if length is None:
+            continue
+        own = [rv for rv in free if rv.type.ndim and shapes[rv.name][0] == length]
+        behind, looked_up = [base], walk([base], stop=free)
+        local = [rv for rv in own if rv in looked_up]
+        if local:  # and what the priors of local variables read
+            behind = [base]
+            seen: list[Any] = []
+            while more := [rv for rv in own if rv not in seen and rv in walk(behind, stop=free)]:
+                seen += more
+                behind = [*behind, *(i for rv in more for i in rv.owner.inputs)]
+        tables = [v for v in walk(behind, stop=free) if _has_entries(v, length) and v is not units.source]
+        for table in tables:
+            rows_of.setdefault(table, _rows(model, table, units.source))
+        if tables and not local:
+            number = len(array_value(units.source))
+            (new,), _ = resize_records([base], rows_of, num_records=length, rows=number)
+            swapped[out] = new[(slice(None), *rest)] if rest else new
+    if not rows_of:
+        return model, None
+    held = tuple((table, array_value(table)) for table in rows_of)
+    view = _view(model, swapped, len(array_value(units.source))) if swapped else copied(model)
+    return view, PersonTables(model, rows_of, _variables(model), held)
+
+
+def _has_entries(var: Variable, length: int) -> bool:
+    return is_array(var) and array_shape(var)[:1] == (length,)
+
+
+def _rows(model: pm.Model, table: Any, source: Variable) -> Variable:
+    """Return the entry of the row's person in each row, as an array of the model."""
+    ids, entries = array_value(source), array_value(table)
+    if ids.size and (ids.min() < 0 or ids.max() >= len(entries)):
+        raise ArgumentError(
+            f"{array_name(model, table)} is looked up by the ids in '{source.name}' and has too few entries: "
+            "ids must be places in it, from 0 to its length less 1. pd.factorize(ids)[0] makes such ids."
+        )
+    rows = np.asarray(entries)[ids]
+    return pytensor.shared(rows, name=table.name, shape=(None, *rows.shape[1:]), borrow=True)
+
+
+def _view(model: pm.Model, swapped: Mapping[Variable, Variable], rows: int) -> pm.Model:
+    """Return a view of the model with some variables behind its likelihood in place of others."""
+    terms: Sequence[Any] = [*model.observed_RVs, *model.potentials]
+    new, _ = resize_records(
+        terms, {**swapped, **{rv: rv for rv in model.free_RVs}}, num_records=rows, rows=rows
+    )
+    view = copied(model)
+    for old, made in zip(terms, new, strict=True):
+        made.name = old.name
+    swap_variables(view, dict(zip(terms, new, strict=True)))
+    return view
+
+
+def _variables(model: pm.Model) -> tuple[Variable, ...]:
+    return (*model.free_RVs, *model.observed_RVs, *model.potentials)
