@@ -41,7 +41,8 @@ def method(made: pm.Model, **more: Any) -> DPADVI:
 
 
 def parameters() -> tuple[Any, ...]:
-    return pm.Normal("a", 0, 1, shape=3), pm.Normal("b"), pm.HalfNormal("tau")
+    a = pm.Normal("a", 0, 1, shape=3, initval=[0.3, -0.2, 0.5])  # where the classes differ
+    return a, pm.Normal("b", initval=0.1), pm.HalfNormal("tau")
 
 
 def looked_up(person: Any, age: Any, group: Any) -> Any:
