@@ -255,9 +255,9 @@ class DPADVI(Inference):  # type: ignore[misc]
             raise ArgumentError(
                 "client= adds up records that are on its workers: give records= as dask arrays."
             )
-        if records is not None and self._record.known is not None:
+        if records is not None and self._record.covariates is not None:
             raise UnsupportedModelError(
-                "The model looks up by the ids what is known of persons, an array with an entry for each "
+                "The model looks up covariates of persons by the ids, an array with an entry for each "
                 "person. With records=, give the model one entry for each row, x_row = x[person]."
             )
         if records is not None:

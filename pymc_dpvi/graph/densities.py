@@ -89,12 +89,12 @@ def rebuild_likelihood(
     if local is not None:
         at, first = local.placeholders(rows)
         of_arrays = dict(zip(arrays, placeholders, strict=True))
-        known = {table: of_arrays[of_rows] for table, of_rows in local.known.items()}
+        covariates = {array: of_arrays[rows_of] for array, rows_of in local.covariates.items()}
         own = {
             rv: TensorType(rv.type.dtype, shape=(rows, *shape))(name=f"{rv.name}_value")
             for rv, shape in zip(local.variables, local.shapes, strict=True)
         }
-        by_person = local.tables({**free, **own, **known}, rows)
+        by_person = local.tables({**free, **own, **covariates}, rows)
         constrained = dict(zip(own.values(), local.constrained(at), strict=True))
     lengths = {
         model.dim_lengths[d]: pt.constant(rows, dtype="int64")
@@ -122,7 +122,7 @@ def rebuild_likelihood(
         )
     of_local: list[Variable] = []
     if local is not None:
-        density, rebuilt = local.log_prior(at, first, own, {**free, **known})
+        density, rebuilt = local.log_prior(at, first, own, {**free, **covariates})
         of_local = [density, *rebuilt, *constrained.values()]
     terms = in_values(model, [*derived, *of_local[:1]], free, constrained)
     # Outcomes that share a marginalised variable have one joint term; pymc_extras gives the others a zero.

@@ -116,7 +116,7 @@ def refuse_couplings(
     local: Sequence[TensorVariable],
     units: Units,
     public: Collection[Variable],
-    known: Collection[Variable],
+    covariates: Collection[Variable],
 ) -> None:
     """Raise if the prior ties persons to each other, to the data, or to what is released."""
     names = ", ".join(f"'{rv.name}'" for rv in local)
@@ -131,12 +131,12 @@ def refuse_couplings(
         others = [v for v in model.free_RVs if v is not rv]
         length = rv_shapes[rv.name][:1]
         for var in walk([rv], stop=others):
-            if var in known:
+            if var in covariates:
                 continue
             if _runs_over(var, length) or (var not in public and _is_of_data(model, var)):
                 what = f"'{var.name}'" if var.name else "an array over persons"
                 raise UnsupportedModelError(
-                    f"The prior of '{rv.name}' depends on data ({what}). It may read an array with an "
+                    f"The prior of '{rv.name}' depends on data ({what}). It may read a pm.Data with an "
                     "entry for each person, as it stands, if the model has one table. What rows or several "
                     "tables have belongs into the mean of the rows: write b * x + u[person], with an x of "
                     f"one entry per row. If '{rv.name}' is no such effect (a class, a share), give it a "
@@ -169,19 +169,20 @@ def refuse_arrays_of_persons(
     units: Units,
     length: int,
     named: str,
-    known: Collection[Variable],
+    covariates: Collection[Variable],
 ) -> None:
     """Raise if what is looked up by person has an array with an entry for each person, also a public one."""
     assert units.source is not None
     for var in walk(bases, stop=model.free_RVs):
-        if var is not units.source and var not in known and _runs_over(var, (length,)):
+        if var is not units.source and var not in covariates and _runs_over(var, (length,)):
             what = f"'{var.name}'" if var.name else "an array over persons"
             raise UnsupportedModelError(
                 f"What the likelihood looks up by '{units.source.name}' has an array with an entry for "
-                f"each person ({what}). Give the model one entry for each row, x_row = x[person] in NumPy, "
-                f"and write what depends on it beside the look-up: b * x_row + {named}[{units.source.name}]. "
-                "That holds for groups of persons, too: a[group_row]. public_data= does not help, as a "
-                "person's entry is a part of that person's term."
+                f"each person ({what}). If the model has one table, put it into pm.Data. Or give the model "
+                "one entry for each row, x_row = x[person] in NumPy, and write what depends on it beside the "
+                f"look-up: b * x_row + {named}[{units.source.name}]. That holds for groups of persons, too: "
+                "a[group_row]. public_data= does not help, as a person's entry is a part of that person's "
+                "term."
             )
 
 

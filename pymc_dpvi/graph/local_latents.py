@@ -51,7 +51,7 @@ from pymc_dpvi.graph.traversal import depends_on, substituted, walk
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.lowering import fast_compile
 
-__all__ = ["PRIOR", "Locals", "by_ids_of", "look_ups", "split_local", "table_length"]
+__all__ = ["PRIOR", "Locals", "by_ids_of", "look_ups", "split_local", "table_length", "with_priors"]
 
 #: Distributions of counts from zero, which may be truncated.
 _COUNTS = ("PoissonRV", "NegBinomialRV")
@@ -72,7 +72,8 @@ class Locals:
     look_ups: Mapping[Variable, tuple[Variable, tuple[Any, ...]]]
     length: int = field(repr=False)  # it may be the number of persons
     places: Places
-    known: Mapping[Variable, Variable] = field(default_factory=dict, repr=False)  # see `person_tables`
+    #: See `person_covariates`.
+    covariates: Mapping[Variable, Variable] = field(default_factory=dict, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -202,13 +203,13 @@ def split_local(
     units: Units | None,
     guide: Any,
     public: Collection[Variable] = (),
-    known: Mapping[Variable, Variable] | None = None,
+    covariates: Mapping[Variable, Variable] | None = None,
 ) -> Locals | None:
     """Find the local variables of a model; None if there are none.
 
-    `public` are arrays declared to be, and `known` those of `person_tables`.
+    `public` are arrays declared to be, and `covariates` those of `person_covariates`.
     """
-    known = known or {}
+    covariates = covariates or {}
     free = list(model.free_RVs)
     everything = [str(rv.name) for rv in free]
     found = {} if units is None or units.source is None else look_ups(model, units.source)
@@ -225,12 +226,8 @@ def split_local(
         )
     (length,) = lengths
     by_person = [rv for rv in free if rv.type.ndim and shapes[rv.name][0] == length]
-    local: list[Any] = []
-    behind = [base for base, _ in found.values()]
-    while more := [rv for rv in by_person if rv not in local and rv in walk(behind, stop=[*free])]:
-        local += more
-        behind = [i for rv in more for i in rv.owner.inputs]  # also what only their priors read
-    local = sorted([rv for rv in free if rv in local], key=lambda rv: rv.dtype in discrete_dtypes)
+    tables = [base for base, _ in found.values()]
+    local = sorted(with_priors(tables, by_person, free), key=lambda rv: rv.dtype in discrete_dtypes)
     if not local:
         raise UnsupportedModelError(
             "The likelihood looks something up by person that is no variable with one entry for each "
@@ -240,11 +237,10 @@ def split_local(
             "(persons, 2)."
         )
     assert units is not None and length is not None
-    tables = [base for base, _ in found.values()]
-    refuse_arrays_of_persons(model, tables, units, length, str(local[0].name), known)
+    refuse_arrays_of_persons(model, tables, units, length, str(local[0].name), covariates)
     refuse_places(model, local, tables, length)
     refuse_other_uses(model, local, found, units)
-    refuse_couplings(model, local, units, public, known)
+    refuse_couplings(model, local, units, public, covariates)
     if len(local) == len(free):
         raise UnsupportedModelError(
             f"All free variables ({', '.join(map(repr, everything))}) are local to a person, so nothing is "
@@ -255,7 +251,17 @@ def split_local(
     values = tuple(tuple(np.shape(point[model.rvs_to_values[rv].name])[1:]) for rv in local)
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
     places = _places(local, values, rules, length)
-    return Locals(model, tuple(local), own, values, found, length, places, known)
+    return Locals(model, tuple(local), own, values, found, length, places, covariates)
+
+
+def with_priors(bases: Sequence[Variable], by_person: Sequence[Any], free: Sequence[Any]) -> list[Any]:
+    """Return which variables with an entry for each person stand behind `bases`, or behind priors of such."""
+    local: list[Any] = []
+    behind = list(bases)
+    while more := [rv for rv in by_person if rv not in local and rv in walk(behind, stop=free)]:
+        local += more
+        behind = [i for rv in more for i in rv.owner.inputs]
+    return [rv for rv in free if rv in local]
 
 
 def _is_ids(index: Any, source: Variable) -> bool:
@@ -357,9 +363,10 @@ def _support(rv: TensorVariable, length: int) -> range:
                 "which nobody has, or fewer classes."
             )
         return range(n)
-    if kind == "BinomialRV" and (_number(op.dist_params(rv.owner)[0]) or -1) >= 0:
-        return range(_number(op.dist_params(rv.owner)[0]) + 1)  # type: ignore[operator]
-    if kind == "TruncatedRV" and type(op.base_rv_op).__name__ in _COUNTS:
+    if kind == "BinomialRV" and (n := _number(op.dist_params(rv.owner)[0])) is not None and n >= 0:
+        return range(n + 1)
+    is_count = kind == "TruncatedRV" and type(op.base_rv_op).__name__ in _COUNTS
+    if is_count and rv.dtype in discrete_dtypes:
         least, most = map(_number, rv.owner.inputs[-2:])
         least = max(0, least or 0)
         if most is not None and most >= least:

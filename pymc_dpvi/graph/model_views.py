@@ -6,12 +6,15 @@ numbers that they hold.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pymc as pm
+from pytensor.graph.basic import Variable
 
-__all__ = ["copied", "swap_variables"]
+from pymc_dpvi.errors import UnsupportedModelError
+
+__all__ = ["check_same_variables", "copied", "swap_variables", "variables_of"]
 
 _LISTS = ("observed_RVs", "potentials", "deterministics", "data_vars")
 _TABLES = ("rvs_to_values", "rvs_to_transforms", "rvs_to_initial_values")
@@ -24,6 +27,20 @@ def copied(model: pm.Model) -> pm.Model:
         own = isinstance(value, dict | list)
         view.__dict__[name] = type(value)(value) if own else value
     return view
+
+
+def variables_of(model: pm.Model) -> tuple[Variable, ...]:
+    """Return what a model's density is made of."""
+    return (*model.free_RVs, *model.observed_RVs, *model.potentials)
+
+
+def check_same_variables(model: pm.Model, variables: Sequence[Variable]) -> None:
+    """Raise if a model has other variables now than `variables`, those when a view of it was made."""
+    if list(map(id, variables_of(model))) != list(map(id, variables)):
+        raise UnsupportedModelError(
+            "The model has other variables now than when the method was made, so the checks of the model "
+            "hold no longer. Make a new DPADVI."
+        )
 
 
 def swap_variables(view: pm.Model, swapped: Mapping[Any, Any], gone: Collection[Any] = ()) -> None:

@@ -30,7 +30,7 @@ from pymc_dpvi.graph.model_checks import (
     record_potentials,
 )
 from pymc_dpvi.graph.opaque import hides_numbers
-from pymc_dpvi.graph.person_tables import PersonTables
+from pymc_dpvi.graph.person_covariates import PersonCovariates
 from pymc_dpvi.graph.private_constants import refuse_private_constants
 from pymc_dpvi.graph.shape_constants import lone_numbers, shape_vectors, written_triangles
 from pymc_dpvi.graph.tables import Tables
@@ -69,7 +69,7 @@ class RecordModel:
     tables: Tables | None = None  # where the rows come from; `model` is a view with one table under the other
     held: tuple[Any, ...] = field(default=(), repr=False)  # what the arrays held, if ids are no pm.Data
     local: Locals | None = None  # variables with a value for each person; `model` is a view without them
-    known: PersonTables | None = None  # what is known of persons; `model` is a view with it in rows
+    covariates: PersonCovariates | None = None  # of persons; `model` is a view with them in rows
     encoded: Encoded | None = None  # variables with encoders; `model` is a view without them
     num_in_sources: int | None = field(default=None, repr=False)  # N, if `model` has made-up rows alone
 
@@ -90,8 +90,8 @@ class RecordModel:
             return self.encoded.user_model
         if self.tables is not None:
             return self.tables.model
-        if self.known is not None:
-            return self.known.model
+        if self.covariates is not None:
+            return self.covariates.model
         return self.model if self.local is None else self.local.model
 
     @property
@@ -201,7 +201,7 @@ class RecordModel:
     def all_arrays(self) -> tuple[Variable, ...]:
         """The record arrays of the model, and those of the user's that they were made of."""
         tables = () if self.tables is None else self.tables.originals
-        return (*self.arrays, *tables, *(() if self.known is None else self.known.rows_of))
+        return (*self.arrays, *tables, *(() if self.covariates is None else self.covariates.rows_of))
 
     @property
     def row_counts(self) -> frozenset[int]:
@@ -282,8 +282,8 @@ class RecordModel:
                     "(pm.set_data), so the checks of the model hold no longer. Put the data of the fit "
                     "back. A new DPADVI is needed only to fit other data, at a new cost."
                 )
-        if self.known is not None:
-            self.known.check_unchanged()
+        if self.covariates is not None:
+            self.covariates.check_unchanged()
         if self.tables is not None:
             self.tables.check_unchanged()
         elif self.units is not None:

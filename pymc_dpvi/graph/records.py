@@ -35,7 +35,7 @@ from pymc_dpvi.graph.model_checks import (
     check_orientation,
     refuse_discrete,
 )
-from pymc_dpvi.graph.person_tables import by_row
+from pymc_dpvi.graph.person_covariates import by_row
 from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
 from pymc_dpvi.graph.public_data import describe_public, public_variables
 from pymc_dpvi.graph.record_axis import describe_unit, find_record_arrays, find_record_axis
@@ -94,9 +94,9 @@ def build_record_model(
         observed_dims |= dims_of_ids(model, () if units is None else units.ids)
     else:
         units, observed_dims = tables.units, observed_dims | tables.dims
-    #    What is known of a person, in an array of persons, is put into rows.
-    model, known = (model, None) if tables is not None else by_row(model, units)
-    rows_of = {} if known is None else known.rows_of
+    #    Covariates of persons, in an array with an entry for each, are put into rows.
+    model, covariates = (model, None) if tables is not None else by_row(model, units)
+    rows_of = {} if covariates is None else covariates.rows_of
     local = split_local(model, units, guide, public, rows_of)
     model = model if local is None else local.view()
     refuse_discrete(model)
@@ -112,8 +112,9 @@ def build_record_model(
     #    together.
     check_against_records(model, num_records, dims, arrays, units is not None)
     # 7. PyMC has not read numbers of the records while the model was written: no graph would show it.
-    refuse_inspected(model, arrays)
-    refuse_hsgp(model, arrays, public)
+    #    Covariates of persons are read where they stand, too, as in the prior of a local variable.
+    refuse_inspected(model, [*arrays, *rows_of])
+    refuse_hsgp(model, [*arrays, *rows_of], public)
     # 8. No array has its records in columns: it would stay whole when the others become one row.
     check_orientation(model, num_records, arrays, public)
     # 9. The likelihood can be written for one record, and its density follows from numbers, not from draws.
@@ -137,7 +138,7 @@ def build_record_model(
         tables=tables,
         held=() if units is None or units.source is not None else tuple(array_value(a) for a in arrays),
         local=local,
-        known=known,
+        covariates=covariates,
     )
     # 10. Nothing in these graphs holds other records, or numbers of theirs: the proof that a record enters
     #     its own term alone.

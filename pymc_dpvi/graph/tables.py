@@ -36,7 +36,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.local_latents import look_ups, table_length
 from pymc_dpvi.graph.model_checks import array_name, check_against_records, check_orientation
-from pymc_dpvi.graph.model_views import copied, swap_variables
+from pymc_dpvi.graph.model_views import check_same_variables, copied, swap_variables, variables_of
 from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
 from pymc_dpvi.graph.public_data import shown
 from pymc_dpvi.graph.rebuild import resize_records
@@ -121,11 +121,7 @@ class Tables:
     def check_unchanged(self) -> None:
         """Raise if the user's model has other variables now, or its arrays other shapes or ids."""
         model = self.model
-        if list(map(id, _variables(model))) != list(map(id, self.variables)):
-            raise UnsupportedModelError(
-                "The model has other variables now than when the method was made, so the checks of the model "
-                "hold no longer. Make a new DPADVI."
-            )
+        check_same_variables(model, self.variables)
         for table in self.tables:
             for array, stacked in table.arrays.items():
                 if array_shape(array) != (table.num_rows, *stacked.type.shape[1:]):  # type: ignore[attr-defined]
@@ -141,10 +137,6 @@ class Tables:
                 "and the ids of unit= are no part of the model, so it is not known whose the rows are. "
                 "Make a new DPADVI."
             )
-
-
-def _variables(model: pm.Model) -> tuple[Variable, ...]:
-    return (*model.free_RVs, *model.observed_RVs, *model.potentials)
 
 
 def own_gradients(
@@ -247,7 +239,7 @@ def stack_tables(
     which = pytensor.shared(np.broadcast_to(np.int32(0), (total,)), name="table", borrow=True)
     outside = [t for t in tables if t.ids.source is None]
     held = tuple((a, array_value(a)) for t in outside for a in t.arrays)
-    return view, Tables(model, tuple(tables), units, codes, which, _variables(model), held)
+    return view, Tables(model, tuple(tables), units, codes, which, variables_of(model), held)
 
 
 def _part(model: pm.Model, terms: tuple[str, ...]) -> pm.Model:

@@ -310,6 +310,6 @@ def refuse_axes_over_units(
         if units.source in found:
             raise UnsupportedModelError(
                 f"The likelihood '{term.name}' reads '{units.source.name}', the ids of the persons. {advice} "
-                "What is known of a person (age, treatment) may be looked up, age[person], if it is an array "
-                "with an entry for each person, and the model has one table; or give one entry per row."
+                "What is known of a person (age, treatment) may be looked up, age[person], in a pm.Data with "
+                "an entry for each person, if the model has one table. Or give one entry per row."
             )

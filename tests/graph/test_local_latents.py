@@ -107,6 +107,11 @@ def prior_on_the_number_of_persons(person: Any) -> None:
     observe(u[person])
 
 
+def prior_on_a_table(person: Any) -> None:
+    u = pm.Normal("u", pm.Normal("b") * np.linspace(0, 1, P) ** 1.7, 1, dims="who")
+    observe(u[person])
+
+
 def two_lengths(person: Any) -> None:
     u, v = pm.Normal("u", 0, 1, shape=P), pm.Normal("v", 0, 1, shape=P + 2)
     observe(u[person] + v[person])
@@ -280,8 +285,9 @@ REFUSED: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
         "'u' depends on data",
     ),
     "a prior on the number of persons": (prior_on_the_number_of_persons, NotSeparableError, "prior of local"),
+    "a prior on a table": (prior_on_a_table, UnsupportedModelError, "an array over persons"),
     "two lengths": (two_lengths, UnsupportedModelError, "different lengths"),
-    "ordered over persons": (ordered_over_persons, NotSeparableError, "'y'"),
+    "ordered over persons": (ordered_over_persons, UnsupportedModelError, "an array over persons"),
     "as many classes as persons": (as_many_classes_as_persons, UnsupportedModelError, "as many classes"),
     "no trials": (no_trials, UnsupportedModelError, "'k' is discrete"),
     "a billion trials": (a_billion_trials, UnsupportedModelError, "too many combinations"),

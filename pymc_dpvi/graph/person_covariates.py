@@ -1,4 +1,4 @@
-"""What is known of a person, once: arrays with an entry for each person, looked up by the ids.
+"""Covariates of persons: arrays with an entry for each person, looked up by the ids.
 
 A model may hold a person's age or group in an array of persons, ``age[person]``, ``(a[group] + u)[person]``,
 or in the prior of a person's value, ``pm.Normal("u", b * age, tau)``. The entry of a person is a part of
@@ -9,7 +9,8 @@ belongs to two persons.
 record array like any other, and takes the place of what is looked up: in the model's graph if no local
 variable is looked up with it, else where `Locals` rebuilds what it looks up and the priors. The array of
 persons itself is then in no graph that is evaluated; `private_constants` refuses the model if it is, as in
-``age[person] - age.mean()``.
+``age[person] - age.mean()``. Only a ``pm.Data`` may be one: into constants PyMC looks while the model is
+written (`precomputed`).
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytensor
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
-from pymc_dpvi.graph.local_latents import by_ids_of, table_length
+from pymc_dpvi.graph.local_latents import by_ids_of, table_length, with_priors
 from pymc_dpvi.graph.model_checks import array_name
-from pymc_dpvi.graph.model_views import copied, swap_variables
+from pymc_dpvi.graph.model_views import check_same_variables, copied, swap_variables, variables_of
 from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.units import Units
 
-__all__ = ["PersonTables", "by_row"]
+__all__ = ["PersonCovariates", "by_row"]
 
 
 @dataclass(frozen=True)
-class PersonTables:
+class PersonCovariates:
     """Arrays of persons in the user's model, and the arrays of rows that were made of them."""
 
     model: pm.Model  # the user's
@@ -45,11 +47,7 @@ class PersonTables:
 
     def check_unchanged(self) -> None:
         """Raise if the user's model has other variables now, or its arrays of persons hold something else."""
-        if list(map(id, _variables(self.model))) != list(map(id, self.variables)):
-            raise UnsupportedModelError(
-                "The model has other variables now than when the method was made, so the checks of the model "
-                "hold no longer. Make a new DPADVI."
-            )
+        check_same_variables(self.model, self.variables)
         for array, value in self.held:
             if array_value(array) is not value:
                 raise UnsupportedModelError(
@@ -58,7 +56,7 @@ class PersonTables:
                 )
 
 
-def by_row(model: pm.Model, units: Units | None) -> tuple[pm.Model, PersonTables | None]:
+def by_row(model: pm.Model, units: Units | None) -> tuple[pm.Model, PersonCovariates | None]:
     """Return a view of the model in which arrays of persons are arrays of rows, and these.
 
     The model itself, and None, if it has none.
@@ -74,42 +72,37 @@ def by_row(model: pm.Model, units: Units | None) -> tuple[pm.Model, PersonTables
         if length is None:
             continue
         own = [rv for rv in free if rv.type.ndim and shapes[rv.name][0] == length]
-        behind, looked_up = [base], walk([base], stop=free)
-        local = [rv for rv in own if rv in looked_up]
-        if local:  # and what the priors of local variables read
-            behind = [base]
-            seen: list[Any] = []
-            while more := [rv for rv in own if rv not in seen and rv in walk(behind, stop=free)]:
-                seen += more
-                behind = [*behind, *(i for rv in more for i in rv.owner.inputs)]
-        tables = [v for v in walk(behind, stop=free) if _has_entries(v, length) and v is not units.source]
-        for table in tables:
-            rows_of.setdefault(table, _rows(model, table, units.source))
-        if tables and not local:
+        local = with_priors([base], own, free)
+        behind = [base, *(i for rv in local for i in rv.owner.inputs)]
+        found = [v for v in walk(behind, stop=free) if _has_entries(v, length) and v is not units.source]
+        for array in found:
+            rows_of.setdefault(array, _rows(model, array, units.source))
+        if found and not local:
             number = len(array_value(units.source))
             (new,), _ = resize_records([base], rows_of, num_records=length, rows=number)
             swapped[out] = new[(slice(None), *rest)] if rest else new
     if not rows_of:
         return model, None
-    held = tuple((table, array_value(table)) for table in rows_of)
+    held = tuple((array, array_value(array)) for array in rows_of)
     view = _view(model, swapped, len(array_value(units.source))) if swapped else copied(model)
-    return view, PersonTables(model, rows_of, _variables(model), held)
+    return view, PersonCovariates(model, rows_of, variables_of(model), held)
 
 
 def _has_entries(var: Variable, length: int) -> bool:
-    return is_array(var) and array_shape(var)[:1] == (length,)
+    """Whether a variable is a ``pm.Data`` of some length."""
+    return isinstance(var, SharedVariable) and is_array(var) and array_shape(var)[:1] == (length,)
 
 
-def _rows(model: pm.Model, table: Any, source: Variable) -> Variable:
+def _rows(model: pm.Model, array: Any, source: Variable) -> Variable:
     """Return the entry of the row's person in each row, as an array of the model."""
-    ids, entries = array_value(source), array_value(table)
+    ids, entries = array_value(source), array_value(array)
     if ids.size and (ids.min() < 0 or ids.max() >= len(entries)):
         raise ArgumentError(
-            f"{array_name(model, table)} is looked up by the ids in '{source.name}' and has too few entries: "
+            f"{array_name(model, array)} is looked up by the ids in '{source.name}' and has too few entries: "
             "ids must be places in it, from 0 to its length less 1. pd.factorize(ids)[0] makes such ids."
         )
     rows = np.asarray(entries)[ids]
-    return pytensor.shared(rows, name=table.name, shape=(None, *rows.shape[1:]), borrow=True)
+    return pytensor.shared(rows, name=array.name, shape=(None, *rows.shape[1:]), borrow=True)
 
 
 def _view(model: pm.Model, swapped: Mapping[Variable, Variable], rows: int) -> pm.Model:
@@ -123,7 +116,3 @@ def _view(model: pm.Model, swapped: Mapping[Variable, Variable], rows: int) -> p
         made.name = old.name
     swap_variables(view, dict(zip(terms, new, strict=True)))
     return view
-
-
-def _variables(model: pm.Model) -> tuple[Variable, ...]:
-    return (*model.free_RVs, *model.observed_RVs, *model.potentials)

@@ -1,4 +1,4 @@
-"""What is known of a person, in arrays with an entry for each person that are looked up by the ids."""
+"""Covariates of persons: arrays with an entry for each person that are looked up by the ids."""
 
 from __future__ import annotations
 
@@ -169,6 +169,53 @@ def test_what_mixes_persons_is_refused(write: Write):
         method(model(write))
 
 
+def basis(age: Any) -> Any:
+    """Return a Gaussian process of the ages, whose centre PyMC takes from the oldest and the youngest."""
+    functions, psd = pm.gp.HSGP(m=[4], L=[4.0], cov_func=pm.gp.cov.ExpQuad(1, 1.0)).prior_linearized(
+        age[:, None]
+    )
+    return functions @ (pm.Normal("weights", 0, 1, shape=4) * psd)
+
+
+BY_ALL: dict[str, tuple[Write, str]] = {
+    "a basis looked up": (lambda person, age, _: basis(age)[person], "centre"),
+    "a basis beside a value": (
+        lambda person, age, _: (basis(age) + pm.Normal("u", 0, 1, dims="who"))[person],
+        "centre",
+    ),
+    "a basis in a prior": (
+        lambda person, age, _: pm.Normal("u", basis(age), 1.0, dims="who")[person],
+        "centre",
+    ),
+    "constant weights of classes": (
+        lambda person, age, group: pm.Normal("level", 0, 1, shape=3)[
+            pm.Categorical("k", p=np.random.default_rng(1).dirichlet(np.ones(3), size=P), dims="who")[person]
+        ],
+        "pm.Data",
+    ),
+    "a constant in a prior": (
+        lambda person, age, group: pm.Normal("u", pm.Normal("b") * AGE, 1.0, dims="who")[person],
+        "pm.Data",
+    ),
+    "a constant beside a value": (
+        lambda person, age, group: (pm.Normal("b") * AGE + pm.Normal("u", 0, 1, dims="who"))[person],
+        "pm.Data",
+    ),
+    "a constant looked up": (
+        lambda person, age, group: pm.Normal("b") * pt.constant(AGE)[person],
+        "pm.Data",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_ALL)
+def test_what_pymc_took_from_all_entries_is_refused(name: str):
+    """It went by the numbers of all persons while the model was written, and no graph shows it."""
+    write, text = BY_ALL[name]
+    with pytest.raises(UnsupportedModelError, match=text):
+        method(model(write))
+
+
 def test_entries_of_persons_are_not_released():
     approx = method(model(in_the_prior), batch_size=None).fit(5, progressbar=False)
     listed = " ".join(approx.privacy.public_arrays)
@@ -208,3 +255,13 @@ def test_several_tables_have_one_entry_for_each_row():
         del once
     with pytest.raises(UnsupportedModelError, match="one entry per row"):
         method(made, unit={"y": "came", "x": "once"})
+
+
+def test_a_covariate_is_no_column_of_the_rows_too():
+    """With one row of each person, in another order, the array has as many entries as there are rows."""
+    ids = RNG.permutation(P)
+    with pm.Model() as made:
+        age, b = pm.Data("age", AGE), pm.Normal("b")
+        pm.Normal("y", b * age[pm.Data("person", ids)] + age, 1, observed=AGE)
+    with pytest.raises((NotSeparableError, UnsupportedModelError)):
+        method(made)
