@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -168,8 +169,13 @@ class _Helper:
         return int(bell[_RUNG_FOR])
 
 
+def _end(helpers: Sequence[_Helper]) -> None:
+    for helper in helpers:
+        helper.give(None)
+
+
 class Threads:
-    """`cores` threads, begun when they are first needed."""
+    """`cores` threads, begun when they are first needed, and ended with this object at the latest."""
 
     def __init__(self, cores: int) -> None:
         self.cores = cores
@@ -215,13 +221,14 @@ class Threads:
             for bell in self._bells:
                 helpers.append(_Helper(bell, self.looks))
         except BaseException:  # such as no room for so many threads: those that wait would wait for ever
-            for helper in helpers:
-                helper.give(None)
+            _end(helpers)
             raise
         self._helpers = helpers
+        # At the end of Python they end by themselves, as daemons.
+        weakref.finalize(self, _end, helpers).atexit = False
 
     def close(self) -> None:
         """End the threads; later work begins new ones."""
         helpers, self._helpers = self._helpers, []
-        for helper in helpers:
-            helper.give(None)
+        _end(helpers)
+        helpers.clear()

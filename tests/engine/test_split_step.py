@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -384,6 +385,20 @@ def test_threads_that_cannot_begin_leave_none_waiting(monkeypatch: pytest.Monkey
         four.each(lambda _: 0, 4)
     begun[0].join(5.0)
     assert not begun[0].is_alive()
+
+
+def test_threads_end_with_what_holds_them() -> None:
+    """As in a generator that nobody closes, or a step that a caller drops."""
+    before = set(threading.enumerate())
+    three = threads.Threads(3)
+    three.each(lambda bells: threads.ring(bells), 3)
+    begun = set(threading.enumerate()) - before
+    assert len(begun) == 2
+    del three
+    gc.collect()
+    for thread in begun:
+        thread.join(5.0)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("looks", [1, 1 << 20])
