@@ -255,6 +255,11 @@ class DPADVI(Inference):  # type: ignore[misc]
             raise ArgumentError(
                 "client= adds up records that are on its workers: give records= as dask arrays."
             )
+        if records is not None and self._record.within is not None:
+            raise UnsupportedModelError(
+                "A formula of the model takes other rows of the same person (a lag, a running sum, a mean). "
+                "With records=, compute it before the model, and give it as a column of its own."
+            )
         if records is not None and self._record.covariates is not None:
             raise UnsupportedModelError(
                 "The model looks up covariates of persons by the ids, an array with an entry for each "

@@ -525,6 +525,39 @@ def tables_of_hidden_classes() -> None:
     pm.Potential("extra", -0.5 * (pm.Data("z", EFFECT) - level[kind[once]]) ** 2)
 
 
+@persons("u", unit="person")
+def errors_that_follow_each_other() -> None:
+    """The error of the visit before, of a table that is sorted by person, written in the graph."""
+    order = np.argsort(WHO, kind="stable")
+    person = pm.Data("person", WHO[order])
+    x, y = pm.Data("x", X[order]), pm.Data("outcome", Y[order])
+    u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=P)
+    mean = u[person] + x @ pm.Normal("b", 0, 1, dims="coef")
+    error = pt.concatenate([[0.0], (y - mean)[:-1]])
+    begins = pt.concatenate([[True], pt.neq(person[1:], person[:-1])])
+    rho = pm.Uniform("rho", -1, 1)
+    pm.Normal("y", mean + rho * pt.switch(begins, 0.0, error), pm.HalfNormal("s"), observed=y)
+
+
+@persons()
+def a_running_sum() -> None:
+    """Of the same person's doses so far, wherever the rows lie."""
+    person, dose = who(), pm.Data("dose", T)
+    so_far = pt.eq(person[:, None], person[None, :]) * pt.tri(person.shape[0])
+    mean = pm.Normal("a") + pm.Normal("b") * (so_far @ dose)
+    pm.Normal("y", mean, pm.HalfNormal("s"), observed=Y)
+
+
+@persons("u")
+def means_of_persons() -> None:
+    """Mundlak's device: a person's mean, and how far a row lies from it."""
+    person, x = who(), pm.Data("x", X[:, 0])
+    mean = (pt.bincount(person, x) / pt.bincount(person))[person]
+    u = pm.Normal("u", 0, pm.HalfNormal("tau"), dims="who")
+    eta = u[person] + pm.Normal("between") * mean + pm.Normal("within") * (x - mean)
+    pm.Bernoulli("y", logit_p=eta, observed=LABEL)
+
+
 @persons("level trend", unit={"y": "came", "event": "once"})
 def joint_model() -> None:
     """A value of each person that one table alone looks up, and a table with a row of each person."""

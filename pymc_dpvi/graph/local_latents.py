@@ -247,8 +247,7 @@ def split_local(
             "left to release. Give their prior parameters that are variables: a mean, and a spread."
         )
     own = tuple(tuple(int(n) for n in shapes[rv.name][1:]) for rv in local)
-    point = model.initial_point(0)
-    values = tuple(tuple(np.shape(point[model.rvs_to_values[rv].name])[1:]) for rv in local)
+    values = tuple(tuple(int(n) for n in shapes[model.rvs_to_values[rv].name][1:]) for rv in local)
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
     places = _places(local, values, rules, length)
     return Locals(model, tuple(local), own, values, found, length, places, covariates)

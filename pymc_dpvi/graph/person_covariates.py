@@ -15,7 +15,7 @@ written (`precomputed`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,8 @@ from pytensor.graph.basic import Variable
 from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 from pymc_dpvi.graph.local_latents import by_ids_of, table_length, with_priors
 from pymc_dpvi.graph.model_checks import array_name
-from pymc_dpvi.graph.model_views import check_same_variables, copied, swap_variables, variables_of
-from pymc_dpvi.graph.rebuild import resize_records
+from pymc_dpvi.graph.model_views import check_same_variables, copied, variables_of
+from pymc_dpvi.graph.rebuild import remade_view, resize_records
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.units import Units
 
@@ -44,6 +44,12 @@ class PersonCovariates:
     rows_of: Mapping[Variable, Variable] = field(repr=False)
     variables: tuple[Variable, ...] = field(repr=False)  # of the user's model, as they were
     held: tuple[tuple[Variable, Any], ...] = field(repr=False)  # what the arrays of persons held
+
+    @property
+    def dims(self) -> frozenset[str]:
+        """Dims that run over persons: none of their labels is released."""
+        named = (self.model.named_vars_to_dims.get(str(array.name)) for array in self.rows_of)
+        return frozenset(dims[0] for dims in named if dims and dims[0] is not None)
 
     def check_unchanged(self) -> None:
         """Raise if the user's model has other variables now, or its arrays of persons hold something else."""
@@ -84,7 +90,7 @@ def by_row(model: pm.Model, units: Units | None) -> tuple[pm.Model, PersonCovari
     if not rows_of:
         return model, None
     held = tuple((array, array_value(array)) for array in rows_of)
-    view = _view(model, swapped, len(array_value(units.source))) if swapped else copied(model)
+    view = remade_view(model, swapped, len(array_value(units.source))) if swapped else copied(model)
     return view, PersonCovariates(model, rows_of, variables_of(model), held)
 
 
@@ -103,16 +109,3 @@ def _rows(model: pm.Model, array: Any, source: Variable) -> Variable:
         )
     rows = np.asarray(entries)[ids]
     return pytensor.shared(rows, name=array.name, shape=(None, *rows.shape[1:]), borrow=True)
-
-
-def _view(model: pm.Model, swapped: Mapping[Variable, Variable], rows: int) -> pm.Model:
-    """Return a view of the model with some variables behind its likelihood in place of others."""
-    terms: Sequence[Any] = [*model.observed_RVs, *model.potentials]
-    new, _ = resize_records(
-        terms, {**swapped, **{rv: rv for rv in model.free_RVs}}, num_records=rows, rows=rows
-    )
-    view = copied(model)
-    for old, made in zip(terms, new, strict=True):
-        made.name = old.name
-    swap_variables(view, dict(zip(terms, new, strict=True)))
-    return view

@@ -19,8 +19,9 @@ observed values.
 ``HSGPPeriodic`` :math:`\sin(\omega j (x - c))`. For c PyMC takes (max + min) / 2 of the x that it is given,
 whatever L is. With ``c=``, it takes a multiple of their range for L. The two most extreme records then stand
 in the basis of every other record. So the basis is recognised by its form, and c and L have to be declared:
-each must be a ``pm.Data`` that is public, or an expression, and no constant. (The only numbers looked at are
-the multiples of π that PyMC writes there.)
+each must be a ``pm.Data`` that is public, or an expression, and no constant. That holds for a basis on a
+public grid too, as c stays what it was at the first inputs, and these may have been the records. (The only
+numbers looked at are the multiples of π that PyMC writes there.)
 
 **Formula packages** (:func:`formula_mark`). Bambi, for one, centres predictors by their means and scales
 priors by the standard deviations of the data. A model is recognised by the names that such a package gives.
@@ -133,14 +134,9 @@ def _has_rows(array: Variable) -> bool:
 
 
 def refuse_hsgp(model: pm.Model, records: Collection[Variable], public: Collection[Variable]) -> None:
-    """Raise if the centre or the boundary of a basis at the records' inputs was not declared public.
-
-    A basis on a public grid, which records look up, may lie anywhere.
-    """
+    """Raise if the centre or the boundary of a basis was not declared public."""
     for term in [*model.observed_RVs, *model.potentials]:
         for kind, boundary, shifted in _bases(walk([term]), records):
-            if set(records).isdisjoint(walk([shifted])):
-                continue
             centre = _subtrahend(shifted)
             what = [] if centre is not None and _is_declared(centre, public) else ["centre"]
             if boundary is not None and not _is_declared(boundary, public):
@@ -155,7 +151,8 @@ def refuse_hsgp(model: pm.Model, records: Collection[Variable], public: Collecti
                 f"'{term.name}' is built on pm.gp.{kind}, whose {' and '.join(what)} may come from the "
                 "records: PyMC takes the centre of its basis from the largest and the smallest input, and "
                 "with c= its boundary too, so that a single record would move the basis of all others. Set "
-                "public numbers, one for each column, before gp.prior or gp.prior_linearized: "
+                "public numbers, one for each column, before gp.prior or gp.prior_linearized, also for a "
+                "basis on a public grid, as no number says where it came from: "
                 f"{'; '.join(lines)}; give it the inputs as pm.Data, and say public_data={names}. Numbers "
                 "that are no pm.Data look like PyMC's."
             )

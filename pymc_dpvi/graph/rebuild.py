@@ -24,12 +24,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pymc as pm
 import pytensor.tensor as pt
 from pymc.distributions.custom import CustomSymbolicDistRV
 from pymc.distributions.shape_utils import change_dist_size
 from pymc.logprob.abstract import MeasurableOp
 from pymc.logprob.utils import CheckParameterValue
 from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.ops import ViewOp
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scan.op import Scan
@@ -45,9 +47,10 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_dpvi.errors import NotSeparableError
 from pymc_dpvi.graph.indexing import LOOKING_UP, numbers_rows, row_position
 from pymc_dpvi.graph.marginalised import is_marginal, remake_marginal
+from pymc_dpvi.graph.model_views import copied, swap_variables
 from pymc_dpvi.graph.traversal import walk
 
-__all__ = ["fold_shapes", "is_static_shape", "resize_records", "with_leading_indices"]
+__all__ = ["fold_shapes", "is_static_shape", "remade_view", "resize_records", "with_leading_indices"]
 
 _LOOP = (
     "A loop (pytensor.scan) over records mixes them; one over the entries of one row can be written out, as "
@@ -126,6 +129,20 @@ def resize_records(
     return [memo.get(v, v) for v in outputs], memo
 
 
+def remade_view(model: pm.Model, swapped: Mapping[Variable, Variable], rows: int) -> pm.Model:
+    """Return a view of a model of some `rows` with variables behind its likelihood in place of others."""
+    view = copied(model)
+    if not swapped:
+        return view
+    terms: Sequence[Any] = [*model.observed_RVs, *model.potentials]
+    kept = {rv: rv for rv in model.free_RVs}
+    new, _ = resize_records(terms, {**swapped, **kept}, num_records=rows, rows=rows)
+    for old, made in zip(terms, new, strict=True):
+        made.name = old.name
+    swap_variables(view, dict(zip(terms, new, strict=True)))
+    return view
+
+
 def fold_shapes(outputs: Sequence[Variable]) -> list[Variable]:
     """Replace shapes that the types know by constants, and remake what follows from them.
 
@@ -192,6 +209,8 @@ def _remake(node: Apply, inputs: list[Variable], num_records: int, rows: int, in
     leading = getattr(node.outputs[0].type, "shape", (None,))[:1] == (num_records,)
     if (entries := _one_table(node, inputs)) is not None:
         return [entries]
+    if isinstance(op, ViewOp):  # of a Deterministic
+        return [inputs[0]]
     if inline and isinstance(op, OpFromGraph):
         inner = dict(zip(op.fgraph.inputs, inputs, strict=True))
         outputs, _ = resize_records(

@@ -37,6 +37,7 @@ from pymc_dpvi.graph.tables import Tables
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.graph.unrolled_loops import MOST_NUMBERS, is_long
+from pymc_dpvi.graph.within_persons import WithinPersons
 from pymc_dpvi.lowering import fast_compile
 
 __all__ = ["RecordModel", "assert_no_record_array"]
@@ -69,6 +70,7 @@ class RecordModel:
     tables: Tables | None = None  # where the rows come from; `model` is a view with one table under the other
     held: tuple[Any, ...] = field(default=(), repr=False)  # what the arrays held, if ids are no pm.Data
     local: Locals | None = None  # variables with a value for each person; `model` is a view without them
+    within: WithinPersons | None = None  # columns of formulas by person; `model` is a view with them
     covariates: PersonCovariates | None = None  # of persons; `model` is a view with them in rows
     encoded: Encoded | None = None  # variables with encoders; `model` is a view without them
     num_in_sources: int | None = field(default=None, repr=False)  # N, if `model` has made-up rows alone
@@ -90,6 +92,8 @@ class RecordModel:
             return self.encoded.user_model
         if self.tables is not None:
             return self.tables.model
+        if self.within is not None:
+            return self.within.model
         if self.covariates is not None:
             return self.covariates.model
         return self.model if self.local is None else self.local.model
@@ -201,7 +205,9 @@ class RecordModel:
     def all_arrays(self) -> tuple[Variable, ...]:
         """The record arrays of the model, and those of the user's that they were made of."""
         tables = () if self.tables is None else self.tables.originals
-        return (*self.arrays, *tables, *(() if self.covariates is None else self.covariates.rows_of))
+        within = () if self.within is None else self.within.arrays
+        persons = () if self.covariates is None else self.covariates.rows_of
+        return (*self.arrays, *tables, *within, *persons)
 
     @property
     def row_counts(self) -> frozenset[int]:
@@ -282,8 +288,9 @@ class RecordModel:
                     "(pm.set_data), so the checks of the model hold no longer. Put the data of the fit "
                     "back. A new DPADVI is needed only to fit other data, at a new cost."
                 )
-        if self.covariates is not None:
-            self.covariates.check_unchanged()
+        for view in (self.within, self.covariates):
+            if view is not None:
+                view.check_unchanged()
         if self.tables is not None:
             self.tables.check_unchanged()
         elif self.units is not None:

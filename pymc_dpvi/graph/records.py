@@ -44,6 +44,7 @@ from pymc_dpvi.graph.selections import refuse_masks
 from pymc_dpvi.graph.tables import by_ids, stack_tables
 from pymc_dpvi.graph.traversal import array_value
 from pymc_dpvi.graph.units import dims_of_ids, find_units, refuse_axes_over_units
+from pymc_dpvi.graph.within_persons import within_persons
 
 __all__ = ["build_record_model"]
 
@@ -94,16 +95,21 @@ def build_record_model(
         observed_dims |= dims_of_ids(model, () if units is None else units.ids)
     else:
         units, observed_dims = tables.units, observed_dims | tables.dims
+    #    A formula over the rows of one person is a column, which is evaluated for each person alone.
+    model, within = (model, None) if tables is not None else within_persons(model, units, num_records, public)
     #    Covariates of persons, in an array with an entry for each, are put into rows.
     model, covariates = (model, None) if tables is not None else by_row(model, units)
     rows_of = {} if covariates is None else covariates.rows_of
     local = split_local(model, units, guide, public, rows_of)
     model = model if local is None else local.view()
     refuse_discrete(model)
-    look_ups, length = ((), 0) if local is None else (list(local.look_ups), local.length)
-    refuse_axes_over_units(model, units, look_ups, length)
+    look_ups, lengths = ((), set()) if local is None else (list(local.look_ups), {local.length})
+    lengths |= {len(array_value(a)) for a in rows_of}
+    of_persons = frozenset() if covariates is None else covariates.dims
+    refuse_axes_over_units(model, units, look_ups, lengths, of_persons)
     # 5. The arrays that run along it. An array that is not found here must pass 10.
     arrays, dims = find_record_arrays(model, num_records, observed_dims, public)
+    dims |= of_persons
     arrays = [a for a in arrays if a not in rows_of]
     arrays += [a for a in rows_of.values() if a not in arrays]
     if tables is not None:
@@ -138,6 +144,7 @@ def build_record_model(
         tables=tables,
         held=() if units is None or units.source is not None else tuple(array_value(a) for a in arrays),
         local=local,
+        within=within,
         covariates=covariates,
     )
     # 10. Nothing in these graphs holds other records, or numbers of theirs: the proof that a record enters

@@ -281,11 +281,16 @@ def is_integer(value: Any) -> bool:
 
 
 def refuse_axes_over_units(
-    model: pm.Model, units: Units | None, look_ups: Collection[Variable] = (), length: int = 0
+    model: pm.Model,
+    units: Units | None,
+    look_ups: Collection[Variable] = (),
+    lengths: Collection[int] = (),
+    dims: Collection[str] = (),
 ) -> None:
     """Raise if a global variable has a value for each person, or the likelihood reads the ids otherwise.
 
-    `look_ups` are what is taken by person of local variables (`local_latents`), from tables of this `length`.
+    `look_ups` are what is taken by person of local variables (`local_latents`). Arrays of persons have these
+    `lengths` and `dims`.
     """
     if units is None:
         return
@@ -297,8 +302,9 @@ def refuse_axes_over_units(
         "axis=1) in place of u[person[:, None], items].) Or leave it out."
     )
     for rv in model.free_RVs:
+        named = model.named_vars_to_dims.get(rv.name) or ()
         for axis, entries in enumerate(shapes[rv.name]):
-            if entries in (len(units), length):
+            if entries in (len(units), *lengths) or (axis < len(named) and named[axis] in dims):
                 raise UnsupportedModelError(
                     f"The free variable '{rv.name}' has an axis (axis {axis}) as long as there are persons, "
                     f"by unit=. {advice} If the length is the same by chance, give the axis one entry more."

@@ -33,7 +33,7 @@ from pymc_dpvi.graph.model_checks import array_name
 from pymc_dpvi.graph.record_model import RecordModel
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.tables import Tables
-from pymc_dpvi.graph.traversal import array_shape
+from pymc_dpvi.graph.traversal import array_shape, array_value
 from pymc_dpvi.graph.units import Units, codes_of
 from pymc_dpvi.posterior.new_rows import check_names, new_rows
 
@@ -129,15 +129,22 @@ def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any
     if record.tables is not None:
         return _rows_of_tables(record, record.tables, data)
     source = record.units.source
-    read = [a for a in record.arrays if a is not source]
+    within = record.within
+    columns = () if within is None else within.columns
+    read = [a for a in record.arrays if a is not source and a not in columns]
+    if within is not None:
+        read += [a for a in within.arrays if a is not source and a not in read]
     check_names(data, _names(record.model, [source, *read]))
     person = str(source.name)
     if np.size(data[person]) == 0:
         raise ArgumentError(f"data[{person!r}] must have an id for each row; found none.")
     codes = codes_of(data[person], "the same id", np.size(data[person]), alone=True)
     new = _new(read, data, codes.size)
-    rows = [np.zeros(codes.size, a.type.dtype) if a is source else new[a] for a in record.arrays]
-    return rows, *_persons(np.asarray(data[person], dtype=object), codes)
+    new[source] = np.zeros(codes.size, dtype=array_value(source).dtype)
+    persons, units = _persons(np.asarray(data[person], dtype=object), codes)
+    if within is not None:
+        new |= zip(columns, within.values(new, units), strict=True)
+    return [new[a] for a in record.arrays], persons, units
 
 
 def _rows_of_tables(

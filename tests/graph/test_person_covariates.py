@@ -95,7 +95,12 @@ def test_gradients_are_those_of_one_entry_for_each_row(write: Write):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-ALL = [*BY_ROW, in_the_prior_of_a_class, in_the_prior_of_a_prior]
+def in_a_deterministic_of_a_prior(person: Any, age: Any, group: Any) -> Any:
+    a, b, tau = parameters()
+    return pm.Normal("u", pm.Deterministic("m", a[group] + b * age, dims="who"), tau, dims="who")[person]
+
+
+ALL = [*BY_ROW, in_the_prior_of_a_class, in_the_prior_of_a_prior, in_a_deterministic_of_a_prior]
 
 
 @pytest.mark.turns
@@ -214,6 +219,65 @@ def test_what_pymc_took_from_all_entries_is_refused(name: str):
     write, text = BY_ALL[name]
     with pytest.raises(UnsupportedModelError, match=text):
         method(model(write))
+
+
+@pytest.mark.parametrize("first", [pm.gp.HSGP.prior, pm.gp.HSGP.prior_linearized], ids=lambda f: f.__name__)
+def test_a_basis_that_was_placed_by_persons_before_is_refused(first: Callable[..., Any]):
+    """PyMC keeps the centre of the first inputs for all later ones."""
+
+    def write(person: Any, age: Any, group: Any) -> Any:
+        gp = pm.gp.HSGP(m=[4], L=[4.0], cov_func=pm.gp.cov.ExpQuad(1, 1.0))
+        first(gp, *(["f"] if first is pm.gp.HSGP.prior else []), X=age[:, None])
+        functions, psd = gp.prior_linearized(np.linspace(-2, 2, 9)[:, None])
+        on_grid = functions @ (pm.Normal("weights", 0, 1, shape=4) * psd)
+        return on_grid[pm.Data("at", RNG.integers(0, 9, N))] + pm.Normal("b") * age[person]
+
+    with pytest.raises(UnsupportedModelError, match="centre"):
+        method(model(write))
+
+
+@pytest.mark.parametrize("wrong", [777, -555])
+def test_no_entry_decides_whether_a_model_is_refused(wrong: int):
+    """Not even one that is no place in a table: the term of its person is minus infinity."""
+    group = GROUP.copy()
+    group[3] = wrong
+    others = [p for p in range(P) if p != 3]
+    usual, found = method(model(in_the_prior)), method(model(in_the_prior, AGE, group))
+    one, other = (released_of_everybody(m, "FAST_COMPILE", others)[0] for m in (usual, found))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_priors_of_persons_are_not_drawn_from():
+    drawn = []
+
+    def random(mu: Any, rng: Any = None, size: Any = None) -> np.ndarray:
+        if isinstance(mu, np.ndarray):  # PyMC tries it with a variable, too
+            drawn.append(mu)
+        return np.zeros(P)
+
+    def write(person: Any, age: Any, group: Any) -> Any:
+        def logp(value: Any, mu: Any) -> Any:
+            return pm.logp(pm.Normal.dist(mu, 1.0), value)
+
+        _, b, _ = parameters()
+        u = pm.CustomDist("u", b * age, logp=logp, random=random, dims="who", initval="prior")
+        return u[person]
+
+    method(model(write))
+    assert not drawn
+
+
+def test_dims_of_persons_are_not_released_with_other_variables():
+    """Persons who have no row of their own, such as receivers, are persons, too."""
+
+    def write(person: Any, age: Any, group: Any) -> Any:
+        receiver = pm.Data("receiver", RNG.integers(0, P, size=N))
+        pm.modelcontext(None).named_vars_to_dims["age"] = ("who",)
+        return pm.Normal("b") * age[person] + pm.Normal("received", 0, 1, dims="who")[receiver]
+
+    for ids in (WHO, np.where(WHO == 5, 6, WHO)):
+        with pytest.raises(UnsupportedModelError, match="'received' has an axis"):
+            method(model(write, ids=ids))
 
 
 def test_entries_of_persons_are_not_released():

@@ -140,14 +140,39 @@ def test_pymc_places_the_basis_by_the_records() -> None:
     assert ends[0] != ends[1]
 
 
-def test_a_basis_on_a_public_grid_is_accepted() -> None:
-    """Records look it up; where it lies is known to everybody."""
+GRID = np.linspace(-1, 1, 21)[:, None]
+
+
+def on_a_grid(first: Any, **placed: Any) -> pm.Model:
+    """Make a model whose records look up a basis on a public grid; `first` is what PyMC saw before."""
     with pm.Model() as model:
-        gp = pm.gp.HSGP(m=[5], L=[2.0], cov_func=pm.gp.cov.ExpQuad(1, ls=pm.Exponential("ls", 1)))
-        phi, psd = gp.prior_linearized(X=np.linspace(-1, 1, 21)[:, None])
+        x = pm.Data("x", X[:, :1])
+        length = [float(2 * np.abs(X).max())] if first == "boundary" else [2.0]
+        gp = pm.gp.HSGP(m=[5], L=length, cov_func=pm.gp.cov.ExpQuad(1, ls=pm.Exponential("ls", 1)))
+        for name, value in placed.items():
+            setattr(gp, name, pm.Data(name.strip("_"), value))
+        if first == "prior":
+            gp.prior("f", X=x)
+        elif first == "linearized":
+            gp.prior_linearized(X=x)
+        phi, psd = gp.prior_linearized(X=GRID)
         f = phi @ (pm.Normal("a", shape=5) * psd)
         pm.Normal("y", f[pm.Data("at", RNG.integers(0, 21, N))], 1.0, observed=Y)
-    build_record_model(model)
+    return model
+
+
+@pytest.mark.parametrize("first", ["prior", "linearized", "boundary", "nothing"])
+def test_a_basis_on_a_public_grid_may_have_been_placed_by_records(first: str) -> None:
+    """PyMC keeps the centre of the first inputs, and the graph is the same if these were the grid."""
+    with pytest.raises(UnsupportedModelError, match=r"HSGP, whose centre.*also for a basis on a public grid"):
+        build_record_model(on_a_grid(first))
+    with pytest.raises(UnsupportedModelError, match="HSGP, whose boundary"):
+        build_record_model(on_a_grid(first, _X_center=[0.0]), public_data=["X_center"])
+
+
+@pytest.mark.parametrize("first", ["prior", "linearized", "nothing"])
+def test_a_basis_on_a_public_grid_in_a_public_place_is_accepted(first: str) -> None:
+    build_record_model(on_a_grid(first, _X_center=[0.0], L=[2.0]), public_data=["X_center", "L"])
 
 
 def formula_model(name: str = "b", dim: str = "g", obs: str | None = None) -> pm.Model:

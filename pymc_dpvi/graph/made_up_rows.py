@@ -1,0 +1,247 @@
+"""Which formulas of a model take other rows of the same person, found on made-up rows.
+
+:class:`MadeUpRows` are the rows of a few persons, person by person, with the types and widths of the model's
+arrays and no number of theirs. On them it is seen whether a formula of data has an entry for each row, if it
+depends on other rows, and whether two models say the same. So no verdict depends on a record. Privacy rests
+on one thing here: :meth:`MadeUpRows.formulas` lets no array into a formula that is neither of rows nor
+public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+from pymc.logprob.abstract import MeasurableOp
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.scan.op import Scan
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.type import TensorType
+
+from pymc_dpvi.graph.local_latents import by_ids_of
+from pymc_dpvi.graph.opaque import opaque_part
+from pymc_dpvi.graph.rebuild import resize_records
+from pymc_dpvi.graph.shape_constants import shape_vectors
+from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
+from pymc_dpvi.graph.units import Units
+from pymc_dpvi.lowering import python_as_it_stands
+
+__all__ = ["MadeUpRows", "on_rows"]
+
+#: Rows of the made-up persons. Their sum is a prime that is hardly another length of a model.
+_SIZES = (4, 1, 7, 2, 45)
+#: In which order they lie; the fourth has the first id.
+_ORDERS = ((0, 1, 2, 3, 4), (3, 0, 4, 1, 2))
+
+
+def on_rows(graphs: Sequence[Variable], arrays: Sequence[Variable]) -> Callable[..., list[np.ndarray]]:
+    """Compile graphs of data as functions of any number of rows of `arrays`."""
+    rows = [a.type.clone(shape=(None, *array_shape(a)[1:]))() for a in arrays]  # type: ignore[attr-defined]
+    made, _ = resize_records(graphs, dict(zip(arrays, rows, strict=True)), num_records=-1, rows=-1)
+    return pytensor.function(rows, made, mode=python_as_it_stands(), on_unused_input="ignore")
+
+
+class MadeUpRows:
+    """Made-up rows of a few persons, on which formulas and models are compared."""
+
+    def __init__(
+        self, model: pm.Model, source: Variable, num_rows: int, public: Collection[Variable]
+    ) -> None:
+        self._model, self._source, self._num_rows, self._public = model, source, num_rows, public
+        values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
+        behind = walk([*model.observed_RVs, *values, *model.potentials], stop=model.free_RVs)
+        self.arrays = [
+            v for v in behind if is_array(v) and v not in public and array_shape(v)[:1] == (num_rows,)
+        ]
+        if source not in self.arrays:
+            self.arrays.append(source)
+        #: Constants that keep a formula from being a column.
+        self.constants: list[Variable] = []
+        self._rng = np.random.default_rng(0)
+        shapes = model.eval_rv_shapes()
+        self._free = {rv: self._rng.uniform(0.1, 0.9, size=shapes[rv.name]) for rv in model.free_RVs}
+        self._of_persons = [self._rows(order) for order in _ORDERS]
+
+    def _rows(self, order: Sequence[int]) -> tuple[list[np.ndarray], Units]:
+        ids = np.repeat(order, np.take(_SIZES, order))
+        made = []
+        for array in self.arrays:
+            dtype, shape = np.dtype(array.type.dtype), (ids.size, *array_shape(array)[1:])  # type: ignore[attr-defined]
+            if array is self._source:
+                made.append(ids.astype(dtype))
+            elif dtype.kind == "f":
+                made.append(self._rng.uniform(0.05, 0.95, size=shape).astype(dtype))
+            else:
+                made.append(self._rng.integers(0, 2, size=shape).astype(dtype))
+        return made, Units.by_codes(ids, "")
+
+    def evaluate(self, graphs: Sequence[Variable], model_rows: Mapping[Variable, Any], number: int) -> Any:
+        """Evaluate graphs of a model on `model_rows`, and at made-up values of the free variables."""
+        stand_ins = {**model_rows, **self._free}
+        inputs = {v: v.type.clone(shape=np.shape(a))() for v, a in stand_ins.items()}  # type: ignore[attr-defined]
+        made, _ = resize_records(graphs, inputs, num_records=self._num_rows, rows=number)
+        fn = pytensor.function(
+            list(inputs.values()), made, mode=python_as_it_stands(), on_unused_input="ignore"
+        )
+        with np.errstate(all="ignore"):
+            return fn(*(np.asarray(a, v.type.dtype) for v, a in stand_ins.items()))  # type: ignore[attr-defined]
+
+    def is_long(self, var: Variable) -> bool:
+        """Whether a variable of the model has an entry for each row."""
+        made, _ = self._of_persons[0]
+        try:
+            (value,) = self.evaluate([var], dict(zip(self.arrays, made, strict=True)), sum(_SIZES))
+        except Exception:
+            return False
+        return np.shape(value)[:1] == (sum(_SIZES),)
+
+    def formulas(self, view: pm.Model) -> list[Variable]:
+        """Return the largest formulas of data with an entry for each row that read other rows, or the ids."""
+        terms = [*view.observed_RVs, *view.potentials]
+        found = walk(terms, stop=view.free_RVs)
+        by_ids = by_ids_of(view, self._source).items()
+        look_ups = {out for out, (base, _) in by_ids if self._source not in walk([base])}
+        of_data = {v for v in found if is_array(v) or isinstance(v, Constant)}
+        top: dict[Variable, None] = {}
+        for var in found:
+            if var.owner is None or var in view.free_RVs or var in look_ups:
+                continue  # of what is looked up by the ids, see `local_latents` and `person_covariates`
+            inputs = _inputs(var)
+            if not _draws(var) and all(i in of_data for i in inputs):
+                of_data.add(var)
+            else:
+                top.update(dict.fromkeys(i for i in inputs if i in of_data))
+        top.update({t: None for t in terms if t in of_data})
+        return [v for v in self._largest(list(top)) if self._source in walk([v]) or self._reads_others(v)]
+
+    def _largest(self, top: Sequence[Variable]) -> list[Variable]:
+        """Return which of some formulas may be columns, or parts of them that may."""
+        found: dict[Variable, None] = {}
+        stack = list(top)
+        while stack:
+            var = stack.pop()
+            if var.owner is None or var in found or not _may_mix(var):
+                continue
+            if self._is_closed(var) and self.of_formula(var) is not None:
+                found[var] = None
+            else:
+                stack += var.owner.inputs
+        return list(found)
+
+    def _is_closed(self, var: Variable) -> bool:
+        """Whether a formula holds no number but of rows, what is public, and single ones."""
+        found = walk([var], into_size=True)
+        plain = shape_vectors(found)
+        scalars = set(self._model.data_vars)
+        for v in found:
+            if v.owner is not None:
+                op = v.owner.op
+                if opaque_part(op) is not None or isinstance(op, Scan | OpFromGraph | RandomVariable):
+                    return False
+            elif v in self._public or v in plain:
+                continue
+            elif isinstance(v, SharedVariable):
+                rows = v in self.arrays
+                if not rows and not (v in scalars and is_array(v) and array_value(v).ndim == 0):
+                    return False
+            elif isinstance(v, Constant):
+                if isinstance(v.type, TensorType) and array_value(v).size > 1:
+                    self.constants.append(v)
+                    return False
+            else:
+                return False
+        return isinstance(var.type, TensorType)
+
+    def of_formula(self, var: Variable) -> Any:
+        """Return a formula's entries for all made-up rows; None if it does not have one for each."""
+        made, _ = self._of_persons[0]
+        arrays = [a for a in self.arrays if isinstance(a, SharedVariable)]
+        rows = [r for a, r in zip(self.arrays, made, strict=True) if a in arrays]
+        try:
+            (value,) = on_rows([var], arrays)(*rows)
+        except Exception:
+            return None
+        return value if np.shape(value)[:1] == (sum(_SIZES),) else None
+
+    def _reads_others(self, var: Variable) -> bool:
+        """Whether an entry of a formula depends on other rows."""
+        arrays = [a for a in self.arrays if isinstance(a, SharedVariable)]
+        fn = on_rows([var], arrays)
+        for made, _ in self._of_persons:
+            rows = [r for a, r in zip(self.arrays, made, strict=True) if a in arrays]
+            try:
+                with np.errstate(all="ignore"):
+                    (whole,) = fn(*rows)
+                    one = np.concatenate([fn(*(r[[i]] for r in rows))[0] for i in range(len(whole))])
+            except Exception:
+                return True
+            if not _same(whole, one):
+                return True
+        return False
+
+    def other_term(
+        self, view: pm.Model, columns: Sequence[Variable], values: Callable[..., list[np.ndarray]]
+    ) -> str | None:
+        """Name a term of which the view says something else than the model; None if there is none.
+
+        `values` makes the view's `columns` of rows and whose they are.
+        """
+        pairs = zip(
+            [*self._model.observed_RVs, *self._model.potentials],
+            [*view.observed_RVs, *view.potentials],
+            strict=True,
+        )
+        for term, remade in pairs:
+            for made, units in self._of_persons:
+                rows = dict(zip(self.arrays, made, strict=True))
+                new_columns = dict(zip(columns, values(rows, units), strict=True))
+                try:
+                    own = self.evaluate(_parameters(term), rows, sum(_SIZES))
+                    new = self.evaluate(_parameters(remade), {**rows, **new_columns}, sum(_SIZES))
+                except Exception:
+                    return str(term.name)
+                if len(own) != len(new) or not all(map(_same, own, new)):
+                    return str(term.name)
+        return None
+
+
+def _inputs(var: Variable) -> list[Variable]:
+    assert var.owner is not None
+    op = var.owner.op
+    return list(op.dist_params(var.owner) if isinstance(op, RandomVariable) else var.owner.inputs)
+
+
+def _draws(var: Variable) -> bool:
+    return isinstance(getattr(var.owner, "op", None), RandomVariable | MeasurableOp)
+
+
+def _may_mix(var: Variable) -> bool:
+    """Whether a formula has an operation that is not entry by entry."""
+    nodes = (v.owner for v in walk([var]) if v.owner is not None)
+    return any(not isinstance(node.op, Elemwise | DimShuffle) for node in nodes)
+
+
+def _parameters(term: Variable) -> list[Variable]:
+    """Return what the distribution of a term is made of, through distributions of distributions."""
+    found: list[Variable] = []
+    stack = [term]
+    while stack:
+        var = stack.pop()
+        if _draws(var):
+            stack += _inputs(var)
+        elif isinstance(var.type, TensorType):
+            found.append(var)
+    return found
+
+
+def _same(left: Any, right: Any) -> bool:
+    left, right = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
+    tolerance = 1e-6 if pytensor.config.floatX == "float64" else 1e-3
+    shape = np.broadcast_shapes(left.shape, right.shape) if left.ndim == right.ndim else None
+    return shape is not None and bool(np.allclose(left, right, tolerance, tolerance, equal_nan=True))
