@@ -16,14 +16,15 @@ import numpy as np
 import pymc as pm
 import pytensor
 from pymc.logprob.abstract import MeasurableOp
-from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.scan.op import Scan
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import TensorType
 
+from pymc_dpvi.graph.indexing import INDEXING
 from pymc_dpvi.graph.local_latents import by_ids_of
 from pymc_dpvi.graph.opaque import opaque_part
 from pymc_dpvi.graph.rebuild import resize_records
@@ -34,6 +35,17 @@ from pymc_dpvi.lowering import python_as_it_stands
 
 __all__ = ["MadeUpRows", "on_rows"]
 
+#: Operations that a formula may consist of: they compute from their inputs alone, and end soon.
+_OPERATIONS = {
+    *INDEXING,
+    *"""
+    ARange Alloc All Any ArgSortOp Argmax BroadcastTo CAReduce CumOp DimShuffle Dot Elemwise ExtractDiag Eye
+    Join MakeVector Max Mean Min Prod Reshape ScalarFromTensor Shape Shape_i SortOp SpecifyShape Sum
+    TensorFromScalar Tri ViewOp
+    """.split(),
+}
+#: From which input on an operation is given the lengths of what it makes.
+_LENGTHS = {"ARange": 0, "Alloc": 1, "BroadcastTo": 1, "Eye": 0, "Reshape": 1, "Tri": 0}
 #: Rows of the made-up persons. Their sum is a prime that is hardly another length of a model.
 _SIZES = (4, 1, 7, 2, 45)
 #: In which order they lie; the fourth has the first id.
@@ -142,7 +154,10 @@ class MadeUpRows:
         for v in found:
             if v.owner is not None:
                 op = v.owner.op
-                if opaque_part(op) is not None or isinstance(op, Scan | OpFromGraph | RandomVariable):
+                kind = type(op.core_op if isinstance(op, Blockwise) else op).__name__
+                if kind not in _OPERATIONS or opaque_part(op) is not None:
+                    return False
+                if self._has_length_of_rows(v.owner):
                     return False
             elif v in self._public or v in plain:
                 continue
@@ -157,6 +172,15 @@ class MadeUpRows:
             else:
                 return False
         return isinstance(var.type, TensorType)
+
+    def _has_length_of_rows(self, node: Apply) -> bool:
+        """Whether an operation makes an array whose length is computed from the entries of rows.
+
+        One person's entry could ask for any amount of memory. (All ids of a person are equal, and small.)
+        """
+        first = _LENGTHS.get(type(node.op).__name__)
+        found = [] if first is None else _walk_entries(node.inputs[first:])
+        return any(v in self.arrays and v is not self._source for v in found)
 
     def of_formula(self, var: Variable) -> Any:
         """Return a formula's entries for all made-up rows; None if it does not have one for each."""
@@ -209,6 +233,12 @@ class MadeUpRows:
                 if len(own) != len(new) or not all(map(_same, own, new)):
                     return str(term.name)
         return None
+
+
+def _walk_entries(outputs: Sequence[Variable]) -> list[Variable]:
+    """List what variables depend on, but for shapes."""
+    of_shape = [v for v in walk(outputs) if isinstance(getattr(v.owner, "op", None), Shape | Shape_i)]
+    return walk(outputs, stop=of_shape)
 
 
 def _inputs(var: Variable) -> list[Variable]:

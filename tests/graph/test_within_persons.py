@@ -328,6 +328,24 @@ class Own(pytensor.graph.op.Op):
         outputs[0][0] = inputs[0]
 
 
+def in_a_loop(person: Any, x: Any, y: Any) -> Any:
+    """PyTensor's scan over the rows; a running sum would be written otherwise."""
+    same = pt.cast(~begins(person), "float64")
+    total = pytensor.scan(
+        lambda value, again, before: value + again * before,
+        sequences=[x, same],
+        outputs_info=[pt.zeros(())],
+        return_updates=False,
+    )
+    return b() * total
+
+
+def as_many_as_an_entry_says(person: Any, x: Any, y: Any) -> Any:
+    """One entry of one person could ask for all memory."""
+    visit = pt.cast(x, "int64")
+    return b() * before(person, pt.bincount(visit)[visit])
+
+
 def of_the_users_own(person: Any, x: Any, y: Any) -> Any:
     return b() * before(person, Own()(x))
 
@@ -349,6 +367,8 @@ MIXED = [
     drawn,
     value_of_others,
     basis_of_a_lag,
+    in_a_loop,
+    as_many_as_an_entry_says,
     of_the_users_own,
 ]
 
