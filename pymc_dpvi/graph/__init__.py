@@ -11,6 +11,8 @@ what is checked     `records.build_record_model` is the list, in order. The chec
                     `model_checks`, `selections`, `record_axis`, `precomputed`, `private_constants` (with
                     `opaque`, `scalar_constants`, `unrolled_loops`, `shape_constants`), `guards`, then
                     `start`; and `separability` against the model itself, on `synthetic_records`
+persons             `units`, `tables`, `local_latents` (with `local_rules`, `local_checks`),
+                    `person_covariates`, `within_persons` (with `made_up_rows`, `shifted_rows`)
 the graphs          `densities`, with `rebuild`, `marginalised` and `traversal`
 gradients           `gradients`, by a family's parameters (`guide`) too; factored where that is shorter
                     (`factoring`, `blocks`), without loops over a batch (`batched_ops`)
