@@ -10,6 +10,7 @@ public.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,18 +23,20 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type import TensorType
 
 from pymc_dpvi.graph.indexing import INDEXING
+from pymc_dpvi.graph.local_checks import number_of
 from pymc_dpvi.graph.local_latents import by_ids_of
-from pymc_dpvi.graph.opaque import opaque_part
+from pymc_dpvi.graph.opaque import is_opaque_value, opaque_part
 from pymc_dpvi.graph.rebuild import resize_records
 from pymc_dpvi.graph.shape_constants import shape_vectors
 from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.lowering import python_as_it_stands
 
-__all__ = ["MadeUpRows", "on_rows"]
+__all__ = ["MadeUpRows", "on_rows", "placed_on_rows"]
 
 #: Operations that a formula may consist of: they compute from their inputs alone, and end soon.
 _OPERATIONS = {
@@ -46,16 +49,32 @@ _OPERATIONS = {
 }
 #: From which input on an operation is given the lengths of what it makes.
 _LENGTHS = {"ARange": 0, "Alloc": 1, "BroadcastTo": 1, "Eye": 0, "Reshape": 1, "Tri": 0}
-#: Rows of the made-up persons. Their sum is a prime that is hardly another length of a model.
-_SIZES = (4, 1, 7, 2, 45)
-#: In which order they lie; the fourth has the first id.
-_ORDERS = ((0, 1, 2, 3, 4), (3, 0, 4, 1, 2))
+#: Rows of the longest made-up person, at least, and the largest number in a formula that adds to them.
+_LONGEST, _MOST = 45, 200
+#: Ids of made-up persons, and how many rows each has; None for the longest. With ids that are places in a
+#: table of two, or of five, or in none; in the order of the ids, or not.
+_PERSONS: tuple[tuple[tuple[int, int | None], ...], ...] = (
+    ((1, 8), (0, None)),
+    ((0, 4), (1, 1), (2, 7), (3, 2), (4, None)),
+    ((3, 2), (0, 4), (4, None), (1, 1), (2, 7)),
+    ((0, None), (1000, 4), (7, 1), (40, 7), (12, 2)),
+)
+#: Of floats: as the records of `synthetic_records`, or any. Of integers: the end.
+_VALUES: tuple[tuple[bool, int], ...] = ((False, 2), (True, 2), (True, 10))
+
+
+def placed_on_rows(
+    graphs: Sequence[Variable], arrays: Sequence[Variable]
+) -> tuple[list[Variable], list[Variable]]:
+    """Remake graphs of data for any number of rows of `arrays`; return their placeholders, and the graphs."""
+    rows = [a.type.clone(shape=(None, *array_shape(a)[1:]))() for a in arrays]  # type: ignore[attr-defined]
+    made, _ = resize_records(graphs, dict(zip(arrays, rows, strict=True)), num_records=-1, rows=-1)
+    return rows, made
 
 
 def on_rows(graphs: Sequence[Variable], arrays: Sequence[Variable]) -> Callable[..., list[np.ndarray]]:
     """Compile graphs of data as functions of any number of rows of `arrays`."""
-    rows = [a.type.clone(shape=(None, *array_shape(a)[1:]))() for a in arrays]  # type: ignore[attr-defined]
-    made, _ = resize_records(graphs, dict(zip(arrays, rows, strict=True)), num_records=-1, rows=-1)
+    rows, made = placed_on_rows(graphs, arrays)
     return pytensor.function(rows, made, mode=python_as_it_stands(), on_unused_input="ignore")
 
 
@@ -78,26 +97,37 @@ class MadeUpRows:
         self._rng = np.random.default_rng(0)
         shapes = model.eval_rv_shapes()
         self._free = {rv: self._rng.uniform(0.1, 0.9, size=shapes[rv.name]) for rv in model.free_RVs}
-        self._of_persons = [self._rows(order) for order in _ORDERS]
+        #: Rows of the longest person: more than any lag that is written in the model.
+        self.longest = max(_LONGEST, _largest_number(behind) + 3)
+        self._sets = [self._rows(persons, *v) for v in _VALUES for persons in _PERSONS]
 
-    def _rows(self, order: Sequence[int]) -> tuple[list[np.ndarray], Units]:
-        ids = np.repeat(order, np.take(_SIZES, order))
+    def _rows(
+        self, persons: Sequence[tuple[int, int | None]], wide: bool, end: int
+    ) -> tuple[list[np.ndarray], Units]:
+        """Make rows of some persons, one array for each of `arrays`, and say whose they are."""
+        ids = np.repeat([p for p, _ in persons], [n or self.longest for _, n in persons])
         made = []
         for array in self.arrays:
             dtype, shape = np.dtype(array.type.dtype), (ids.size, *array_shape(array)[1:])  # type: ignore[attr-defined]
             if array is self._source:
-                made.append(ids.astype(dtype))
+                values = ids
             elif dtype.kind == "f":
-                made.append(self._rng.uniform(0.05, 0.95, size=shape).astype(dtype))
+                values = self._rng.normal(0, 3, shape) if wide else self._rng.uniform(0.05, 0.95, shape)
             else:
-                made.append(self._rng.integers(0, 2, size=shape).astype(dtype))
-        return made, Units.by_codes(ids, "")
+                values = self._rng.integers(0, 2 if dtype.kind == "b" else end, size=shape)
+            made.append(values.astype(dtype))
+        return made, Units.by_codes(np.unique(ids, return_inverse=True)[1], "")
 
-    def evaluate(self, graphs: Sequence[Variable], model_rows: Mapping[Variable, Any], number: int) -> Any:
-        """Evaluate graphs of a model on `model_rows`, and at made-up values of the free variables."""
-        stand_ins = {**model_rows, **self._free}
+    def evaluate(
+        self,
+        graphs: Sequence[Variable],
+        rows: Sequence[np.ndarray],
+        more: Mapping[Variable, Any] = MappingProxyType({}),
+    ) -> list[np.ndarray]:
+        """Evaluate graphs on rows of `arrays`, and of `more` arrays, at made-up values of free variables."""
+        stand_ins = {**dict(zip(self.arrays, rows, strict=True)), **more, **self._free}
         inputs = {v: v.type.clone(shape=np.shape(a))() for v, a in stand_ins.items()}  # type: ignore[attr-defined]
-        made, _ = resize_records(graphs, inputs, num_records=self._num_rows, rows=number)
+        made, _ = resize_records(graphs, inputs, num_records=self._num_rows, rows=len(rows[0]))
         fn = pytensor.function(
             list(inputs.values()), made, mode=python_as_it_stands(), on_unused_input="ignore"
         )
@@ -106,12 +136,12 @@ class MadeUpRows:
 
     def is_long(self, var: Variable) -> bool:
         """Whether a variable of the model has an entry for each row."""
-        made, _ = self._of_persons[0]
+        made, _ = self._sets[0]
         try:
-            (value,) = self.evaluate([var], dict(zip(self.arrays, made, strict=True)), sum(_SIZES))
+            (value,) = self.evaluate([var], made)
         except Exception:
             return False
-        return np.shape(value)[:1] == (sum(_SIZES),)
+        return np.shape(value)[:1] == made[0].shape[:1]
 
     def formulas(self, view: pm.Model) -> list[Variable]:
         """Return the largest formulas of data with an entry for each row that read other rows, or the ids."""
@@ -157,7 +187,7 @@ class MadeUpRows:
                 kind = type(op.core_op if isinstance(op, Blockwise) else op).__name__
                 if kind not in _OPERATIONS or opaque_part(op) is not None:
                     return False
-                if self._has_length_of_rows(v.owner):
+                if self._has_length_of_rows(v.owner) or _is_cut_far(v.owner):
                     return False
             elif v in self._public or v in plain:
                 continue
@@ -165,7 +195,7 @@ class MadeUpRows:
                 rows = v in self.arrays
                 if not rows and not (v in scalars and is_array(v) and array_value(v).ndim == 0):
                     return False
-            elif isinstance(v, Constant):
+            elif isinstance(v, Constant) and not is_opaque_value(v):
                 if isinstance(v.type, TensorType) and array_value(v).size > 1:
                     self.constants.append(v)
                     return False
@@ -184,27 +214,33 @@ class MadeUpRows:
 
     def of_formula(self, var: Variable) -> Any:
         """Return a formula's entries for all made-up rows; None if it does not have one for each."""
-        made, _ = self._of_persons[0]
-        arrays = [a for a in self.arrays if isinstance(a, SharedVariable)]
-        rows = [r for a, r in zip(self.arrays, made, strict=True) if a in arrays]
+        arrays, rows = self._shared(self._sets[0][0])
         try:
-            (value,) = on_rows([var], arrays)(*rows)
+            with np.errstate(all="ignore"):
+                (value,) = on_rows([var], arrays)(*rows)
         except Exception:
             return None
-        return value if np.shape(value)[:1] == (sum(_SIZES),) else None
+        return value if np.shape(value)[:1] == rows[0].shape[:1] else None
+
+    def _shared(self, rows: Sequence[np.ndarray]) -> tuple[list[Variable], list[np.ndarray]]:
+        """Return those of the arrays that are ``pm.Data``, and their rows."""
+        pairs = [(a, r) for a, r in zip(self.arrays, rows, strict=True) if isinstance(a, SharedVariable)]
+        return [a for a, _ in pairs], [r for _, r in pairs]
 
     def _reads_others(self, var: Variable) -> bool:
         """Whether an entry of a formula depends on other rows."""
-        arrays = [a for a in self.arrays if isinstance(a, SharedVariable)]
-        fn = on_rows([var], arrays)
-        for made, _ in self._of_persons:
-            rows = [r for a, r in zip(self.arrays, made, strict=True) if a in arrays]
-            try:
-                with np.errstate(all="ignore"):
+        fn = on_rows([var], self._shared(self._sets[0][0])[0])
+        for made, _ in self._sets:
+            _, rows = self._shared(made)
+            with np.errstate(all="ignore"):
+                try:
                     (whole,) = fn(*rows)
+                except Exception:
+                    continue  # these numbers do not suit the model, e.g. as an index
+                try:
                     one = np.concatenate([fn(*(r[[i]] for r in rows))[0] for i in range(len(whole))])
-            except Exception:
-                return True
+                except Exception:
+                    return True
             if not _same(whole, one):
                 return True
         return False
@@ -222,17 +258,40 @@ class MadeUpRows:
             strict=True,
         )
         for term, remade in pairs:
-            for made, units in self._of_persons:
-                rows = dict(zip(self.arrays, made, strict=True))
-                new_columns = dict(zip(columns, values(rows, units), strict=True))
+            compared = 0
+            for rows, units in self._sets:
                 try:
-                    own = self.evaluate(_parameters(term), rows, sum(_SIZES))
-                    new = self.evaluate(_parameters(remade), {**rows, **new_columns}, sum(_SIZES))
+                    own = self.evaluate(_parameters(term), rows)
+                except Exception:
+                    continue  # these numbers do not suit the model
+                made = values(dict(zip(self.arrays, rows, strict=True)), units)
+                try:
+                    new = self.evaluate(_parameters(remade), rows, dict(zip(columns, made, strict=True)))
                 except Exception:
                     return str(term.name)
                 if len(own) != len(new) or not all(map(_same, own, new)):
                     return str(term.name)
+                compared += 1
+            if not compared:
+                return str(term.name)
         return None
+
+
+def _largest_number(found: Sequence[Variable]) -> int:
+    """Return the largest whole number in a graph, up to `_MOST`."""
+    numbers = [float(array_value(v).item()) for v in found if is_array(v) and array_value(v).ndim == 0]
+    return int(max((abs(n) for n in numbers if n.is_integer() and abs(n) <= _MOST), default=0))
+
+
+def _is_cut_far(node: Apply) -> bool:
+    """Whether a part is taken by a place that no made-up person has."""
+    if type(node.op).__name__ not in ("Subtensor", "IncSubtensor"):
+        return False
+    first = 2 if type(node.op).__name__ == "IncSubtensor" else 1
+    places = indices_from_subtensor(node.inputs[first:], node.op.idx_list)
+    ends = [e for p in places for e in ((p.start, p.stop, p.step) if isinstance(p, slice) else (p,))]
+    numbers = [number_of(e) if isinstance(e, Variable) else e for e in ends]
+    return any(n is not None and abs(int(n)) > _MOST for n in numbers)
 
 
 def _walk_entries(outputs: Sequence[Variable]) -> list[Variable]:
@@ -273,5 +332,7 @@ def _parameters(term: Variable) -> list[Variable]:
 def _same(left: Any, right: Any) -> bool:
     left, right = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
     tolerance = 1e-6 if pytensor.config.floatX == "float64" else 1e-3
-    shape = np.broadcast_shapes(left.shape, right.shape) if left.ndim == right.ndim else None
-    return shape is not None and bool(np.allclose(left, right, tolerance, tolerance, equal_nan=True))
+    if left.ndim != right.ndim:
+        return False
+    alike = all(m == n or 1 in (m, n) for m, n in zip(left.shape, right.shape, strict=True))
+    return alike and bool(np.allclose(left, right, tolerance, tolerance, equal_nan=True))

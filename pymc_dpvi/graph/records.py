@@ -100,6 +100,8 @@ def build_record_model(
     #    Covariates of persons, in an array with an entry for each, are put into rows.
     model, covariates = (model, None) if tables is not None else by_row(model, units)
     rows_of = {} if covariates is None else covariates.rows_of
+    if within is not None:
+        within.refuse_tables(rows_of)
     local = split_local(model, units, guide, public, rows_of)
     model = model if local is None else local.view()
     refuse_discrete(model)
@@ -150,9 +152,10 @@ def build_record_model(
     # 10. Nothing in these graphs holds other records, or numbers of theirs: the proof that a record enters
     #     its own term alone.
     derived = [*unevaluated(model, one), *one.of_local]
-    assert_no_record_array(record, one.generative, derived, start)
+    formulas = [] if within is None else within.graphs
+    assert_no_record_array(record, [*one.generative, *formulas], derived, start)
     # 11. What is left counts as public, and the report lists it.
-    evaluated = [*one.generative, *derived, *record.released]
+    evaluated = [*one.generative, *formulas, *derived, *record.released]
     listed = describe_public(model, record.all_arrays, evaluated, [prior, *start], record.released_dims)
     # 12. No value of a record can make its term raise, run on, or read memory beside an array.
     declared = Declared.of(record.whole_model, public, record.released_dims)

@@ -10,7 +10,7 @@ table's order. So an entry of the column is a function of the person's own data,
 sensitivity rests on this. Behind it may be ``pm.Data`` with a row for each row of the table, the ids, what
 was declared public, and single numbers; nothing else (`made_up_rows`). Rows for which it cannot be evaluated
 are NaN, or zero among integers: no record can make it raise. (A lag of two needs two rows, and a person may
-have one. So a made-up person follows, whose rows are the person's first row with another id.)
+have one. Then a made-up person follows, whose rows are the person's first row with another id.)
 
 *Whether it is the user's model.* On the rows of several persons together the formula has to say the same.
 `made_up_rows` compares both models on made-up rows. A running sum that does not begin anew with each
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -36,7 +37,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.local_latents import by_ids_of
-from pymc_dpvi.graph.made_up_rows import MadeUpRows, on_rows
+from pymc_dpvi.graph.made_up_rows import MadeUpRows, on_rows, placed_on_rows
 from pymc_dpvi.graph.model_checks import array_name
 from pymc_dpvi.graph.model_views import check_same_variables, variables_of
 from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
@@ -47,9 +48,6 @@ from pymc_dpvi.graph.units import Units
 
 __all__ = ["WithinPersons", "within_persons"]
 
-#: Rows of a made-up person that follow each person's: the longest lag.
-_BESIDE = 64
-
 
 @dataclass(frozen=True)
 class WithinPersons:
@@ -59,7 +57,9 @@ class WithinPersons:
     columns: tuple[Variable, ...] = field(repr=False)
     arrays: tuple[Variable, ...] = field(repr=False)  # of the user's model, one row each, behind the columns
     formulas: Callable[..., list[np.ndarray]] = field(repr=False)  # of the `arrays` of one person
+    graphs: tuple[Variable, ...] = field(repr=False)  # the formulas, of placeholders of any number of rows
     source: Variable = field(repr=False)  # the ids
+    beside: int  # rows of the made-up person that follow each person's: more than the longest lag
     entries: tuple[tuple[int, ...], ...]  # the shape of a column's entry
     variables: tuple[Variable, ...] = field(repr=False)  # of the user's model, as they were
     held: tuple[Any, ...] = field(repr=False)  # what `arrays` held
@@ -67,31 +67,41 @@ class WithinPersons:
     def values(self, given: Mapping[Variable, np.ndarray], units: Units) -> list[np.ndarray]:
         """Return the columns, (rows, ...), of rows whose `arrays` are `given`."""
         made = [
-            np.full((len(units.rows), *shape), np.nan if _is_float(c) else 0, dtype=c.type.dtype)
+            np.empty((len(units.rows), *shape), dtype=c.type.dtype)  # type: ignore[attr-defined]
             for c, shape in zip(self.columns, self.entries, strict=True)
         ]
         for a, b in pairwise(units.starts):
             own = units.rows[a:b]
             for column, entries in zip(made, self._of_one([given[v][own] for v in self.arrays]), strict=True):
-                if entries.shape == (len(own) + _BESIDE, *column.shape[1:]):
-                    column[own] = entries[: len(own)]
+                column[own] = entries
         return made
 
-    def _of_one(self, rows: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Evaluate the formulas on the rows of one person and those of the other; empty if that raises."""
+    def _of_one(self, rows: Sequence[np.ndarray]) -> Sequence[Any]:
+        """Evaluate the formulas on the rows of one person, if need be with those of the other, or give up."""
         count = len(rows[0])
-        place = np.r_[np.arange(count), np.zeros(_BESIDE, dtype=int)]
-        other = np.arange(len(place)) >= count
-        made = [
-            other.astype(r.dtype) if v is self.source else r[place]
-            for v, r in zip(self.arrays, rows, strict=True)
-        ]
-        try:
-            with np.errstate(all="ignore"), warnings.catch_warnings():
+        for beside in (0, self.beside):
+            place = np.r_[np.arange(count), np.zeros(beside, dtype=int)]
+            other = np.arange(len(place)) >= count
+            made = [
+                other.astype(r.dtype) if v is self.source else r[place]
+                for v, r in zip(self.arrays, rows, strict=True)
+            ]
+            with suppress(Exception), np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return self.formulas(*made)
-        except Exception:
-            return [np.empty(0)] * len(self.columns)
+                found = self.formulas(*made)
+                if all(f.shape == (len(place), *e) for f, e in zip(found, self.entries, strict=True)):
+                    return [f[:count] for f in found]
+        return [np.nan if _is_float(c) else 0 for c in self.columns]
+
+    def refuse_tables(self, by_ids: Collection[Variable]) -> None:
+        """Raise if an array of rows is looked up by the ids, too: an entry would be of two persons."""
+        for array in self.arrays:
+            if array in by_ids:
+                raise UnsupportedModelError(
+                    f"{array_name(self.model, array)} is looked up by the ids, as an array with an entry for "
+                    "each person, and a formula over the rows of a person takes it as one with an entry for "
+                    "each row. Give the model two arrays."
+                )
 
     def check_unchanged(self) -> None:
         """Raise if the user's model has other variables now, or the arrays hold something else."""
@@ -133,6 +143,8 @@ def within_persons(
         columns=tuple(columns),
         arrays=tuple(arrays),
         formulas=on_rows(formulas, arrays),
+        graphs=tuple(placed_on_rows(formulas, arrays)[1]),
+        beside=rows.longest,
         source=units.source,
         entries=tuple(entries),
         variables=variables_of(model),
