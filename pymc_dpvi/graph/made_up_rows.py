@@ -96,7 +96,13 @@ class MadeUpRows:
         self.constants: list[Variable] = []
         self._rng = np.random.default_rng(0)
         shapes = model.eval_rv_shapes()
-        self._free = {rv: self._rng.uniform(0.1, 0.9, size=shapes[rv.name]) for rv in model.free_RVs}
+        #: What stands in place of free variables, and of arrays that nobody declared, such as covariates of
+        #: persons: no entry of theirs may decide either.
+        self._others = {rv: self._rng.uniform(0.1, 0.9, size=shapes[rv.name]) for rv in model.free_RVs}
+        for v in behind:
+            if v not in self.arrays and v not in public and _may_hold_data(v):
+                fraction = v.type.dtype[:5] == "float"  # type: ignore[attr-defined]
+                self._others[v] = self._rng.uniform(0.1, 0.9, array_shape(v)) * fraction
         #: Rows of the longest person: more than any lag that is written in the model.
         self.longest = max(_LONGEST, _largest_number(behind) + 3)
         self._sets = [self._rows(persons, *v) for v in _VALUES for persons in _PERSONS]
@@ -124,8 +130,8 @@ class MadeUpRows:
         rows: Sequence[np.ndarray],
         more: Mapping[Variable, Any] = MappingProxyType({}),
     ) -> list[np.ndarray]:
-        """Evaluate graphs on rows of `arrays`, and of `more` arrays, at made-up values of free variables."""
-        stand_ins = {**dict(zip(self.arrays, rows, strict=True)), **more, **self._free}
+        """Evaluate graphs on rows of `arrays`, and of `more` arrays, at made-up values of all others."""
+        stand_ins = {**dict(zip(self.arrays, rows, strict=True)), **more, **self._others}
         inputs = {v: v.type.clone(shape=np.shape(a))() for v, a in stand_ins.items()}  # type: ignore[attr-defined]
         made, _ = resize_records(graphs, inputs, num_records=self._num_rows, rows=len(rows[0]))
         fn = pytensor.function(
@@ -275,6 +281,14 @@ class MadeUpRows:
             if not compared:
                 return str(term.name)
         return None
+
+
+def _may_hold_data(var: Variable) -> bool:
+    """Whether a variable is a ``pm.Data`` with entries, or a constant with several fractions."""
+    if not is_array(var) or not array_shape(var):
+        return False
+    fractions = var.type.dtype[:5] == "float" and array_value(var).size > 1  # type: ignore[attr-defined]
+    return isinstance(var, SharedVariable) or fractions  # integers are shapes
 
 
 def _largest_number(found: Sequence[Variable]) -> int:

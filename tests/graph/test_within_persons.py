@@ -471,6 +471,20 @@ def test_a_formula_that_fails_for_one_person_is_missing_there():
     np.testing.assert_array_equal(found[WHO != 3], usual[WHO != 3])
 
 
+@pytest.mark.parametrize("wrong", [777, 1])
+def test_no_covariate_decides_whether_a_formula_is_accepted(wrong: int):
+    """Not even one of a person whose group is no place in the table."""
+    group = RNG.integers(0, 3, size=P)
+    group[2] = wrong
+
+    def write(person: Any, x: Any, y: Any) -> Any:
+        level = pm.Normal("level", 0, 1, shape=3)
+        of_persons = level[pm.Data("group", group)] + pm.Normal("u", 0, 1, dims="who")
+        return of_persons[person] + b() * before(person, x)
+
+    assert len(columns(model(write))) == 1
+
+
 @pytest.mark.parametrize("write", [lag, error_beside_a_value], ids=lambda w: w.__name__)
 def test_nothing_of_the_columns_is_released(write: Write):
     made = model(write)
