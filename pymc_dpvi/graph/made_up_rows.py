@@ -9,8 +9,7 @@ public.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from pymc_dpvi.graph.traversal import array_shape, array_value, is_array, walk
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.lowering import python_as_it_stands
 
-__all__ = ["MadeUpRows", "on_rows", "placed_on_rows"]
+__all__ = ["MadeUpRows", "compiled", "placed_on_rows"]
 
 #: Operations that a formula may consist of: they compute from their inputs alone, and end soon.
 _OPERATIONS = {
@@ -72,10 +71,9 @@ def placed_on_rows(
     return rows, made
 
 
-def on_rows(graphs: Sequence[Variable], arrays: Sequence[Variable]) -> Callable[..., list[np.ndarray]]:
-    """Compile graphs of data as functions of any number of rows of `arrays`."""
-    rows, made = placed_on_rows(graphs, arrays)
-    return pytensor.function(rows, made, mode=python_as_it_stands(), on_unused_input="ignore")
+def compiled(inputs: Sequence[Variable], graphs: Sequence[Variable]) -> Callable[..., list[np.ndarray]]:
+    """Compile graphs as a function that Python computes, as they stand."""
+    return pytensor.function(list(inputs), list(graphs), mode=python_as_it_stands(), on_unused_input="ignore")
 
 
 class MadeUpRows:
@@ -124,27 +122,29 @@ class MadeUpRows:
             made.append(values.astype(dtype))
         return made, Units.by_codes(np.unique(ids, return_inverse=True)[1], "")
 
-    def evaluate(
-        self,
-        graphs: Sequence[Variable],
-        rows: Sequence[np.ndarray],
-        more: Mapping[Variable, Any] = MappingProxyType({}),
-    ) -> list[np.ndarray]:
-        """Evaluate graphs on rows of `arrays`, and of `more` arrays, at made-up values of all others."""
-        stand_ins = {**dict(zip(self.arrays, rows, strict=True)), **more, **self._others}
-        inputs = {v: v.type.clone(shape=np.shape(a))() for v, a in stand_ins.items()}  # type: ignore[attr-defined]
-        made, _ = resize_records(graphs, inputs, num_records=self._num_rows, rows=len(rows[0]))
-        fn = pytensor.function(
-            list(inputs.values()), made, mode=python_as_it_stands(), on_unused_input="ignore"
-        )
-        with np.errstate(all="ignore"):
-            return fn(*(np.asarray(a, v.type.dtype) for v, a in stand_ins.items()))  # type: ignore[attr-defined]
+    def _compiled(
+        self, graphs: Sequence[Variable], number: int, more: Sequence[Variable] = ()
+    ) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+        """Compile graphs as a function of `number` rows of `arrays` and `more`; all else is made up."""
+        of_rows = [*self.arrays, *more]
+        shapes = {v: (number, *array_shape(v)[1:]) for v in of_rows}
+        shapes |= {v: a.shape for v, a in self._others.items()}
+        inputs = {v: v.type.clone(shape=shape)() for v, shape in shapes.items()}  # type: ignore[attr-defined]
+        made, _ = resize_records(graphs, inputs, num_records=self._num_rows, rows=number)
+        fn = compiled(list(inputs.values()), made)
+        others = [np.asarray(a, v.type.dtype) for v, a in self._others.items()]  # type: ignore[attr-defined]
+
+        def evaluate(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+            with np.errstate(all="ignore"):
+                return list(fn(*rows, *others))
+
+        return evaluate
 
     def is_long(self, var: Variable) -> bool:
         """Whether a variable of the model has an entry for each row."""
         made, _ = self._sets[0]
         try:
-            (value,) = self.evaluate([var], made)
+            (value,) = self._compiled([var], len(made[0]))(made)
         except Exception:
             return False
         return np.shape(value)[:1] == made[0].shape[:1]
@@ -223,7 +223,7 @@ class MadeUpRows:
         arrays, rows = self._shared(self._sets[0][0])
         try:
             with np.errstate(all="ignore"):
-                (value,) = on_rows([var], arrays)(*rows)
+                (value,) = compiled(*placed_on_rows([var], arrays))(*rows)
         except Exception:
             return None
         return value if np.shape(value)[:1] == rows[0].shape[:1] else None
@@ -235,7 +235,7 @@ class MadeUpRows:
 
     def _reads_others(self, var: Variable) -> bool:
         """Whether an entry of a formula depends on other rows."""
-        fn = on_rows([var], self._shared(self._sets[0][0])[0])
+        fn = compiled(*placed_on_rows([var], self._shared(self._sets[0][0])[0]))
         for made, _ in self._sets:
             _, rows = self._shared(made)
             with np.errstate(all="ignore"):
@@ -263,19 +263,25 @@ class MadeUpRows:
             [*view.observed_RVs, *view.potentials],
             strict=True,
         )
+        made = [values(dict(zip(self.arrays, rows, strict=True)), units) for rows, units in self._sets]
+        lengths = {len(rows[0]) for rows, _ in self._sets}
         for term, remade in pairs:
             compared = 0
-            for rows, units in self._sets:
+            try:
+                own = {n: self._compiled(_parameters(term), n) for n in lengths}
+                new = {n: self._compiled(_parameters(remade), n, columns) for n in lengths}
+            except Exception:
+                return str(term.name)
+            for (rows, _), of_columns in zip(self._sets, made, strict=True):
                 try:
-                    own = self.evaluate(_parameters(term), rows)
+                    expected = own[len(rows[0])](rows)
                 except Exception:
                     continue  # these numbers do not suit the model
-                made = values(dict(zip(self.arrays, rows, strict=True)), units)
                 try:
-                    new = self.evaluate(_parameters(remade), rows, dict(zip(columns, made, strict=True)))
+                    found = new[len(rows[0])]([*rows, *of_columns])
                 except Exception:
                     return str(term.name)
-                if len(own) != len(new) or not all(map(_same, own, new)):
+                if len(expected) != len(found) or not all(map(_same, expected, found)):
                     return str(term.name)
                 compared += 1
             if not compared:

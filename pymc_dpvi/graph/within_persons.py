@@ -37,7 +37,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_dpvi.errors import NotSeparableError, UnsupportedModelError
 from pymc_dpvi.graph.local_latents import by_ids_of
-from pymc_dpvi.graph.made_up_rows import MadeUpRows, on_rows, placed_on_rows
+from pymc_dpvi.graph.made_up_rows import MadeUpRows, compiled, placed_on_rows
 from pymc_dpvi.graph.model_checks import array_name
 from pymc_dpvi.graph.model_views import check_same_variables, variables_of
 from pymc_dpvi.graph.precomputed import refuse_hsgp, refuse_inspected
@@ -138,12 +138,13 @@ def within_persons(
         empty = np.zeros((num_rows, *shape), dtype=formula.type.dtype)
         columns.append(pytensor.shared(empty, name=_name(formula, arrays), shape=(None, *shape), borrow=True))
         entries.append(shape)
+    placeholders, graphs = placed_on_rows(formulas, arrays)
     within = WithinPersons(
         model=model,
         columns=tuple(columns),
         arrays=tuple(arrays),
-        formulas=on_rows(formulas, arrays),
-        graphs=tuple(placed_on_rows(formulas, arrays)[1]),
+        formulas=compiled(placeholders, graphs),
+        graphs=tuple(graphs),
         beside=rows.longest,
         source=units.source,
         entries=tuple(entries),
