@@ -15,11 +15,12 @@ evaluates for each person. A mistake here leaks nothing; it gives another model,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pymc as pm
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Variable
 from pytensor.tensor.basic import Join
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 from pytensor.tensor.variable import TensorVariable
@@ -37,48 +38,51 @@ def shifted(
 
     `source` are the ids, and `is_long` says whether a variable has an entry for each row.
     """
-    terms = [*model.observed_RVs, *model.potentials]
-    free = set(model.free_RVs)
-    found = walk(terms, stop=free)
-    latent = set(free)
-    for var in found:
-        if var.owner is not None and var not in free and any(i in latent for i in var.owner.inputs):
-            latent.add(var)
+    found = walk([*model.observed_RVs, *model.potentials], stop=model.free_RVs)
+    graph = _Graph.of(model, found, source, is_long)
     read: set[Variable] = set()  # by something that is no selection
     for var in found:
-        if var.owner is not None and not _selects(var.owner):
+        if var.owner is not None and not _selects(var):
             read.update(var.owner.inputs)
     done: dict[Variable, Variable] = {}
     for var in found:
-        node = var.owner
-        if node is None or var not in latent or var in free or not _selects(node) or var not in read:
-            continue
-        if var.type.ndim == 1 and is_long(var):
-            new = _shifted(var, latent, source, is_long, done)
+        if var in graph.latent and var in read and _selects(var) and var.type.ndim == 1 and is_long(var):
+            new = _shifted(var, graph, done)
             if new is not None:
                 done[var] = new
     return done
 
 
-def _selects(node: Apply) -> bool:
-    """Whether an operation puts rows in other places, and does nothing else."""
-    if isinstance(node.op, IncSubtensor):
-        return bool(node.op.set_instead_of_inc)
-    return isinstance(node.op, Join | Subtensor)
+class _Graph(NamedTuple):
+    """What is known of the variables of a model."""
+
+    free: frozenset[Variable]
+    latent: frozenset[Variable]  # what depends on free variables, and these
+    source: Variable
+    is_long: Callable[[Variable], bool]
+
+    @classmethod
+    def of(cls, model: pm.Model, found: Sequence[Variable], *more: Any) -> _Graph:
+        free = frozenset(model.free_RVs)
+        latent = set(free)
+        for var in found:
+            if var.owner is not None and not latent.isdisjoint(var.owner.inputs):
+                latent.add(var)
+        return cls(free, frozenset(latent), *more)
 
 
-def _shifted(
-    selection: Variable,
-    latent: set[Variable],
-    source: Variable,
-    is_long: Callable[[Variable], bool],
-    done: Mapping[Variable, Variable],
-) -> Variable | None:
+def _selects(var: Variable) -> bool:
+    """Whether a variable has rows of others in other places, and nothing else."""
+    op = getattr(var.owner, "op", None)
+    return isinstance(op, Join | Subtensor) or (isinstance(op, IncSubtensor) and op.set_instead_of_inc)
+
+
+def _shifted(selection: Variable, graph: _Graph, done: Mapping[Variable, Variable]) -> Variable | None:
     """Write a selection as one of the data; None if that is not possible."""
-    rows, others = _selected(selection, latent, is_long)
+    rows, others = _selected(selection, graph)
     if not rows or any(v.type.ndim != 1 for v in rows) or any(v.type.shape != (1,) for v in others):
         return None
-    count = source.shape[0]
+    count = graph.source.shape[0]
     blank = {v: pt.zeros(count, v.type.dtype) for v in rows} | {v: pt.zeros(1, v.type.dtype) for v in others}
     constant = _with(selection, blank)
     # What the data bring in is in `constant` and taken off again.
@@ -88,7 +92,7 @@ def _shifted(
         mine = pt.neq(_with(selection, {**blank, r: pt.ones(count, r.type.dtype)}) - constant, 0)
         place = _with(selection, {**blank, r: numbers.astype("float64")}) - constant
         place = pt.switch(mine, pt.round(place).astype("int64"), numbers)
-        behind = _rows_of_data(r, latent, source, is_long)
+        behind = _rows_of_data(r, graph)
         if not behind:
             return None
         (moved,) = resize_records([r], {**done, **{x: x[place] for x in behind}}, num_records=-1, rows=-1)[0]
@@ -103,40 +107,32 @@ def _with(selection: Variable, values: Mapping[Variable, Variable]) -> TensorVar
     return resize_records([selection], values, num_records=-1, rows=-1)[0][0]  # type: ignore[return-value]
 
 
-def _selected(
-    selection: Variable, latent: set[Variable], is_long: Callable[[Variable], bool]
-) -> tuple[list[Variable], list[Variable]]:
+def _selected(selection: Variable, graph: _Graph) -> tuple[list[Variable], list[Variable]]:
     """Return what a selection takes rows from that depends on latent values: with all rows, and others."""
     rows: dict[Variable, None] = {}
     others: dict[Variable, None] = {}
     stack = [selection]
     while stack:
         var = stack.pop()
-        if var not in latent:
+        if var not in graph.latent:
             continue
-        if var.owner is not None and _selects(var.owner) and _has_rows(var, latent, is_long):
+        if _selects(var) and _has_rows(var, graph):
             stack += var.owner.inputs
         else:
-            (rows if is_long(var) else others)[var] = None
+            (rows if graph.is_long(var) else others)[var] = None
     return list(rows), list(others)
 
 
-def _has_rows(var: Variable, latent: set[Variable], is_long: Callable[[Variable], bool]) -> bool:
+def _has_rows(selection: Variable, graph: _Graph) -> bool:
     """Whether a selection takes rows of something that has all of them."""
-    for i in var.owner.inputs:  # type: ignore[union-attr]
-        if i in latent and (
-            is_long(i) or (i.owner is not None and _selects(i.owner) and _has_rows(i, latent, is_long))
-        ):
-            return True
-    return False
+    latent = [i for i in selection.owner.inputs if i in graph.latent]
+    return any(graph.is_long(i) or (_selects(i) and _has_rows(i, graph)) for i in latent)
 
 
-def _rows_of_data(
-    var: Variable, latent: set[Variable], source: Variable, is_long: Callable[[Variable], bool]
-) -> list[Variable]:
+def _rows_of_data(var: Variable, graph: _Graph) -> list[Variable]:
     """Return the largest formulas of data behind a variable with an entry for each row, but for the ids."""
     found: dict[Variable, None] = {}
-    for v in walk([var], stop=[w for w in latent if w.owner is None]):
-        if v in latent and v.owner is not None:
-            found.update(dict.fromkeys(i for i in v.owner.inputs if i not in latent))
-    return [v for v in found if v is not source and is_long(v)]
+    for v in walk([var], stop=graph.free):
+        if v in graph.latent and v not in graph.free:
+            found.update(dict.fromkeys(i for i in v.owner.inputs if i not in graph.latent))
+    return [v for v in found if v is not graph.source and graph.is_long(v)]
