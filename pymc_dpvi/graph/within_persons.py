@@ -155,12 +155,13 @@ def within_persons(
     _refuse_constants(view, units.source, rows.constants)
     if (other := rows.other_term(view, within.columns, within.values)) is not None:
         names = ", ".join(sorted({f"'{a.name}'" for a in arrays}))
+        ids = units.source.name
         raise NotSeparableError(
             f"The likelihood '{other}' takes rows of other persons, or rows by their place, from {names}: "
             "for one person's rows alone its formula says something else than beside the rows of others. "
-            f"Begin anew with each person, by the ids: pt.switch(pt.neq({units.source.name}[1:], "
-            f"{units.source.name}[:-1]), 0.0, y[:-1]) is a lag. Or compute the column from each person's own "
-            "rows before the model, and give it as pm.Data."
+            f"Begin anew with each person: begins = pt.concatenate([[True], pt.neq({ids}[1:], {ids}[:-1])]) is true "
+            "in a person's first row, and pt.switch(begins, 0.0, pt.concatenate([[0.0], y[:-1]])) is a lag. "
+            "Or compute the column from each person's own rows before the model, and give it as pm.Data."
         )
     made = within.values(dict(zip(arrays, within.held, strict=True)), units)
     for column, values in zip(columns, made, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -434,6 +435,18 @@ def test_what_mixes_persons_is_refused(write: Write, capfd: pytest.CaptureFixtur
     assert caught.value.__context__ is None
     said = "".join(capfd.readouterr())
     assert not any(f"{abs(v):.7f}"[:8] in said for v in X)  # an operation may print rows that are made up
+
+
+def test_the_message_says_how_a_lag_is_written():
+    with pytest.raises(NotSeparableError) as caught:
+        method(model(whoever_was_before))
+    begins, moved = re.search(r"begins = (.*) is true.* and (.*) is a lag", str(caught.value)).groups()  # type: ignore[union-attr]
+
+    def write(person: Any, x: Any, y: Any) -> Any:
+        names = {"pt": pt, "person": person, "y": y}
+        return b() * eval(moved, {**names, "begins": eval(begins, names)})
+
+    np.testing.assert_array_equal(columns(model(write))[0], shifted("y"))
 
 
 def test_arrays_of_rows_are_data():
