@@ -159,8 +159,9 @@ def within_persons(
         raise NotSeparableError(
             f"The likelihood '{other}' takes rows of other persons, or rows by their place, from {names}: "
             "for one person's rows alone its formula says something else than beside the rows of others. "
-            f"Begin anew with each person: begins = pt.concatenate([[True], pt.neq({ids}[1:], {ids}[:-1])]) is "
-            "true in first rows, and pt.switch(begins, 0.0, pt.concatenate([[0.0], y[:-1]])) is a lag. "
+            "Begin anew with each person: "
+            f"begins = pt.concatenate([[True], pt.neq({ids}[1:], {ids}[:-1])]) is true in first rows, and "
+            "pt.switch(begins, 0.0, pt.concatenate([[0.0], y[:-1]])) is a lag. "
             "Or compute the column from each person's own rows before the model, and give it as pm.Data."
         )
     made = within.values(dict(zip(arrays, within.held, strict=True)), units)
