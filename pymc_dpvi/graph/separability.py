@@ -49,6 +49,10 @@ _UNSEEN = (
     " (Nothing is drawn for a pm.Potential: write an outcome that has to be whole numbers that add up, or in "
     "order, with observed=.)"
 )
+_BY_PERSON = (
+    " If a person has several rows, and only these enter each other's terms (a lag, a running sum, a mean by "
+    "person), give the ids of the persons: DPADVI(unit='person'), with person = pm.Data('person', ids)."
+)
 #: Records of the small batch; of the large one, at least and at most; beyond the model's largest integer.
 FEW, MANY, MOST, BEYOND = 5, 23, 200, 3
 
@@ -356,10 +360,11 @@ def _mixing(record: RecordModel, many: Likelihood, rows: Rows) -> str:
                 "number that is known without these records (a known constant, not their mean: computed "
                 "from them in NumPy it would be released unprotected), or do it along an axis of one record."
                 + hint_of_own_rows(record.model, var.owner)
+                + _BY_PERSON * (record.units is None)
             )
     return (
         "One record enters another record's term. Write the likelihood so that each term uses its own "
-        "record's row and the parameters only."
+        "record's row and the parameters only." + _BY_PERSON * (record.units is None)
     )
 
 

@@ -239,6 +239,13 @@ def test_another_persons_rows_move_no_gradient(write: Write):
         assert not np.array_equal(gradients(made, [4]), gradients(changed, [4]))
 
 
+@pytest.mark.parametrize("write", [lag, mean_by_sums])
+def test_without_ids_the_message_says_how_to_give_them(write: Write):
+    """What it says is typed in by the other tests."""
+    with pytest.raises(NotSeparableError, match=r"DPADVI\(unit='person'\), with person = pm.Data\('person', ids"):
+        method(model(write), unit=None)
+
+
 def test_rows_may_lie_in_any_order():
     """The row before is the person's last one, whoever's rows lie between."""
     order = RNG.permutation(N)
