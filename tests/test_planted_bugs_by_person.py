@@ -448,7 +448,7 @@ def test_planted_bug_with_local_values_is_caught(bug: str, monkeypatch: pytest.M
     assert "raises" not in found.words
 
 
-@pytest.mark.parametrize("rule", ["quadrature", "fit", "classes"])
+@pytest.mark.parametrize("rule", ["quadrature", "fit", pytest.param("classes", marks=pytest.mark.turns)])
 @pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
 def test_persons_with_local_values_are_as_private(backend: str, rule: str):
     guide = {"u": Variational()} if rule == "fit" else None

@@ -242,7 +242,7 @@ def test_another_persons_rows_move_no_gradient(write: Write):
 @pytest.mark.parametrize("write", [lag, mean_by_sums])
 def test_without_ids_the_message_says_how_to_give_them(write: Write):
     """What it says is typed in by the other tests."""
-    with pytest.raises(NotSeparableError, match=r"DPADVI\(unit='person'\), with person = pm.Data\('person', ids"):
+    with pytest.raises(NotSeparableError, match=r"DPADVI\(unit='person'\), with person = pm\.Data\("):
         method(model(write), unit=None)
 
 
