@@ -51,15 +51,21 @@ _LENGTHS = {"ARange": 0, "Alloc": 1, "BroadcastTo": 1, "Eye": 0, "Reshape": 1, "
 #: Rows of the longest made-up person, at least, and the largest number in a formula that adds to them.
 _LONGEST, _MOST = 45, 200
 #: Ids of made-up persons, and how many rows each has; None for the longest. With ids that are places in a
-#: table of two, or of five, or in none; in the order of the ids, or not.
+#: table of two, three, four or five, or in none; in the order of the ids, or not.
 _PERSONS: tuple[tuple[tuple[int, int | None], ...], ...] = (
     ((1, 8), (0, None)),
+    ((2, 7), (0, None), (1, 1)),
+    ((3, None), (1, 2), (0, 4), (2, 1)),
     ((0, 4), (1, 1), (2, 7), (3, 2), (4, None)),
     ((3, 2), (0, 4), (4, None), (1, 1), (2, 7)),
     ((0, None), (1000, 4), (7, 1), (40, 7), (12, 2)),
 )
-#: Of floats: as the records of `synthetic_records`, or any. Of integers: the end.
-_VALUES: tuple[tuple[bool, int], ...] = ((False, 2), (True, 2), (True, 10))
+#: Of floats, the standard deviation; 0 for numbers as in `synthetic_records`. Of integers, the end.
+_VALUES: tuple[tuple[float, int], ...] = ((0.0, 2), (3.0, 2), (3.0, 10), (1000.0, 3000))
+#: Largest number in the model that is tried as an id, and how many are.
+_LARGEST_ID, _IDS = 10**6, 8
+#: Of numbers whose largest is below this, nothing is known.
+_TINY = 1e-12
 
 
 def placed_on_rows(
@@ -94,19 +100,38 @@ class MadeUpRows:
         self.constants: list[Variable] = []
         self._rng = np.random.default_rng(0)
         shapes = model.eval_rv_shapes()
-        #: What stands in place of free variables, and of arrays that nobody declared, such as covariates of
-        #: persons: no entry of theirs may decide either.
-        self._others = {rv: self._rng.uniform(0.1, 0.9, size=shapes[rv.name]) for rv in model.free_RVs}
+        #: What values are made up for, with their shapes: free variables, and arrays that nobody declared,
+        #: such as covariates of persons. No entry of theirs may decide either.
+        self._others = {rv: tuple(shapes[rv.name]) for rv in model.free_RVs}
+        plain = shape_vectors(walk(behind, into_size=True))
         for v in behind:
-            if v not in self.arrays and v not in public and _may_hold_data(v):
-                fraction = v.type.dtype[:5] == "float"  # type: ignore[attr-defined]
-                self._others[v] = self._rng.uniform(0.1, 0.9, array_shape(v)) * fraction
+            if v not in self.arrays and v not in public and v not in plain and _may_hold_data(v):
+                self._others[v] = array_shape(v)
+        numbers = _whole_numbers(behind)
         #: Rows of the longest person: more than any lag that is written in the model.
-        self.longest = max(_LONGEST, _largest_number(behind) + 3)
-        self._sets = [self._rows(persons, *v) for v in _VALUES for persons in _PERSONS]
+        self.longest = max([_LONGEST, *(n + 3 for n in numbers if n <= _MOST)])
+        # A formula may compare ids with a number: to both sides of it.
+        some = [n for n in numbers if n <= _LARGEST_ID][-_IDS:]
+        about = [((n, 4), (n + 1, None), (abs(n - 1), 7)) for n in some]
+        persons = [(v, p) for v in _VALUES for p in _PERSONS] + [(_VALUES[1], p) for p in about]
+        self._sets = [(*self._rows(p, *v), self._made_up(k, *v)) for k, (v, p) in enumerate(persons)]
+
+    def _made_up(self, number: int, spread: float, end: int) -> list[np.ndarray]:
+        """Make values of `_others` for a set: of any sign; whole numbers are zeros, ones, or both."""
+        made = []
+        values: Any
+        for v, shape in self._others.items():
+            dtype = np.dtype(v.type.dtype)  # type: ignore[attr-defined]
+            if dtype.kind == "f":
+                values = self._rng.normal(size=shape) if spread else self._rng.uniform(0.1, 0.9, shape)
+            else:
+                whole = (number + number // len(_PERSONS)) % 4
+                values = self._rng.integers(0, 2, size=shape) if whole > 1 else np.full(shape, whole)
+            made.append(np.asarray(values, dtype))
+        return made
 
     def _rows(
-        self, persons: Sequence[tuple[int, int | None]], wide: bool, end: int
+        self, persons: Sequence[tuple[int, int | None]], spread: float, end: int
     ) -> tuple[list[np.ndarray], Units]:
         """Make rows of some persons, one array for each of `arrays`, and say whose they are."""
         ids = np.repeat([p for p, _ in persons], [n or self.longest for _, n in persons])
@@ -116,7 +141,8 @@ class MadeUpRows:
             if array is self._source:
                 values = ids
             elif dtype.kind == "f":
-                values = self._rng.normal(0, 3, shape) if wide else self._rng.uniform(0.05, 0.95, shape)
+                usual = self._rng.uniform(0.05, 0.95, shape)
+                values = self._rng.normal(0, spread, shape) if spread else usual
             else:
                 values = self._rng.integers(0, 2 if dtype.kind == "b" else end, size=shape)
             made.append(values.astype(dtype))
@@ -124,17 +150,16 @@ class MadeUpRows:
 
     def _compiled(
         self, graphs: Sequence[Variable], number: int, more: Sequence[Variable] = ()
-    ) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
-        """Compile graphs as a function of `number` rows of `arrays` and `more`; all else is made up."""
+    ) -> Callable[..., list[np.ndarray]]:
+        """Compile graphs as a function of `number` rows of `arrays` and `more`, and of `_others`."""
         of_rows = [*self.arrays, *more]
         shapes = {v: (number, *array_shape(v)[1:]) for v in of_rows}
-        shapes |= {v: a.shape for v, a in self._others.items()}
+        shapes |= self._others
         inputs = {v: v.type.clone(shape=shape)() for v, shape in shapes.items()}  # type: ignore[attr-defined]
         made, _ = resize_records(graphs, inputs, num_records=self._num_rows, rows=number)
         fn = compiled(list(inputs.values()), made)
-        others = [np.asarray(a, v.type.dtype) for v, a in self._others.items()]  # type: ignore[attr-defined]
 
-        def evaluate(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        def evaluate(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[np.ndarray]:
             with np.errstate(all="ignore"):
                 return list(fn(*rows, *others))
 
@@ -142,9 +167,9 @@ class MadeUpRows:
 
     def is_long(self, var: Variable) -> bool:
         """Whether a variable of the model has an entry for each row."""
-        made, _ = self._sets[0]
+        made, _, others = self._sets[0]
         try:
-            (value,) = self._compiled([var], len(made[0]))(made)
+            (value,) = self._compiled([var], len(made[0]))(made, others)
         except Exception:
             return False
         return np.shape(value)[:1] == made[0].shape[:1]
@@ -236,7 +261,7 @@ class MadeUpRows:
     def _reads_others(self, var: Variable) -> bool:
         """Whether an entry of a formula depends on other rows."""
         fn = compiled(*placed_on_rows([var], self._shared(self._sets[0][0])[0]))
-        for made, _ in self._sets:
+        for made, _, _ in self._sets:
             _, rows = self._shared(made)
             with np.errstate(all="ignore"):
                 try:
@@ -263,8 +288,8 @@ class MadeUpRows:
             [*view.observed_RVs, *view.potentials],
             strict=True,
         )
-        made = [values(dict(zip(self.arrays, rows, strict=True)), units) for rows, units in self._sets]
-        lengths = {len(rows[0]) for rows, _ in self._sets}
+        made = [values(dict(zip(self.arrays, rows, strict=True)), units) for rows, units, _ in self._sets]
+        lengths = {len(rows[0]) for rows, _, _ in self._sets}
         for term, remade in pairs:
             compared = 0
             try:
@@ -272,35 +297,34 @@ class MadeUpRows:
                 new = {n: self._compiled(_parameters(remade), n, columns) for n in lengths}
             except Exception:
                 return str(term.name)
-            for (rows, _), of_columns in zip(self._sets, made, strict=True):
+            for (rows, _, others), of_columns in zip(self._sets, made, strict=True):
                 try:
-                    expected = own[len(rows[0])](rows)
+                    expected = own[len(rows[0])](rows, others)
                 except Exception:
                     continue  # these numbers do not suit the model
                 try:
-                    found = new[len(rows[0])]([*rows, *of_columns])
+                    found = new[len(rows[0])]([*rows, *of_columns], others)
                 except Exception:
                     return str(term.name)
                 if len(expected) != len(found) or not all(map(_same, expected, found)):
                     return str(term.name)
-                compared += 1
+                compared += all(np.isfinite(e).any() for e in expected)
             if not compared:
                 return str(term.name)
         return None
 
 
 def _may_hold_data(var: Variable) -> bool:
-    """Whether a variable is a ``pm.Data`` with entries, or a constant with several fractions."""
+    """Whether a variable is a ``pm.Data`` with entries, or a constant with several."""
     if not is_array(var) or not array_shape(var):
         return False
-    fractions = var.type.dtype[:5] == "float" and array_value(var).size > 1  # type: ignore[attr-defined]
-    return isinstance(var, SharedVariable) or fractions  # integers are shapes
+    return isinstance(var, SharedVariable) or array_value(var).size > 1
 
 
-def _largest_number(found: Sequence[Variable]) -> int:
-    """Return the largest whole number in a graph, up to `_MOST`."""
+def _whole_numbers(found: Sequence[Variable]) -> list[int]:
+    """Return the magnitudes of single whole numbers in a graph, in order."""
     numbers = [float(array_value(v).item()) for v in found if is_array(v) and array_value(v).ndim == 0]
-    return int(max((abs(n) for n in numbers if n.is_integer() and abs(n) <= _MOST), default=0))
+    return sorted({int(abs(n)) for n in numbers if n.is_integer()})
 
 
 def _is_cut_far(node: Apply) -> bool:
@@ -355,4 +379,6 @@ def _same(left: Any, right: Any) -> bool:
     if left.ndim != right.ndim:
         return False
     alike = all(m == n or 1 in (m, n) for m, n in zip(left.shape, right.shape, strict=True))
-    return alike and bool(np.allclose(left, right, tolerance, tolerance, equal_nan=True))
+    finite = [np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in (left, right)]
+    small = tolerance * min(1.0, max(*finite, _TINY))  # what differs by little may itself be small
+    return alike and bool(np.allclose(left, right, tolerance, small, equal_nan=True))

@@ -402,7 +402,50 @@ def of_the_users_own(person: Any, x: Any, y: Any) -> Any:
     return b() * before(person, Own()(x))
 
 
+def treated_by_the_mean_of_all(person: Any, x: Any, y: Any) -> Any:
+    """No covariate, nor value of a class, is tried at one number alone: here all would be zero."""
+    treated = pm.Data("treated", np.arange(P) % 2, dims="who")
+    return b() * treated[person] * (x - x.mean())
+
+
+def a_class_by_the_mean_of_all(person: Any, x: Any, y: Any) -> Any:
+    return b() * pm.Bernoulli("kind", pm.Beta("share", 1, 1), dims="who")[person] * (x - x.mean())
+
+
+def if_a_value_is_below_zero(person: Any, x: Any, y: Any) -> Any:
+    return pt.maximum(-b(), 0) * (x - x.mean())
+
+
+def of_some_ids(person: Any, x: Any, y: Any) -> Any:
+    return b() * pt.switch(person >= 2000, x, before(person, x))
+
+
+def of_one_id(person: Any, x: Any, y: Any) -> Any:
+    return b() * pt.switch(pt.eq(person, 5), x, before(person, x))
+
+
+def in_small_numbers(person: Any, x: Any, y: Any) -> Any:
+    return b() * (x - x.mean()) / 1e8
+
+
+def between_bounds(person: Any, x: Any, y: Any) -> Any:
+    ages = pt.clip(x, 18, 90)
+    return b() * (ages - ages.mean())
+
+
+def of_some_years(person: Any, x: Any, y: Any) -> Any:
+    return b() * pt.switch(pm.Data("year", np.full(N, 2005)) >= 2000, x - x.mean(), 0.0)
+
+
 MIXED = [
+    treated_by_the_mean_of_all,
+    a_class_by_the_mean_of_all,
+    if_a_value_is_below_zero,
+    of_some_ids,
+    of_one_id,
+    in_small_numbers,
+    between_bounds,
+    of_some_years,
     sum_that_goes_on,
     minus_the_mean,
     whoever_was_before,
@@ -442,6 +485,22 @@ def test_what_mixes_persons_is_refused(write: Write, capfd: pytest.CaptureFixtur
     assert caught.value.__context__ is None
     said = "".join(capfd.readouterr())
     assert not any(f"{abs(v):.7f}"[:8] in said for v in X)  # an operation may print rows that are made up
+
+
+def test_an_entry_of_a_constant_does_not_choose_the_refusal():
+    """Groups of persons as an array of NumPy's: refused, whether or not somebody's group is in the table."""
+
+    def said(last: int) -> str:
+        groups = np.r_[np.arange(P - 1) % 3, last]
+
+        def write(person: Any, x: Any, y: Any) -> Any:
+            return pm.Normal("level", shape=3)[pt.constant(groups)][person] + b() * before(person, x)
+
+        with pytest.raises((NotSeparableError, UnsupportedModelError)) as caught:
+            method(model(write))
+        return f"{type(caught.value)} {caught.value}"
+
+    assert said(1) == said(777)
 
 
 def test_the_message_says_how_a_lag_is_written():
