@@ -134,7 +134,7 @@ def log_no_records(clip: RunningClip | None, mechanism: Mechanism, by_unit: bool
         one, many = ("person", "persons") if by_unit else ("record", "records")
         _logger.warning(
             f"The private counts of this fit tell of no {one} with a finite gradient, and the result may be "
-            f"the prior. With at most two hundred {many}, their noise may be why. Else look for NaN in the "
-            "predictors, and try the model on made-up data (model.point_logps()): a log-density or its "
-            "gradient is not finite there."
+            f"the prior. With at most two hundred {many} that is to be expected, as the noise is larger than "
+            "the counts, and tells nothing. With more, look for NaN in the predictors, and try the model on "
+            "made-up data (model.point_logps()): a log-density or its gradient is not finite there."
         )

@@ -64,7 +64,13 @@ MEANT = {
     **dict.fromkeys(("q", "sample_rate", "sampling_rate"), "say sampling_prob="),
     **dict.fromkeys(("sigma", "dp_scale"), "say noise_multiplier="),
     "seed": "say random_seed=, for the public draws; the noise takes no seed",
-    **dict.fromkeys(("group", "groups", "user", "user_id", "person"), "say unit=, whose the rows are"),
+    **dict.fromkeys(
+        [
+            *("group", "groups", "user", "user_id", "person", "persons", "person_id", "id", "ids", "cluster"),
+            *("subject", "subjects", "subject_id", "patient", "patients", "patient_id", "individual"),
+        ],
+        "say unit=, whose the rows are",
+    ),
     **dict.fromkeys(
         ("n", "n_steps", "num_steps", "steps"), "give the number of steps to pm.fit, as its first"
     ),

@@ -294,7 +294,7 @@ def plan(
     Parameters
     ----------
     num_records : int
-        N, exactly or roughly. It is used here only.
+        N, exactly or roughly; with ``unit=``, the number of persons. It is used here only.
     epsilon, delta : float
         The target. Outside the range of the accountants (epsilon below 0.01) the noise is approximated.
     n_steps : int
@@ -302,7 +302,8 @@ def plan(
     sampling_prob : float, optional
         Sampling probability q; by default as in `DPADVI`.
     num_params : int
-        D, the number of unconstrained latent values of the model.
+        D, the number of unconstrained latent values of the model, without those of persons that are
+        integrated out.
     l2_clip_norm : float, "adaptive" or AdaptiveClip
         As in `DPADVI`. Its value does not matter, but the noise of an adaptive one is somewhat larger.
     neighboring_relation : {"add_or_remove_one", "replace_one"}

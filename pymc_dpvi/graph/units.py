@@ -232,9 +232,10 @@ def codes_of(
         if of_data and (array.dtype.itemsize < 4 or (array < 0).any()):
             found = "negative ids" if array.dtype.itemsize >= 4 else f"ids in {8 * array.dtype.itemsize} bits"
             raise ArgumentError(
-                f"unit has {found}. PyMC keeps the integers of a pm.Data in 32 bits, and in 16 with "
-                "floatX='float32'. Larger ones wrap around, so that two persons may have become one. Give "
-                "the ids themselves: unit=ids."
+                f"unit has {found}. pd.factorize and pd.Categorical write -1 for a missing id: drop rows "
+                "without one. Or ids were too large: PyMC keeps the integers of a pm.Data in 32 bits, and in "
+                "16 with floatX='float32'. Larger ones wrap around, so that two persons may have become one. "
+                "Number them, pd.factorize(ids)[0], or give the ids themselves: unit=ids."
             )
         codes = np.unique(array, return_inverse=True)[1]
     elif array.dtype.kind == "O":
@@ -297,7 +298,8 @@ def refuse_axes_over_units(
     shapes = model.eval_rv_shapes()
     advice = (
         "A value for each person cannot be released, and their number is private. Put the ids into a "
-        "pm.Data, look it up by them, u[person], and give unit='person': then it is integrated out. (With "
+        "pm.Data, person = pm.Data('person', ids), look it up by that, u[person], and give unit='person': "
+        "then it is integrated out. (With "
         "another index beside the ids, take a person's values first: pt.take_along_axis(u[person], items, "
         "axis=1) in place of u[person[:, None], items].) Or leave it out."
     )

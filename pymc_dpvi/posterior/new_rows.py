@@ -21,12 +21,13 @@ def check_names(data: Any, wanted: Sequence[str]) -> None:
     if not isinstance(data, Mapping):
         raise ArgumentError(
             f"data must be a dict of arrays by name, with an array for each of {list(wanted)}; found a "
-            f"{type(data).__name__}."
+            f"{type(data).__name__}. Of a pandas table: dict(table[{list(wanted)}])."
         )
     if data.keys() != set(wanted):
         missing, strange = sorted(set(wanted) - data.keys()), sorted(map(str, data.keys() - set(wanted)))
+        wrong = [f"missing {missing}"] * bool(missing) + [f"not known {strange}"] * bool(strange)
         raise ArgumentError(
-            f"data must have an array for each of {list(wanted)}; missing {missing}, not known {strange}."
+            f"data must have an array for each of {list(wanted)}, and no other; {', '.join(wrong)}."
         )
     for name, values in data.items():
         if np.ma.is_masked(values):
