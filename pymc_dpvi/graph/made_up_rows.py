@@ -107,7 +107,8 @@ class MadeUpRows:
         for v in behind:
             if v not in self.arrays and v not in public and v not in plain and _may_hold_data(v):
                 self._others[v] = array_shape(v)
-        numbers = _whole_numbers(behind)
+        lengths = set(model.dim_lengths.values())  # those of rows and persons are private
+        numbers = _whole_numbers([v for v in behind if v not in lengths])
         #: Rows of the longest person: more than any lag that is written in the model.
         self.longest = max([_LONGEST, *(n + 3 for n in numbers if n <= _MOST)])
         # A formula may compare ids with a number: to both sides of it.
@@ -120,13 +121,14 @@ class MadeUpRows:
         """Make values of `_others` for a set: of any sign; whole numbers are zeros, ones, or both."""
         made = []
         values: Any
+        rng = np.random.default_rng([1, number])  # how many values there are decides on no rows
         for v, shape in self._others.items():
             dtype = np.dtype(v.type.dtype)  # type: ignore[attr-defined]
             if dtype.kind == "f":
-                values = self._rng.normal(size=shape) if spread else self._rng.uniform(0.1, 0.9, shape)
+                values = rng.normal(size=shape) if spread else rng.uniform(0.1, 0.9, shape)
             else:
                 whole = (number + number // len(_PERSONS)) % 4
-                values = self._rng.integers(0, 2, size=shape) if whole > 1 else np.full(shape, whole)
+                values = rng.integers(0, 2, size=shape) if whole > 1 else np.full(shape, whole)
             made.append(np.asarray(values, dtype))
         return made
 

@@ -17,6 +17,7 @@ from test_persons_zoo import released_of_everybody
 
 from pymc_dpvi import DPADVI
 from pymc_dpvi.errors import NotSeparableError, PrivacyError, UnsupportedModelError
+from pymc_dpvi.graph.made_up_rows import MadeUpRows
 from pymc_dpvi.graph.records import build_record_model
 from pymc_dpvi.graph.traversal import array_value
 
@@ -501,6 +502,20 @@ def test_an_entry_of_a_constant_does_not_choose_the_refusal():
         return f"{type(caught.value)} {caught.value}"
 
     assert said(1) == said(777)
+
+
+def test_what_is_tried_does_not_turn_on_how_many_persons_or_rows_there_are():
+    def tried(persons: int) -> list[Any]:
+        ids = np.repeat(np.arange(persons), 3)
+        with pm.Model(coords={"who": range(persons), "row": range(3 * persons)}) as made:
+            person, x = pm.Data("person", ids, dims="row"), pm.Data("x", np.zeros(ids.size), dims="row")
+            level = pm.Normal("u", 0, 1, dims="who")[person] + b() * before(person, x)
+            level = level / made.dim_lengths["who"]
+            pm.Normal("y", level, 1, observed=np.zeros(ids.size), dims="row")
+        rows = MadeUpRows(made, person, ids.size, [])
+        return [[u.starts.tolist(), *(r.tolist() for r in arrays)] for arrays, u, _ in rows._sets]
+
+    assert tried(60) == tried(97)
 
 
 def test_the_message_says_how_a_lag_is_written():
