@@ -319,6 +319,6 @@ def refuse_axes_over_units(
             raise UnsupportedModelError(
                 f"The likelihood '{term.name}' reads '{units.source.name}', the ids of the persons. {advice} "
                 "What is known of a person (age, treatment) may be looked up, age[person], in a pm.Data with "
-                "an entry for each person, if the model has one table. A formula may take other rows of the same "
-                "person, at most 200 rows away (a lag). Or give one entry per row."
+                "an entry for each person, if the model has one table. A formula may take other rows of the "
+                "same person, at most 200 rows away (a lag). Or give one entry per row."
             )
