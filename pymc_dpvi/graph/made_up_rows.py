@@ -63,7 +63,7 @@ _PERSONS: tuple[tuple[tuple[int, int | None], ...], ...] = (
 #: Of floats, the standard deviation; 0 for numbers as in `synthetic_records`. Of integers, the end.
 _VALUES: tuple[tuple[float, int], ...] = ((0.0, 2), (3.0, 2), (3.0, 10), (1000.0, 3000))
 #: Largest number in the model that is tried as an id, and how many are.
-_LARGEST_ID, _IDS = 10**6, 8
+_LARGEST_ID, _IDS = 10**5, 8
 #: Of numbers whose largest is below this, nothing is known.
 _TINY = 1e-12
 
@@ -115,9 +115,9 @@ class MadeUpRows:
         some = [n for n in numbers if n <= _LARGEST_ID][-_IDS:]
         about = [((n, 4), (n + 1, None), (abs(n - 1), 7)) for n in some]
         persons = [(v, p) for v in _VALUES for p in _PERSONS] + [(_VALUES[1], p) for p in about]
-        self._sets = [(*self._rows(p, *v), self._made_up(k, *v)) for k, (v, p) in enumerate(persons)]
+        self._sets = [(*self._rows(p, *v), self._made_up(k, v[0])) for k, (v, p) in enumerate(persons)]
 
-    def _made_up(self, number: int, spread: float, end: int) -> list[np.ndarray]:
+    def _made_up(self, number: int, spread: float) -> list[np.ndarray]:
         """Make values of `_others` for a set: of any sign; whole numbers are zeros, ones, or both."""
         made = []
         values: Any
@@ -143,8 +143,8 @@ class MadeUpRows:
             if array is self._source:
                 values = ids
             elif dtype.kind == "f":
-                usual = self._rng.uniform(0.05, 0.95, shape)
-                values = self._rng.normal(0, spread, shape) if spread else usual
+                draw = self._rng.uniform
+                values = self._rng.normal(0, spread, shape) if spread else draw(0.05, 0.95, shape)
             else:
                 values = self._rng.integers(0, 2 if dtype.kind == "b" else end, size=shape)
             made.append(values.astype(dtype))
