@@ -4,7 +4,7 @@ It is :math:`\int \nabla_z\ell(u)\,e^{\ell(u)}du \big/ \int e^{\ell(u)}du`, as s
 mode, which SciPy finds. Its points are the hyperbolic sines of regular ones, in standard deviations:
 dense at the mode, and far enough for heavy tails, kinks and second modes. All of it is evaluated in
 Python, one row at a time and all points at once. For each combination of discrete values there is such a
-grid.
+grid. Where PyTensor's gradient of the density as written is no number, differences take its place.
 
 With `Variational`, it is that of the lower bound, whose normal distribution SciPy finds.
 """
@@ -32,6 +32,7 @@ __all__ = ["MarginalGradient", "can_integrate"]
 #: Points of the grid in each dimension, and how far it reaches, by the number of dimensions.
 _POINTS = {1: (1001, 7.0), 2: (61, 5.0), 3: (21, 5.0)}
 _NEGLIGIBLE = 1e-30
+_FAR = 100.0  # a log-density so far below the largest one adds nothing
 _STEP = 1e-3  # of second derivatives by differences
 
 
@@ -64,7 +65,21 @@ class MarginalGradient:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-density, (K,), and its gradient by z, (K, D), at local values, (K, size)."""
         values, slopes = self._sums(self._terms, rows, z, points)
-        return values + np.zeros(len(points)), slopes + np.zeros((len(points), z.size))
+        values, slopes = values + np.zeros(len(points)), slopes + np.zeros((len(points), z.size))
+        no_number = ~np.isfinite(slopes).all(axis=1) & (values > values.max() - _FAR)
+        if no_number.any():
+            slopes[no_number] = self._differences(rows, z, points[no_number])
+        return values, slopes
+
+    def _differences(
+        self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray, points: np.ndarray
+    ) -> np.ndarray:
+        """Return slopes by differences, (K, D): as written, that of a Bernoulli at p = 0 is NaN."""
+        step = np.cbrt(np.finfo(z.dtype).eps)
+        moves = (step * np.maximum(np.abs(z), 1.0) * np.eye(z.size)).astype(z.dtype)
+        ends = [[self._sums(self._densities, rows, z + s * m, points)[0] for s in (1, -1)] for m in moves]
+        one = [(above - below) / (2.0 * m.max()) for (above, below), m in zip(ends, moves, strict=True)]
+        return np.stack([d + np.zeros(len(points)) for d in one], axis=1)
 
     def _sums(
         self,
