@@ -136,13 +136,15 @@ def refuse_couplings(
             if _runs_over(var, length) or (var not in public and _is_of_data(model, var)):
                 what = f"'{var.name}'" if var.name else "an array over persons"
                 raise UnsupportedModelError(
-                    f"The prior of '{rv.name}' depends on data ({what}). It may read a pm.Data with an "
-                    "entry for each person, as it stands, if the model has one table. What rows or several "
-                    "tables have belongs into the mean of the rows: write b * x + u[person], with an x of "
-                    f"one entry per row. If '{rv.name}' is no such effect (a class, a share), give it a "
-                    "flat prior, and add its own in one row of each person: pm.Potential('own', first * "
-                    f"pm.logp(pm.Bernoulli.dist(logit_p=a + b * x), {rv.name}[person])), where first is a "
-                    "pm.Data, 1 in one row of each person and 0 in the others."
+                    f"The prior of '{rv.name}' depends on data ({what}). In a model of one table it may "
+                    f"read a pm.Data that is as long as '{rv.name}', with the entry of each person, as it "
+                    "stands: x = pm.Data('x', table.groupby('person')['x'].first()), and no NumPy array. "
+                    "What rows or several tables have belongs into the mean of the rows: write "
+                    f"b * x + u[person], with an x of one entry per row. If '{rv.name}' is no such effect "
+                    "(a class, a share), give it a flat prior, and add its own in one row of each person: "
+                    "pm.Potential('own', first * pm.logp(pm.Bernoulli.dist(logit_p=a + b * x), "
+                    f"{rv.name}[person])), where first is a pm.Data, 1 in one row of each person and 0 in "
+                    "the others."
                 )
     for rv in model.free_RVs:
         if rv not in local and depends_on([rv], local):

@@ -142,6 +142,8 @@ def _rows_of(record: RecordModel, data: Any) -> tuple[list[np.ndarray], list[Any
     new = _new(read, data, codes.size)
     new[source] = np.zeros(codes.size, dtype=array_value(source).dtype)
     persons, units = _persons(np.asarray(data[person], dtype=object), codes)
+    for array in () if record.covariates is None else record.covariates.rows_of.values():
+        _check_one_entry(new[array], units, str(array.name), person)
     if within is not None:
         new |= zip(columns, within.values(new, units), strict=True)
     return [new[a] for a in record.arrays], persons, units
@@ -188,6 +190,17 @@ def _names(model: pm.Model, arrays: Sequence[Variable]) -> list[str]:
 def _new(arrays: Sequence[Any], data: Mapping[str, Any], length: int) -> dict[Variable, np.ndarray]:
     """Return new rows of arrays in the model's types."""
     return {a: new_rows(a.name, data[a.name], (length, *array_shape(a)[1:]), a.type.dtype) for a in arrays}
+
+
+def _check_one_entry(rows: np.ndarray, units: Units, name: str, person: str) -> None:
+    """Raise if rows of one person have different entries of what the model has once for each person."""
+    apart = np.flatnonzero(np.diff(np.repeat(np.arange(len(units)), np.diff(units.starts))) == 0)
+    ordered = rows[units.rows]
+    if not np.array_equal(ordered[apart], ordered[apart + 1], equal_nan=rows.dtype.kind == "f"):
+        raise ArgumentError(
+            f"data[{name!r}] has different entries in rows of one person, and the model has one for each "
+            f"person. Repeat a person's entry in all rows that have the same id in {person!r}."
+        )
 
 
 def _persons(ids: np.ndarray, codes: np.ndarray) -> tuple[list[Any], Units]:

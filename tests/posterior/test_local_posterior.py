@@ -112,6 +112,20 @@ def test_nothing_is_there_before_the_fit():
         DPADVI(**ARGUMENTS, model=model).approx.local_posterior({}, 3)
 
 
+def test_a_person_has_one_entry_of_what_is_known_of_persons():
+    with pm.Model(coords={"who": np.arange(12)}) as model:
+        age, b = pm.Data("age", RNG.normal(size=12)), pm.Normal("b", 0, 1)
+        u = pm.Normal("u", b * age, pm.HalfNormal("tau"), dims="who")
+        pm.Normal("y", u[pm.Data("person", WHO)], 1, observed=pm.Data("outcome", RNG.normal(size=WHO.size)))
+    approx = DPADVI(**ARGUMENTS, unit="person", model=model).fit(5, progressbar=False, backend="python")
+    data = {"person": ["ann", "bob", "ann", "cy"], "outcome": [0.1, 0.2, 0.3, 0.4]}
+    for age in [0.5, 1.5, 0.5, -1.0], [0.5, 1.5, 0.5, 0.5]:
+        found = approx.local_posterior({**data, "age": age}, 3, noise_aware=False)
+        assert found.posterior["u"].shape == (1, 3, 3)
+    with pytest.raises(ArgumentError, match=r"'age'. has different entries in rows of one person"):
+        approx.local_posterior({**data, "age": [0.5, 1.5, 0.6, 0.5]}, 3, noise_aware=False)
+
+
 def test_rows_without_a_density_have_no_answer_and_are_not_quoted():
     with pm.Model(coords={"who": np.arange(12)}) as model:
         u = pm.Normal("u", 0, pm.HalfNormal("tau"), dims="who")
