@@ -29,6 +29,9 @@ LONGEST_SEARCH = 40
 #: A search ends with a step that is shorter than this, in standard deviations: the next one would be about
 #: the square of it.
 _SHORT = 0.1
+#: The same of a step that was halved. The density did not grow, so it is not what its derivatives said, and a
+#: standard deviation may be much less than they say.
+_SHORTEST = 1e-3
 
 _kernel = kernel(fastmath=False)
 
@@ -128,7 +131,7 @@ def add_derivatives(
 
 @_kernel
 def triangle(matrix: np.ndarray, out: np.ndarray) -> bool:  # pragma: no cover
-    """Cholesky's factor, and whether there is one: a pivot that is not positive is replaced."""
+    """Cholesky's factor, and whether there is one: a pivot that is not positive is replaced by its size."""
     size, exists = matrix.shape[0], True
     for j in range(size):
         for i in range(j, size):
@@ -139,7 +142,7 @@ def triangle(matrix: np.ndarray, out: np.ndarray) -> bool:  # pragma: no cover
                 out[i, j] = total / out[j, j]
             else:
                 if not (1e-10 * (1e-10 + abs(matrix[j, j])) < total < np.inf):  # also NaN
-                    exists, total = False, abs(matrix[j, j])
+                    exists, total = False, max(abs(total), abs(matrix[j, j]))
                     if not (1e-8 < total < np.inf):
                         total = 1.0
                 out[j, j] = np.sqrt(total)
@@ -191,19 +194,24 @@ def move(
         length, grew = 0.0, values[s] > best_value[s]
         if grew:
             best_value[s] = values[s]
-            triangle(curvatures[s], lower)
+            exists = triangle(curvatures[s], lower)
             length = forward(lower, slopes[s], half)
             backward(lower, half, step[s])
             for j in range(size):
                 best[s, j] = at[s, j]
                 for k in range(size):
                     best_curvature[s, j, k] = curvatures[s, j, k]
+                    if not exists:  # a form that is negative somewhere would say that a long step is short
+                        best_curvature[s, j, k] = 0.0
+                        for i in range(min(j, k) + 1):
+                            best_curvature[s, j, k] += lower[j, i] * lower[k, i]
         else:
             for j in range(size):
                 step[s, j] *= 0.5
+            for j in range(size):
                 for k in range(size):
                     length += step[s, j] * best_curvature[s, j, k] * step[s, k]
-        if not (length > _SHORT * _SHORT):  # also NaN
+        if not (length > (_SHORT * _SHORT if grew else _SHORTEST * _SHORTEST)):  # also NaN
             left[s] = 0
         for j in range(size):
             at[s, j] = best[s, j] + step[s, j]
