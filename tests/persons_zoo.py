@@ -446,6 +446,30 @@ def classes_with_a_reference() -> None:
     pm.Normal("y", level[who()], pm.HalfNormal("s"), observed=Y)
 
 
+@persons("z0 z1", "e0 emax")
+def doses_and_responses() -> None:
+    """An Emax model with a baseline and a largest effect of each person: not concave in the latter."""
+    center, spread = pm.Normal("mu_e0", 1, 1), pm.HalfNormal("sd_e0", 1)
+    z0, z1 = pm.Normal("z0", 0, 1, dims="who"), pm.Normal("z1", 0, 1, dims="who")
+    e0 = pm.Deterministic("e0", center + spread * z0, dims="who")
+    log_emax = pm.Normal("log_emax", 1, 1) + pm.HalfNormal("sd_emax", 0.5) * z1
+    emax = pm.Deterministic("emax", pm.math.exp(log_emax), dims="who")
+    dose = pm.Data("dose", 20 * T)
+    share = dose / (pm.math.exp(pm.Normal("log_ed50", 2, 1)) + dose)
+    pm.Normal("y", e0[who()] + emax[who()] * share, pm.HalfNormal("s"), observed=Y)
+
+
+@persons("kind")
+def classes_over_dims() -> None:
+    """How many classes there are is told by dims alone; what is known of a person decides on one."""
+    pm.modelcontext(None).add_coords({"kinds": ["low", "high", "none"], "others": ["high", "none"]})
+    a, b = pm.Normal("a", 0, 1, dims="others"), pm.Normal("b", 0, 1, dims="others")
+    height = pm.Data("height", EFFECT, dims="who")
+    eta = pt.concatenate([pt.zeros((height.shape[0], 1)), a + height[:, None] * b], axis=1)
+    kind = pm.Categorical("kind", p=pm.math.softmax(eta, axis=-1), dims="who")
+    pm.Poisson("y", pm.math.exp(pm.Normal("rate", 0, 1, dims="kinds")[kind[who()]]), observed=COUNT)
+
+
 @persons("w u")
 def own_scale_in_the_prior() -> None:
     w = pm.LogNormal("w", pm.Normal("m", 0, 0.3), 0.3, dims="who")

@@ -21,7 +21,10 @@ from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import array_value, walk
 from pymc_dpvi.mechanism.mechanism import Draws
 
-pytestmark = pytest.mark.filterwarnings("ignore:Scan return signature:DeprecationWarning")  # PyMC's own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Scan return signature:DeprecationWarning"),  # PyMC's own
+    pytest.mark.filterwarnings("ignore:The integral over .* is rough:pymc_dpvi.errors.PrivacyWarning"),
+]
 
 NAMES = list(PERSONS_ZOO)
 LARGE = 1e6  # a clip norm that clips nobody

@@ -141,8 +141,11 @@ def triangle(matrix: np.ndarray, out: np.ndarray) -> bool:  # pragma: no cover
             if i > j:
                 out[i, j] = total / out[j, j]
             else:
-                if not (1e-10 * (1e-10 + abs(matrix[j, j])) < total < np.inf):  # also NaN
-                    exists, total = False, max(abs(total), abs(matrix[j, j]))
+                least = 1e-10 * (1e-10 + abs(matrix[j, j]))
+                if not (least < total < np.inf):  # also NaN
+                    exists, total = False, abs(total)
+                    if not (least < total < np.inf):
+                        total = abs(matrix[j, j])
                     if not (1e-8 < total < np.inf):
                         total = 1.0
                 out[j, j] = np.sqrt(total)

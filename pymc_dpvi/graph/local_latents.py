@@ -20,7 +20,7 @@ ones are not free, and whatever depends on one is private.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.scalar.basic import Cast
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -47,7 +48,7 @@ from pymc_dpvi.graph.local_checks import (
 )
 from pymc_dpvi.graph.local_rules import Places, places_of, rules_of
 from pymc_dpvi.graph.rebuild import resize_records
-from pymc_dpvi.graph.traversal import depends_on, substituted, walk
+from pymc_dpvi.graph.traversal import array_shape, depends_on, is_array, substituted, walk
 from pymc_dpvi.graph.units import Units
 from pymc_dpvi.lowering import fast_compile
 
@@ -249,7 +250,12 @@ def split_local(
     own = tuple(tuple(int(n) for n in shapes[rv.name][1:]) for rv in local)
     values = tuple(tuple(int(n) for n in shapes[model.rvs_to_values[rv].name][1:]) for rv in local)
     rules = rules_of(guide, [str(rv.name) for rv in local], everything)
-    places = _places(local, values, rules, length)
+
+    def classes(weights: Variable) -> int | None:
+        static = weights.type.shape[-1]  # type: ignore[attr-defined]
+        return _length(weights, -1, free, shapes) if static is None else int(static)
+
+    places = _places(local, values, rules, classes, length)
     return Locals(model, tuple(local), own, values, found, length, places, covariates)
 
 
@@ -308,10 +314,18 @@ def table_length(base: Variable, free: Sequence[Variable], shapes: Mapping[str, 
         return int(static)
     if base in free:
         return int(shapes[str(base.name)][0])
-    stand_ins = {v: pt.zeros(tuple(int(n) for n in shapes[v.name]), dtype=v.type.dtype) for v in free}
+    return _length(base, 0, free, shapes)
+
+
+def _length(var: Variable, axis: int, free: Sequence[Variable], shapes: Mapping[str, Any]) -> int | None:
+    """Return the length of an axis, which may come from dims; None if it cannot be seen. No entry is read."""
+    known = {v: tuple(int(n) for n in shapes[v.name]) for v in free}
+    shared = (v for v in walk([var], stop=free) if isinstance(v, SharedVariable) and is_array(v))
+    known |= {v: array_shape(v) for v in shared if v.type.ndim}
+    stand_ins = {v: pt.zeros(shape, dtype=v.type.dtype) for v, shape in known.items()}
     with suppress(Exception):  # lengths that depend on values
-        (made,) = substituted([base], stand_ins)
-        return int(pytensor.function([], made.shape[0], mode=fast_compile())())
+        (made,) = substituted([var], stand_ins)
+        return int(pytensor.function([], made.shape[axis], mode=fast_compile())())
     return None
 
 
@@ -319,9 +333,10 @@ def _places(
     local: Sequence[TensorVariable],
     shapes: Sequence[tuple[int, ...]],
     rules: Mapping[str, Any],
+    classes: Callable[[Variable], int | None],
     length: int,
 ) -> Places:
-    """Return where a person's integrand is evaluated."""
+    """Return where a person's integrand is evaluated; `classes` tells how many weights there are."""
     sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
     discrete = {str(rv.name): rv for rv in local if rv.dtype in discrete_dtypes}
     if wrong := [name for name in rules if name in discrete]:
@@ -338,7 +353,7 @@ def _places(
     for rv, size in zip(local, sizes, strict=True):
         base: Any = getattr(rv.owner.op, "base_rv_op", None)  # PyMC makes floats of some truncated counts
         if rv.dtype in discrete_dtypes or getattr(base, "dtype", "") in discrete_dtypes:
-            values += [_support(rv, length)] * size
+            values += [_support(rv, classes, length)] * size
     return places_of(sum(sizes) - len(values), next(iter(rules.values()), None), values)
 
 
@@ -349,13 +364,13 @@ def _number(parameter: Variable) -> int | None:
     return number_of(parameter)
 
 
-def _support(rv: TensorVariable, length: int) -> range:
+def _support(rv: TensorVariable, classes: Callable[[Variable], int | None], length: int) -> range:
     """Return the values of a discrete variable; `length` is that of all tables of persons."""
     op: Any = rv.owner.op
     kind = type(op).__name__
     if kind == "BernoulliRV":
         return range(2)
-    if kind == "CategoricalRV" and (n := op.dist_params(rv.owner)[0].type.shape[-1]) is not None:
+    if kind == "CategoricalRV" and (n := classes(op.dist_params(rv.owner)[0])) is not None:
         if n == length:  # weights as long as there are persons would be taken for a table of them
             raise UnsupportedModelError(
                 f"The local variable '{rv.name}' has as many classes as entries. Give it one entry more, "
