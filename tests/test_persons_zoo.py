@@ -10,12 +10,14 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from persons_zoo import PERSONS_ZOO, Entry, P
+from scipy import optimize
 
 from pymc_dpvi import DPADVI, Quadrature
+from pymc_dpvi.engine.local_search import find_modes
 from pymc_dpvi.engine.step import PrivateStep
 from pymc_dpvi.engine.unit_batches import in_rows
 from pymc_dpvi.graph.fine_integrals import MarginalGradient
-from pymc_dpvi.graph.gradients import in_draws, put
+from pymc_dpvi.graph.gradients import in_draws, local_terms, put
 from pymc_dpvi.graph.local_latents import PRIOR
 from pymc_dpvi.graph.synthetic_records import python_function
 from pymc_dpvi.graph.traversal import array_value, walk
@@ -152,6 +154,47 @@ def test_gradients_are_those_of_integrals_over_a_grid(name: str):
     apart = np.linalg.norm(found - expected) / np.linalg.norm(expected)
     exact = made._record.local is None or not made._record.local.places.continuous
     assert apart <= (1e-6 if exact else ALLOWED_OF.get(name, ALLOWED)), (found, expected)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", NAMES)
+def test_searches_end_at_modes(name: str):
+    """For everybody, where the fit begins and elsewhere: SciPy finds no larger density nearby."""
+    made = method(PERSONS_ZOO[name])
+    record, latents = made._record, made._approx.latents
+    if record.local is None or not record.local.places.continuous:
+        pytest.skip("there is nothing to search")
+    rule = record.local.places
+    z = pt.matrix("z", shape=(1, latents.size), dtype="float64")
+    batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
+    terms = python_function([*batch, z], local_terms(record, batch, latents, z))
+    rng = np.random.default_rng(5)
+    for here in (made._approx.start, made._approx.start + 0.8 * rng.normal(size=latents.size)):
+        for p in range(P):
+            rows = rows_of(made, p)
+            data = [np.concatenate(column) for column in zip(*rows, strict=True)]
+            first = np.eye(len(rows), 1)[:, 0]
+
+            def derivatives(
+                places: np.ndarray,
+                at: np.ndarray,
+                data: Sequence[np.ndarray] = data,
+                first: np.ndarray = first,
+                here: np.ndarray = here,
+            ) -> list[np.ndarray]:
+                with np.errstate(all="ignore"):
+                    return list(terms(*(d[places] for d in data), at, first[places], here[None]))
+
+            def cost(
+                u: np.ndarray, values: np.ndarray, of: Any = derivatives, n: int = len(rows)
+            ) -> tuple[float, np.ndarray]:
+                value, slope, _ = of(np.arange(n), np.tile(np.concatenate([u, values]), (n, 1)))
+                return (-value.sum(), -slope.sum(axis=0)) if np.isfinite(value).all() else (1e300, 0.0 * u)
+
+            modes, _ = find_modes(derivatives, np.array([0, len(rows)]), rule)
+            for mode, values in zip(modes, rule.values, strict=True):
+                best = optimize.minimize(cost, mode, (values,), jac=True)
+                assert cost(mode, values)[0] - best.fun < 0.05, (p, mode, best.x)
 
 
 @pytest.mark.zoo

@@ -130,7 +130,7 @@ class RecordModel:
         if self.units is not None and foreign:
             return (
                 f"its dim '{foreign[0]}' may be one of persons: neither a free variable nor an array in "
-                "public_data= has it"
+                "public_data= has it; leave out dims= if it is not"
             )
         behind = self._behind([var])
         if not set(behind) & set(model.free_RVs):
