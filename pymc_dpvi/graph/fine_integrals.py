@@ -66,7 +66,8 @@ class MarginalGradient:
         """Return the log-density, (K,), and its gradient by z, (K, D), at local values, (K, size)."""
         values, slopes = self._sums(self._terms, rows, z, points)
         values, slopes = values + np.zeros(len(points)), slopes + np.zeros((len(points), z.size))
-        no_number = ~np.isfinite(slopes).all(axis=1) & (values > values.max() - _FAR)
+        top = np.max(values, where=np.isfinite(values), initial=-np.inf)
+        no_number = ~np.isfinite(slopes).all(axis=1) & (values > top - _FAR) & np.isfinite(values)
         if no_number.any():
             slopes[no_number] = self._differences(rows, z, points[no_number])
         return values, slopes
