@@ -34,6 +34,7 @@ Y = X @ [1.0, -0.5] + EFFECT[WHO] + 0.7 * _RNG.normal(size=N)
 LABEL = (Y > 0.2).astype("int64")
 COUNT = _RNG.poisson(np.exp(0.3 * X[:, 0] + 0.5 * EFFECT[WHO]))
 SHARES = np.random.default_rng(11).multinomial(10, [0.2, 0.3, 0.5], size=N)
+TIME = 0.3 + 0.3 * np.exp(0.3 * EFFECT[WHO]) + T
 #: Rows of one of two tables: persons 0 and 1 have none in the first, 2 and 3 none in the second.
 VISIT = np.where(WHO < 2, False, np.where(WHO < 4, True, np.arange(N) % 3 > 0))
 #: The same person's outcome in the row before; in the first row of a person there is none.
@@ -457,6 +458,14 @@ def doses_and_responses() -> None:
     dose = pm.Data("dose", 20 * T)
     share = dose / (pm.math.exp(pm.Normal("log_ed50", 2, 1)) + dose)
     pm.Normal("y", e0[who()] + emax[who()] * share, pm.HalfNormal("s"), observed=Y)
+
+
+@persons("delay")
+def reaction_times() -> None:
+    """A delay of each person, before which nothing happens: at its mean, most people have no density."""
+    delay = pm.LogNormal("delay", pm.Normal("m", -1.5, 0.5), pm.HalfNormal("tau", 0.5), dims="who")
+    v, a = pm.LogNormal("v", 0, 0.5), pm.LogNormal("a", 0, 0.5)
+    pm.Wald("time", mu=a / v, lam=a**2, alpha=delay[who()], observed=TIME)
 
 
 @persons("kind")

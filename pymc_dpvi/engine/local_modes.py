@@ -1,9 +1,11 @@
 r"""The modes of persons' local values: the first pass of `local_sums` over the rows of a batch.
 
 Newton's method, from a point near 0, for all persons at once, each with a step that is halved until the
-density grows. A person is left alone once a step is short beside the width of the posterior. Where persons
-have discrete values, too, each has a search for each of their combinations: search s is that of combination
-s % M of person s // M.
+density grows. A person is left alone once a step is short beside the width of the posterior. Where the
+density of the first point is zero (a person's non-decision time that is longer than a reaction time), the
+search begins at the first point that has one, of some to both sides along each axis. Where persons have
+discrete values, too, each has a search for each of their combinations: search s is that of combination s % M
+of person s // M.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ __all__ = [
 
 #: Most evaluations in the search of a mode.
 LONGEST_SEARCH = 40
+#: Most points to begin with, if the density is zero at the first ones: both sides of seven axes, at least.
+_BEGINNINGS = 14
 #: A search ends with a step that is shorter than this, in standard deviations: the next one would be about
 #: the square of it.
 _SHORT = 0.1
@@ -208,6 +212,13 @@ def move(
                         best_curvature[s, j, k] = 0.0
                         for i in range(min(j, k) + 1):
                             best_curvature[s, j, k] += lower[j, i] * lower[k, i]
+        elif best_value[s] == -np.inf:  # no density so far: 1, 2, 4, ... to both sides of the first point
+            tried = LONGEST_SEARCH - 1 - left[s]
+            length = 1.0 if tried < _BEGINNINGS else 0.0
+            for j in range(size):
+                step[s, j] = 0.0
+            side = -1.0 if tried % 2 == 0 else 1.0
+            step[s, tried // 2 % size] = side * 2.0 ** (tried // (2 * size))
         else:
             for j in range(size):
                 step[s, j] *= 0.5
