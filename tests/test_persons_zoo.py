@@ -32,6 +32,8 @@ NAMES = list(PERSONS_ZOO)
 LARGE = 1e6  # a clip norm that clips nobody
 #: Integrals over several values take long in Python.
 SLOW = {"three_effects", "correlated_effects", "own_spread", "ordered_answers", "frailty"}
+#: Python mode takes minutes for them.
+MANY_CLASSES = {"topics", "classes_of_curves", "classes_with_a_reference"}
 MANY = {"curves_of_five_terms", "tastes_and_items", "one_of_five_values"}
 OPTIONS: dict[str, Any] = {"noise_multiplier": 2.0, "delta": 1e-5, "accountant": "rdp", "random_seed": 1}
 #: The error of 15 nodes, or of the default in three dimensions, beside the gradient's length.
@@ -233,7 +235,12 @@ def test_whole_fit_on_the_default_backend(name: str):
 
 @pytest.mark.zoo
 @pytest.mark.parametrize(
-    "name", [name for name, entry in PERSONS_ZOO.items() if "max_rows_per_unit" not in entry.options]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in MANY_CLASSES else name
+        for name, entry in PERSONS_ZOO.items()
+        if "max_rows_per_unit" not in entry.options
+    ],
 )
 def test_numbas_sum_is_that_of_python(name: str):
     whole = {"sampler": "full_batch", "l2_clip_norm": LARGE}

@@ -626,6 +626,7 @@ def test_planting_alone_breaks_nothing(monkeypatch: pytest.MonkeyPatch):
         assert found.passed, str(found)
 
 
+@pytest.mark.turns
 def test_a_hundred_clean_runs_raise_no_alarm():
     """And their p-values are what they say: one in twenty below 0.05, not more."""
     suite = build(backend="numba")

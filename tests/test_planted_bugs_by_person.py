@@ -30,6 +30,8 @@ from pymc_dpvi.graph.units import Units
 from pymc_dpvi.mechanism.mechanism import Draws
 from pymc_dpvi.randomness.keystream import KeyStream
 
+#: The checks take thousands of steps: Python mode takes longer than numba with its compilation.
+BACKENDS = [pytest.param("FAST_COMPILE", marks=pytest.mark.slow), "numba"]
 IDS = np.random.default_rng(0).permutation(np.repeat(np.arange(9), [1, 1, 1, 2, 2, 3, 4, 4, 6]))
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -223,7 +225,7 @@ def test_without_a_bug_the_same_checks_pass(setting: dict[str, Any], monkeypatch
 @pytest.mark.parametrize(
     "model", [regression, layers, pytest.param(look_ups, marks=pytest.mark.slow)], ids=lambda m: m.__name__
 )
-@pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_every_form_of_a_gradient_is_as_private_by_person(
     model: Callable[[], pm.Model], sampler: str, backend: str
 ):
@@ -233,7 +235,7 @@ def test_every_form_of_a_gradient_is_as_private_by_person(
 
 
 @pytest.mark.parametrize("sampler", ["poisson", "full batch, replace"])
-@pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_factored_gradients_are_as_private_by_person(
     sampler: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -448,8 +450,11 @@ def test_planted_bug_with_local_values_is_caught(bug: str, monkeypatch: pytest.M
     assert "raises" not in found.words
 
 
-@pytest.mark.parametrize("rule", ["quadrature", "fit", pytest.param("classes", marks=pytest.mark.turns)])
-@pytest.mark.parametrize("backend", ["FAST_COMPILE", pytest.param("numba", marks=pytest.mark.slow)])
+RULES = ["quadrature", *(pytest.param(r, marks=pytest.mark.turns) for r in ("fit", "classes"))]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_persons_with_local_values_are_as_private(backend: str, rule: str):
     guide = {"u": Variational()} if rule == "fit" else None
     model = classes if rule == "classes" else intercepts

@@ -160,6 +160,7 @@ def test_a_fit_is_that_of_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -
         assert np.array_equal(b, c)
 
 
+@pytest.mark.turns
 def test_the_number_of_records_does_not_choose_how_a_step_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long array of records is no long vector of a step: only what is released or public is."""
     monkeypatch.setattr(columns, "_LONG", 500)
@@ -172,6 +173,7 @@ def test_the_number_of_records_does_not_choose_how_a_step_is_cut(monkeypatch: py
     assert not simplified
 
 
+@pytest.mark.turns
 def test_what_both_sides_need_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cuts = []
 

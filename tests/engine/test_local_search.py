@@ -50,17 +50,17 @@ MODELS = [(responses, 2), (growth, 2), (outliers, 2), (own_spread, 3), (reaction
 
 @pytest.mark.parametrize(("terms", "size"), MODELS)
 def test_a_search_ends_at_a_mode(terms: Callable[..., Any], size: int):
-    u, y, x = pt.vector("u", shape=(size,)), pt.scalar("y"), pt.scalar("x")
-    value = terms(u, y, x) - 0.5 * (u**2).sum() / ROWS
-    (slope,) = pytensor.grad(value, [u])
-    one = python_function([u, y, x], [value, slope, pytensor.gradient.hessian(value, [u])[0]])
+    u, y, x = pt.matrix("u", shape=(None, size)), pt.vector("y"), pt.vector("x")
+    value = terms(u.T, y, x) - 0.5 * (u**2).sum(axis=1) / ROWS
+    slope = pytensor.grad(value.sum(), u)
+    curved = pt.stack([pytensor.grad(slope[:, j].sum(), u) for j in range(size)], axis=1)
+    rows = python_function([u, y, x], [value, slope, curved])
 
     y_rows, x_rows = Y.ravel(), X.ravel()
 
     def derivatives(places: np.ndarray, at: np.ndarray) -> list[np.ndarray]:
         with np.errstate(all="ignore"):
-            rows = [one(v, y_rows[r], x_rows[r]) for r, v in zip(places, at, strict=True)]
-        return [np.array(found) for found in zip(*rows, strict=True)]
+            return list(rows(at, y_rows[places], x_rows[places]))
 
     def cost(v: np.ndarray, p: int) -> tuple[float, np.ndarray]:
         values, slopes, _ = derivatives(np.arange(ROWS) + ROWS * p, np.tile(v, (ROWS, 1)))

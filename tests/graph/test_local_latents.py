@@ -471,6 +471,7 @@ def test_hidden_classes_are_a_mixture_over_persons():
         np.testing.assert_allclose(a.get_value(), b.get_value(), rtol=1e-7)
 
 
+@pytest.mark.turns
 def test_a_person_is_the_same_beside_others():
     """Whatever the others are: hostile rows, many of them, none."""
 

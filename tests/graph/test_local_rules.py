@@ -85,6 +85,7 @@ def made_of(model: pm.Model, **more: Any) -> DPADVI:
     return DPADVI(**{**whole, "l2_clip_norm": 1e6, **more}, unit="person", model=model)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.zoo)])
 @pytest.mark.parametrize(
     ("size", "rule"), [(1, None), (1, Variational(1)), (2, Variational()), (5, None), (9, None)]
@@ -116,6 +117,7 @@ def test_the_gradient_of_a_normal_model_is_that_of_its_marginal_density(size: in
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.zoo)])
 def test_the_gradient_of_normal_classes_is_that_of_their_marginal_density(mode: str):
     """A class of each person decides on the mean and on the spread of a normal value."""
@@ -147,6 +149,7 @@ def test_the_gradient_of_normal_classes_is_that_of_their_marginal_density(mode: 
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.turns
 def test_a_look_up_within_many_values_is_that_of_a_mask():
     """PyTensor cannot vectorise its second derivatives but with the indices of all directions."""
     which = RNG.integers(0, 5, size=N)
@@ -171,6 +174,7 @@ def poisson(times: float = 1.0, count: np.ndarray = COUNT) -> pm.Model:
     return model
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize(("times", "count"), [(1.0, COUNT), (3.0, COUNT), (3.0, 0 * COUNT)])
 def test_a_fit_finds_the_best_normal_distribution(times: float, count: np.ndarray):
     """Of counts: SciPy maximises the bound person by person."""
@@ -203,6 +207,7 @@ def test_a_fit_finds_the_best_normal_distribution(times: float, count: np.ndarra
     assert apart[0] > apart[1] and apart[1] < 0.03 and apart[2] < 1e-4, apart
 
 
+@pytest.mark.turns
 def test_a_bound_is_below_the_integral_and_close_to_it():
     """The gradient by the spread is too small, by some per cent where people have a few rows."""
     by = {}
@@ -215,6 +220,7 @@ def test_a_bound_is_below_the_integral_and_close_to_it():
     assert by["fit"] != by["quadrature"]
 
 
+@pytest.mark.turns
 def test_people_without_a_normal_distribution_count_all_the_same():
     """A density without a mode, and values that overflow: no error, and the others count."""
     count = COUNT.copy()

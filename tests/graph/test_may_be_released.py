@@ -200,6 +200,7 @@ def test_all_deterministics_together_may_be_too_long() -> None:
     assert len(withheld) == 40 and all("together" in reason for reason in withheld.values())
 
 
+@pytest.mark.turns
 def test_pymc_s_own_index_tables_are_released() -> None:
     with pm.Model() as model:
         chol, _corr, _stds = pm.LKJCholeskyCov("chol", n=3, eta=2.0, sd_dist=pm.Exponential.dist(1.0))

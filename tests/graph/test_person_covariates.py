@@ -88,6 +88,7 @@ BY_ROW: dict[Any, Write] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("write", BY_ROW, ids=lambda w: w.__name__)
 def test_gradients_are_those_of_one_entry_for_each_row(write: Write):
     found = released_of_everybody(method(model(write)), "FAST_COMPILE")[0]
@@ -281,7 +282,7 @@ def test_dims_of_persons_are_not_released_with_other_variables():
 
 
 def test_entries_of_persons_are_not_released():
-    approx = method(model(in_the_prior), batch_size=None).fit(5, progressbar=False)
+    approx = method(model(in_the_prior), batch_size=None).fit(2, progressbar=False)
     listed = " ".join(approx.privacy.public_arrays)
     assert "age" not in listed and "group" not in listed
     found = approx.sample(20)

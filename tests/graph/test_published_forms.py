@@ -93,6 +93,7 @@ ROWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("second", [False, True])
 def test_an_entry_of_ones_own_row_may_be_picked(second: bool) -> None:
     """The number of the row is no number of the record's: all ways to write it give the same fit."""
@@ -166,6 +167,7 @@ def test_the_number_of_a_row_may_also_be_a_time() -> None:
         assert DPADVI(**METHOD).approx.latents.size == 4
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("column", [False, True])
 @pytest.mark.parametrize("how", ["columns", "slice"])
 def test_several_entries_of_ones_own_row_may_be_picked(how: str, column: bool) -> None:
@@ -214,6 +216,7 @@ PRIORS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.turns
 @pytest.mark.parametrize("prior", PRIORS)
 def test_a_matrix_made_of_a_diagonal_may_stand_in_a_prior(
     prior: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture

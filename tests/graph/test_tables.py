@@ -410,6 +410,7 @@ def test_sources_and_encoders_take_one_table():
         DPADVI(**OPTIONS, unit=UNIT, records={"came": CAME}, model=model)
 
 
+@pytest.mark.turns
 @pytest.mark.filterwarnings("ignore::pymc_dpvi.errors.InsecureNoiseWarning")
 def test_new_persons_have_rows_in_some_of_the_tables():
     approx = DPADVI(**OPTIONS, insecure_noise_seed=1, unit=UNIT, model=two()).fit(

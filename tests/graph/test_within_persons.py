@@ -206,9 +206,14 @@ FORMULAS: dict[Write, Write] = {
     first_mean: written(_first_mean, **ROW_BEFORE),
 }
 NAMED = [pytest.param(w, id=w.__name__) for w in FORMULAS]
+#: Local values besides are the business of other tests as well, and take longer.
+BY_TURNS = [
+    pytest.param(w, id=w.__name__, marks=[pytest.mark.turns] if "beside" in w.__name__ else [])
+    for w in FORMULAS
+]
 
 
-@pytest.mark.parametrize("write", NAMED)
+@pytest.mark.parametrize("write", BY_TURNS)
 def test_gradients_are_those_of_columns_computed_before(write: Write):
     found, expected = gradients(model(write)), gradients(model(FORMULAS[write]))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
@@ -579,12 +584,14 @@ def test_no_covariate_decides_whether_a_formula_is_accepted(wrong: int):
     assert len(columns(model(write))) == 1
 
 
-@pytest.mark.parametrize("write", [lag, error_beside_a_value], ids=lambda w: w.__name__)
+@pytest.mark.parametrize(
+    "write", [lag, pytest.param(error_beside_a_value, marks=pytest.mark.turns)], ids=lambda w: w.__name__
+)
 def test_nothing_of_the_columns_is_released(write: Write):
     made = model(write)
     with made:
         pm.Deterministic("moved", made["b"] * before(made["person"], made["x"]))
-    approx = method(made).fit(5, progressbar=False)
+    approx = method(made).fit(2, progressbar=False)
     usual = method(model(column(X))).fit(2, progressbar=False)
     assert approx.privacy.public_arrays == usual.privacy.public_arrays
     found = approx.sample(20)

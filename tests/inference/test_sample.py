@@ -186,6 +186,7 @@ def test_reprs(unspent: DPADVI, fitted: Any) -> None:
     assert "DPADVI" in repr(unspent)
 
 
+@pytest.mark.turns
 def test_the_loops_of_a_model_stay_as_they_are() -> None:
     """PyTensor 2 compiles a loop in place: then neither a second method nor PyMC could take its gradient."""
     model = ZOO["epidemic_by_scan"].build()

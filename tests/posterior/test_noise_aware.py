@@ -211,6 +211,7 @@ def test_gradients_that_no_prior_lets_expect_are_not_followed() -> None:
     assert not posterior(still_rows(curvature, 0.04 * gradient, 5.0, 2000, rng)).stayed
 
 
+@pytest.mark.turns
 def test_a_steep_direction_is_not_taken_for_a_flat_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier steps have led the draws to its optimum, where gradients are small: that is no flatness."""
     along = np.full(D, D**-0.5)
