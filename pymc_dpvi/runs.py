@@ -182,7 +182,10 @@ class Runs:
                 )
 
         graphs = [*self._record.factors.values(), self._record.prior_logp]
-        return first_that_works(few_steps(candidates, asked.n, self._approx.latents.size, graphs), compiled)
+        places = 0 if self._record.local is None else self._record.local.places.count
+        return first_that_works(
+            few_steps(candidates, asked.n, self._approx.latents.size, graphs, places), compiled
+        )
 
     def _cost(self, mechanism: Mechanism, n_steps: int) -> PrivacyRun:
         """Return what a run costs, with an id of its own; a seeded run has no id, as no ledger takes it."""

@@ -8,7 +8,9 @@ makes one step on no records (`step.PrivateStep` rehearses). All compute the sam
 * ``python``: needs no compiler; a step takes some hundred times as long. It knows every operation.
 
 A fit of up to `FEW_STEPS` steps would spend most of its time on compilation. So it runs in Python mode,
-unless the model is large or has an operation that loops (`few_steps`). The choice depends on the number of
+unless the model is large or has an operation that loops (`few_steps`). With local variables a step takes
+longer, by the number of places at which a person's density is evaluated, and so many fewer steps are few:
+42 with the 15 nodes of one value. The choice depends on the number of
 steps and on the graph alone, so that the same call gives the same numbers. `benchmarks/first_fit.py` measures
 what it saves.
 
@@ -126,14 +128,15 @@ def backends(backend: str | None, compile_kwargs: Mapping[str, Any] | None) -> l
 
 
 def few_steps(
-    candidates: Sequence[Backend], n: int, num_latents: int, graphs: Iterable[Variable]
+    candidates: Sequence[Backend], n: int, num_latents: int, graphs: Iterable[Variable], places: int = 0
 ) -> list[Backend]:
     """Return the backends to try for `n` planned steps: Python mode alone if it is there and steps are few.
 
-    `graphs` are those that a step evaluates, before they are differentiated.
+    `graphs` are those that a step evaluates, before they are differentiated. `places` are those of a person's
+    local values: a density at one takes about a quarter of the time of the gradient.
     """
     python = [c for c in candidates if c.name == "python"]
-    if not python or n > FEW_STEPS or num_latents > _SMALL:
+    if not python or n * (1 + places / 4) > FEW_STEPS or num_latents > _SMALL:
         return list(candidates)
     return list(candidates) if any(_has(v, (Scan, *_LOOPS)) for v in walk(graphs)) else python
 

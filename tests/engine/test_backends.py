@@ -224,13 +224,15 @@ def test_a_fit_of_few_steps_starts_in_python_mode(logistic: Callable[[], pm.Mode
         approx = method.fit(3, progressbar=False)
         method.refine(2, progressbar=False)
     assert [run.backend for run in approx.privacy.runs] == ["python", "python"]
-    for n, latents, named, taken in [
-        (backends.FEW_STEPS, 4096, None, ["python"]),
-        (backends.FEW_STEPS + 1, 3, None, ["numba", "c", "python"]),
-        (1, 4097, None, ["numba", "c", "python"]),
-        (1, 3, "numba", ["numba"]),
+    for n, latents, places, named, taken in [
+        (backends.FEW_STEPS, 4096, 0, None, ["python"]),
+        (backends.FEW_STEPS + 1, 3, 0, None, ["numba", "c", "python"]),
+        (42, 3, 15, None, ["python"]),
+        (43, 3, 15, None, ["numba", "c", "python"]),
+        (1, 4097, 0, None, ["numba", "c", "python"]),
+        (1, 3, 0, "numba", ["numba"]),
     ]:
-        found = few_steps(backends.backends(named, None), n, latents, [pt.exp(pt.vector())])
+        found = few_steps(backends.backends(named, None), n, latents, [pt.exp(pt.vector())], places)
         assert [c.name for c in found] == taken
 
 
