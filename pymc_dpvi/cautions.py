@@ -84,9 +84,9 @@ def warn_of_rough_integrals(record: RecordModel, latents: Latents, start: np.nda
         warn(
             f"The integral over {named} is rough: on made-up rows, the gradient at the places of "
             f"the quadrature is off by {100 * error:.0f} % of its size. This is no matter of privacy, but "
-            "the fit is of another model. Kinks (pm.Laplace, pt.maximum), heavy tails, values that "
-            "bound what is possible, or enter as a square or a product, are the usual cause. Write the model without, or name more "
-            f"nodes: guide={{'{record.local.names[0]}': Quadrature(31)}}."
+            "the fit is of another model. Kinks (pm.Laplace, pt.maximum), heavy tails, values that bound "
+            "what is possible, or enter as a square or a product, are the usual cause. Write the model "
+            f"without, or name more nodes: guide={{'{record.local.names[0]}': Quadrature(31)}}."
         )
 
 
