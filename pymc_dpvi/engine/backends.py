@@ -9,10 +9,9 @@ makes one step on no records (`step.PrivateStep` rehearses). All compute the sam
 
 A fit of up to `FEW_STEPS` steps would spend most of its time on compilation. So it runs in Python mode,
 unless the model is large or has an operation that loops (`few_steps`). With local variables a step takes
-longer, by the number of places at which a person's density is evaluated, and so many fewer steps are few:
-42 with the 15 nodes of one value. The choice depends on the number of
-steps and on the graph alone, so that the same call gives the same numbers. `benchmarks/first_fit.py` measures
-what it saves.
+longer, by the number of places at which a person's density is evaluated, so fewer steps are few: 42 with the
+15 nodes of one value. The choice depends on the number of steps and on the graph alone, so that the same call
+gives the same numbers. `benchmarks/first_fit.py` measures what it saves.
 
 The log and the report's ``backend`` say which backend was taken and why. The choice follows from the model's
 graph and from types: no record has been read by then, and nothing has been charged.
@@ -133,7 +132,7 @@ def few_steps(
     """Return the backends to try for `n` planned steps: Python mode alone if it is there and steps are few.
 
     `graphs` are those that a step evaluates, before they are differentiated. `places` are those of a person's
-    local values: a density at one takes about a quarter of the time of the gradient.
+    local values: a density at one is taken for a quarter of a gradient.
     """
     python = [c for c in candidates if c.name == "python"]
     if not python or n * (1 + places / 4) > FEW_STEPS or num_latents > _SMALL:
