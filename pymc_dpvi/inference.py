@@ -359,9 +359,9 @@ class DPADVI(Inference):  # type: ignore[misc]
             What compiles the step. By default numba; if it cannot compile the model, C, and then Python mode,
             with a line in the log and the reason in the report. Up to `backends.FEW_STEPS` steps the default
             is Python mode, which starts at once, unless the model is large or has an operation that loops;
-            with local variables, up to fewer steps (`engine.backends`). With ``"jax"``, JAX computes the gradients
-            of the records, one microbatch at a time, on its default device (``jax.default_device``);
-            clipping, sums and noise are the same code as with ``"c"``.
+            with local variables, up to fewer steps (`engine.backends`). With ``"jax"``, JAX computes the
+            gradients of the records, one microbatch at a time, on its default device
+            (``jax.default_device``); clipping, sums and noise are the same code as with ``"c"``.
         include_transformed : bool
             Let `sample` add the unconstrained values.
         obj_n_mc : int
