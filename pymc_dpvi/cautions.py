@@ -81,12 +81,14 @@ def warn_of_rough_integrals(record: RecordModel, latents: Latents, start: np.nda
     if error > _ROUGH:
         assert record.local is not None
         named = ", ".join(map(repr, record.local.names))
+        more = record.local.places.more_nodes
+        first = next(v.name for v in record.local.variables if v.type.dtype.startswith("float"))
         warn(
             f"The integral over {named} is rough: on made-up rows, the gradient at the places of "
             f"the quadrature is off by {100 * error:.0f} % of its size. This is no matter of privacy, but "
             "the fit is of another model. Kinks (pm.Laplace, pt.maximum), heavy tails, values that bound "
             "what is possible, or enter as a square or a product, are the usual cause. Write the model "
-            f"without, or name more nodes: guide={{'{record.local.names[0]}': Quadrature(31)}}."
+            "without" + (f", or name more nodes: guide={{'{first}': Quadrature({more})}}." if more else ".")
         )
 
 

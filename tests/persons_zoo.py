@@ -468,6 +468,15 @@ def reaction_times() -> None:
     pm.Wald("time", mu=a / v, lam=a**2, alpha=delay[who()], observed=TIME)
 
 
+@persons("z")
+def decisions() -> None:
+    """A drift, a boundary and a delay of each person: three values of skewed and correlated densities."""
+    mu = pm.Normal("mu", [0, 0, -1.5], 0.5, shape=3)
+    z = pm.Normal("z", 0, 1, shape=(P, 3))
+    drift, boundary, delay = pm.math.exp(mu + pm.HalfNormal("sd", 0.5, shape=3) * z)[who()].T
+    pm.Wald("time", mu=boundary / drift, lam=boundary**2, alpha=delay, observed=TIME)
+
+
 @persons("kind")
 def classes_over_dims() -> None:
     """How many classes there are is told by dims alone; what is known of a person decides on one."""

@@ -31,7 +31,7 @@ pytestmark = [
 NAMES = list(PERSONS_ZOO)
 LARGE = 1e6  # a clip norm that clips nobody
 #: Integrals over several values take long in Python.
-SLOW = {"three_effects", "correlated_effects", "own_spread", "ordered_answers", "frailty"}
+SLOW = {"three_effects", "correlated_effects", "own_spread", "ordered_answers", "frailty", "decisions"}
 #: Python mode takes minutes for them.
 MANY_CLASSES = {"topics", "classes_of_curves", "classes_with_a_reference"}
 MANY = {"curves_of_five_terms", "tastes_and_items", "one_of_five_values"}
@@ -138,7 +138,7 @@ def test_rows_add_up_to_the_models_own_density(name: str):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NAMES])
 def test_gradients_are_those_of_integrals_over_a_grid(name: str):
     entry = PERSONS_ZOO[name]
-    own = name in {"three_effects", "fitted_intercepts"} or not continuous(entry)
+    own = name in {"three_effects", "fitted_intercepts", "decisions"} or not continuous(entry)
     if name in MANY:
         pytest.skip("a grid has too many points; tests/graph/test_local_rules.py has exact integrals")
     guide = {} if own else {"guide": dict.fromkeys(continuous(entry), Quadrature(15))}

@@ -137,7 +137,7 @@ def write_local_sum(
         *(f"    {line}" for line in values_of_rows),
         "            add_slopes(found_, persons, first, taken, slopes_at)",
         "        move_normals(slopes_at, nodes, node_weights, best, best_curvature)",
-        "        placed = place_nodes(best, best_curvature, nodes, values)",
+        "        placed = place_nodes(best, best_curvature, nodes, values, False)",
     ]
     added = ", ".join(f"{a}_" for a in arrays)
     size = ending.size
@@ -152,7 +152,7 @@ def write_local_sum(
         "    at, best, step, best_value, left, best_curvature = begin_search("
         f"(starts.size - 1) * {combinations}, nodes.shape[1])",
         *(search if d else []),
-        "    placed = place_nodes(best, best_curvature, nodes, values)",
+        f"    placed = place_nodes(best, best_curvature, nodes, values, {not numbers['inner_steps']})",
         f"    weights = np.zeros(placed.shape[:2]) + {'node_weights' if numbers['inner_steps'] else 0.0}",
         *(fit if numbers["inner_steps"] else weigh),
         "    person = np.zeros(high.size)",

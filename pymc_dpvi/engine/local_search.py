@@ -80,7 +80,7 @@ def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float
                 )
 
         modes, curvature = find_modes(derivatives, starts, rule)
-        placed = local_sums.place_nodes(modes, curvature, rule.at, rule.values)
+        placed = local_sums.place_nodes(modes, curvature, rule.at, rule.values, True)
         logs = local_sums.begin_logs(curvature, len(rule.values), len(rule.at))
         logs += np.tile(rule.log_weights, len(rule.values))
         for p, (a, b) in enumerate(itertools.pairwise(starts)):

@@ -11,8 +11,11 @@ where the prior of u counts as a part of the person's first row. Passes over the
 1. *Mode* of the continuous values (`local_modes`).
 2. *Fit* (if the rule is `Variational`). A fixed number of Newton steps on expectations under a normal
    distribution, from the mode.
-3. *Places*: :math:`u_k = m + L^{-\top} x_k`, where :math:`L L^\top` is minus the second derivatives
-   at the mode. If there are discrete values, each of their combinations has a mode and places of its own.
+3. *Places*: :math:`u_k = m + S x_k`, where :math:`(S S^\top)^{-1} = L L^\top` is minus the second
+   derivatives at the mode. :math:`S = L^{-\top}` after a fit. Otherwise :math:`S = L^{-\top} Q`, whose
+   columns are the principal axes (`turn_to_axes`): a product rule errs least for a product of densities along
+   its axes, and a person's density is nearer to one along these than in the order of the variables. If there
+   are discrete values, each of their combinations has a mode and places of its own.
 4. *Weights*: the log-density of each row at all places, added up by person; those of the rule itself after a
    fit.
 5. *Gradients* of :math:`\sum_k \omega_k \ell_r(u_k)` with the places and weights held, one for each row,
@@ -40,11 +43,17 @@ __all__ = [
     "place_nodes",
     "rows_at_places",
     "starts_of",
+    "turn_to_axes",
     "weigh",
 ]
 
 #: The longest step of a fit, in standard deviations.
 _FAR = 3.0
+#: Two axes whose cosine is smaller are taken for orthogonal. Without it, rounding would choose the axes of
+#: independent values that are equally wide.
+_ORTHOGONAL = 1e-3
+#: Most rounds over all pairs of axes; three are usual.
+_ROUNDS = 8
 
 _kernel = kernel(fastmath=False)
 
@@ -103,25 +112,73 @@ def rows_at_places(
 
 
 @_kernel
+def turn_to_axes(lower: np.ndarray, root: np.ndarray) -> None:  # pragma: no cover
+    r"""Turn the columns of ``root = inv(lower).T`` to principal axes, in place.
+
+    They are those of the precision :math:`P = L L^\top` in units of :math:`P_{ii}^{-1/2}`, so that they do
+    not depend on the units of the variables. Pairs of columns are turned until they are orthogonal (Hestenes
+    1958).
+    """
+    size = lower.shape[0]
+    scale = np.zeros(size)
+    for i in range(size):
+        for k in range(i + 1):
+            scale[i] += lower[i, k] * lower[i, k]
+    for _ in range(_ROUNDS):
+        turned = False
+        for a in range(size - 1):
+            for b in range(a + 1, size):
+                of_a, of_b, both = 0.0, 0.0, 0.0
+                for i in range(size):
+                    of_a += scale[i] * root[i, a] * root[i, a]
+                    of_b += scale[i] * root[i, b] * root[i, b]
+                    both += scale[i] * root[i, a] * root[i, b]
+                if not (abs(both) > _ORTHOGONAL * np.sqrt(of_a) * np.sqrt(of_b)):  # also NaN
+                    continue
+                turned = True
+                cot = 0.5 * (of_b - of_a) / both  # of twice the angle
+                tan = (1.0 if cot >= 0.0 else -1.0) / (abs(cot) + np.sqrt(1.0 + cot * cot))
+                cos = 1.0 / np.sqrt(1.0 + tan * tan)
+                for i in range(size):
+                    old = root[i, a]
+                    root[i, a] = cos * (old - tan * root[i, b])
+                    root[i, b] = cos * (tan * old + root[i, b])
+        if not turned:
+            break
+
+
+@_kernel
 def place_nodes(
-    best: np.ndarray, curvature: np.ndarray, nodes: np.ndarray, values: np.ndarray
+    best: np.ndarray, curvature: np.ndarray, nodes: np.ndarray, values: np.ndarray, turned: bool
 ) -> np.ndarray:  # pragma: no cover
     """Return where each person's integrand is evaluated: (persons, M K, d + e).
 
-    `best` and `curvature` are those of M searches of each person, `nodes` are (K, d). `values` are the
-    combinations of discrete values, (M, e), which come after the continuous ones.
+    `best` and `curvature` are those of M searches of each person, `nodes` are (K, d), along principal axes
+    if they are `turned`. `values` are the combinations of discrete values, (M, e), which come after the
+    continuous ones.
     """
     size, count, combinations = best.shape[1], nodes.shape[0], values.shape[0]
     persons = best.shape[0] // combinations
     out = np.empty((persons, combinations * count, size + values.shape[1]))
-    lower, x = np.zeros((size, size)), np.zeros(size)
+    lower, root = np.zeros((size, size)), np.zeros((size, size))
+    unit, x = np.zeros(size), np.zeros(size)
     for s in range(best.shape[0]):
         p, c = s // combinations, s % combinations
         triangle(curvature[s], lower)
-        for n in range(count):
-            backward(lower, nodes[n], x)
+        for k in range(size):
+            unit[k] = 1.0
+            backward(lower, unit, x)
+            unit[k] = 0.0
             for j in range(size):
-                out[p, c * count + n, j] = best[s, j] + x[j]
+                root[j, k] = x[j]
+        if turned:
+            turn_to_axes(lower, root)
+        for n in range(count):
+            for j in range(size):
+                at = best[s, j]
+                for k in range(size):
+                    at += root[j, k] * nodes[n, k]
+                out[p, c * count + n, j] = at
             for j in range(values.shape[1]):
                 out[p, c * count + n, size + j] = values[c, j]
     return out

@@ -7,8 +7,9 @@ The share of a person with data :math:`x_p` and local values u is the gradient o
 
 *Quadrature* (Gauss and Hermite, adaptive: Naylor and Smith 1982; Liu and Pierce 1994): :math:`u_k = m + S
 x_k` for the nodes :math:`x_k` of a product rule, about the person's own mode m, with :math:`S S^\top` the
-inverse of minus the second derivatives there. The gradient holds the places still: it is the mean of the
-gradients at the places with the weights of the posterior, which is exact but for the error of the rule.
+inverse of minus the second derivatives there, along its principal axes (Jäckel 2005). The gradient holds
+the places still: it is the mean of the gradients at the places with the weights of the posterior, which is
+exact but for the error of the rule.
 In four to seven dimensions the rule is Mysovskikh's of degree five (Stroud 1971, :math:`U_n` 5-3, with a
 radial rule), which has :math:`d^2 + 3d + 3` places, fewer in seven, and no negative weight.
 
@@ -49,10 +50,12 @@ from pymc_dpvi.errors import ArgumentError, UnsupportedModelError
 __all__ = ["LocalRule", "Places", "Quadrature", "Variational", "places_of", "rules_of"]
 
 #: Nodes in each dimension, by the number of dimensions.
-_NODES = {1: 15, 2: 7, 3: 4}
+_NODES = {1: 15, 2: 9, 3: 5}
+#: More of them, to be named where these are rough.
+_MORE_NODES = {1: 31, 2: 15, 3: 9}
 #: Most dimensions for which the rule of degree five has no negative weight.
 _DEGREE_FIVE = 7
-_MOST_PLACES = 2500
+_MOST_PLACES = 5000
 _MOST_NODES = 65
 _STEPS, _MOST_STEPS = 10, 50
 #: Most values of a person: the step holds a matrix of them for each person of the batch.
@@ -66,7 +69,7 @@ class Quadrature:
     Parameters
     ----------
     nodes : int, optional
-        Nodes in each dimension. By default 15 for one value of a person, 7 for two, and 4 for three; for
+        Nodes in each dimension. By default 15 for one value of a person, 9 for two, and 5 for three; for
         four to seven values, 31 to 57 places in all, which are exact for as many polynomials as 3 nodes.
 
     Raises
@@ -155,6 +158,12 @@ class Places:
     def continuous(self) -> int:
         """d, the number of a person's continuous values. If there are none, no mode is searched for."""
         return int(self.at.shape[1])
+
+    @property
+    def more_nodes(self) -> int | None:
+        """A number of nodes in each dimension that is finer than the default, if there may be so many."""
+        nodes = _MORE_NODES.get(self.continuous, _MOST_PLACES)
+        return nodes if len(self.values) * nodes**self.continuous <= _MOST_PLACES else None
 
     @property
     def key(self) -> tuple[Any, ...]:

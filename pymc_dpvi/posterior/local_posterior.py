@@ -88,7 +88,7 @@ class LocalPosterior:
         for s, own in enumerate(x):  # each search has points of its own
             c = s % len(combinations)
             one = modes[s : s + 1], curvature[s : s + 1]
-            points[s] = local_sums.place_nodes(*one, own, combinations[c : c + 1])[0]
+            points[s] = local_sums.place_nodes(*one, own, combinations[c : c + 1], False)[0]
         points = points.reshape(persons, -1, self._local.size)
         logs = (0.5 * np.sum(x**2, axis=2) / wide**2).reshape(persons, -1)
         logs += local_sums.begin_logs(curvature, len(combinations), count)
