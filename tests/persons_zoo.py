@@ -473,7 +473,8 @@ def decisions() -> None:
     """A drift, a boundary and a delay of each person: three values of skewed and correlated densities."""
     mu = pm.Normal("mu", [0, 0, -1.5], 0.5, shape=3)
     z = pm.Normal("z", 0, 1, shape=(P, 3))
-    drift, boundary, delay = pm.math.exp(mu + pm.HalfNormal("sd", 0.5, shape=3) * z)[who()].T
+    own = pm.math.exp(mu + pm.HalfNormal("sd", 0.5, shape=3) * z)[who()]
+    drift, boundary, delay = own[:, 0], own[:, 1], own[:, 2]
     pm.Wald("time", mu=boundary / drift, lam=boundary**2, alpha=delay, observed=TIME)
 
 
