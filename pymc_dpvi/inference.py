@@ -28,7 +28,7 @@ from pymc_dpvi.cautions import (
     warn_of_rough_integrals,
     warn_of_single_precision,
 )
-from pymc_dpvi.compat import PosteriorData
+from pymc_dpvi.compat import PosteriorData, untraced
 from pymc_dpvi.engine.backends import backends, bounded, only_numba
 from pymc_dpvi.engine.cluster import Cluster
 from pymc_dpvi.engine.source_records import SourceRecords, source_records
@@ -176,6 +176,7 @@ class DPADVI(Inference):  # type: ignore[misc]
 
     @sealed
     @named("DPADVI", NEEDED, MEANT)
+    @untraced()
     def __init__(
         self,
         *,

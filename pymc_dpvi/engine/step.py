@@ -16,7 +16,7 @@ import numpy as np
 import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 
-from pymc_dpvi.compat import quiet_pytensor
+from pymc_dpvi.compat import quiet_pytensor, untraced
 from pymc_dpvi.engine.assisted_chunk import AssistedChunk
 from pymc_dpvi.engine.backends import StepFailedError, reason_of
 from pymc_dpvi.engine.blas_threads import ONE_THREAD
@@ -97,6 +97,7 @@ class PrivateStep:
         Moments of the latent draws and of the noisy gradients there.
     """
 
+    @untraced()
     def __init__(
         self,
         record: RecordModel,

@@ -1,10 +1,10 @@
 r"""The gradient of a person's marginal log-density, the slow and obvious way.
 
 It is :math:`\int \nabla_z\ell(u)\,e^{\ell(u)}du \big/ \int e^{\ell(u)}du`, as sums over a grid about the
-mode, which SciPy finds. Its points are the hyperbolic sines of regular ones, in standard deviations:
-dense at the mode, and far enough for heavy tails, kinks and second modes. All of it is evaluated in
-Python, one row at a time and all points at once. For each combination of discrete values there is such a
-grid. Where PyTensor's gradient of the density as written is no number, differences take its place.
+mode, which smaller and smaller grids find: without derivatives, unlike `local_modes`. Its points are the
+hyperbolic sines of regular ones, in standard deviations: dense at the mode, and far enough for heavy tails,
+kinks and second modes. All of it is evaluated in Python, one row at a time and all points at once. For each
+combination of discrete values there is such a grid. Where PyTensor's gradient of the density as written is no number, differences take its place.
 
 With `Variational`, it is that of the lower bound, whose normal distribution SciPy finds.
 """
@@ -34,6 +34,8 @@ _POINTS = {1: (1001, 7.0), 2: (61, 5.0), 3: (21, 5.0)}
 _NEGLIGIBLE = 1e-30
 _FAR = 100.0  # a log-density so far below the largest one adds nothing
 _STEP = 1e-3  # of second derivatives by differences
+#: Of the search of a mode: points of a grid in each dimension, half its width at the end, and most grids.
+_ACROSS, _SMALLEST, _GRIDS = 9, 1e-4, 80
 #: Coordinates of the points of which the best begins the search of a mode: at zero there may be no density.
 _BEGIN = np.array([0.0, -0.5, 0.5, -1.0, 1.0, -2.0, 2.0, -4.0, 4.0, -8.0, 8.0])
 
@@ -118,8 +120,7 @@ class MarginalGradient:
         self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray, points: np.ndarray, log_weights: np.ndarray
     ) -> float:
         """Return how far the gradient by these points is from that by the grid, in its terms' own size."""
-        grid, grid_weights = self._fine_grid(rows, z)
-        exact, size = _mean(*self.at(rows, z, grid), grid_weights)
+        exact, size = self._integral(rows, z)
         values, slopes = self.at(rows, z, points)
         found = _mean(values, slopes, log_weights)[0] if np.isfinite(values).any() else 0.0
         return float(np.linalg.norm(found - exact) / size)
@@ -130,8 +131,16 @@ class MarginalGradient:
         if places.steps:
             points = _best_normal(lambda u: self._sums(self._densities, rows, z, u)[0], places)
             return np.asarray(places.weights @ self.at(rows, z, points)[1])
+        return self._integral(rows, z)[0]
+
+    def _integral(self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the mean over the grid, of its points that count (`_mean`)."""
         points, log_weights = self._fine_grid(rows, z)
-        return _mean(*self.at(rows, z, points), log_weights)[0]
+        values = self._sums(self._densities, rows, z, points)[0] + np.zeros(len(points))
+        logs = np.where(np.isfinite(values), values + log_weights, -np.inf)
+        some = logs > logs.max() - 2.0 * _FAR
+        some |= ~some.any()
+        return _mean(*self.at(rows, z, points[some]), log_weights[some])
 
 
 def _mean(values: np.ndarray, slopes: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, float]:
@@ -170,19 +179,25 @@ def _grid(log_density: Callable[[np.ndarray], np.ndarray], size: int) -> tuple[n
     if size == 0:
         return np.zeros((1, 0)), np.zeros(1)
 
-    def cost(u: np.ndarray) -> float:
-        value = -float(log_density(u[None])[0])
-        return value if np.isfinite(value) else 1e300
+    def values(points: np.ndarray) -> np.ndarray:
+        found = log_density(points) + np.zeros(len(points))
+        return np.where(np.isfinite(found), found, -1e300)
 
     begin = np.array(list(itertools.product(_BEGIN, repeat=size)))
-    first = begin[np.argmax(np.nan_to_num(log_density(begin), nan=-np.inf, posinf=-np.inf, neginf=-np.inf))]
-    mode = optimize.minimize(cost, first, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-6}).x
-    hessian, steps = np.empty((size, size)), _STEP * np.eye(size)
-    for j, a in enumerate(steps):
-        for k, b in enumerate(steps):
-            corners = cost(mode + a + b) - cost(mode + a - b) - cost(mode - a + b) + cost(mode - a - b)
-            hessian[j, k] = corners / (4 * _STEP**2)
-    variances, axes = np.linalg.eigh(hessian)
+    mode, half = begin[np.argmax(values(begin))], 2.0
+    one = np.array(list(itertools.product(np.linspace(-1.0, 1.0, _ACROSS), repeat=size)))
+    one = one[np.argsort(np.max(np.abs(one), axis=1), kind="stable")]  # of equal values, the nearest
+    for _ in range(_GRIDS):
+        move = one[np.argmax(values(mode + half * one))]
+        mode = mode + half * move
+        if np.max(np.abs(move)) <= 0.5:  # further away, the next grid is as wide
+            half /= 2.0
+        if half < _SMALLEST:
+            break
+    steps = _STEP * np.eye(size)
+    ends = [i * a + j * b for a in steps for b in steps for i in (1, -1) for j in (1, -1)]
+    corners = values(mode + np.array(ends)).reshape(size, size, 4) @ [-1.0, 1.0, 1.0, -1.0]
+    variances, axes = np.linalg.eigh(corners / (4 * _STEP**2))
     widths = 1.0 / np.sqrt(np.clip(np.abs(variances), 1e-2, 1e4))
     count, far = _POINTS[size]
     s = np.linspace(-far, far, count)

@@ -130,7 +130,7 @@ def many_beside_a_class(person: Any) -> None:
 
 def many_classes_beside_an_effect(person: Any) -> None:
     u = pm.Normal("u", 0, pm.HalfNormal("tau"), shape=(P, 2))
-    k = pm.Categorical("k", np.ones(60) / 60, dims="who")
+    k = pm.Categorical("k", np.ones(70) / 70, dims="who")
     observe(u[person].sum(axis=1) * k[person])
 
 
@@ -292,7 +292,7 @@ REFUSED: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
     "no trials": (no_trials, UnsupportedModelError, "'k' is discrete"),
     "a billion trials": (a_billion_trials, UnsupportedModelError, "too many combinations"),
     "many beside a class": (many_beside_a_class, UnsupportedModelError, "8 continuous local values beside"),
-    "many classes": (many_classes_beside_an_effect, UnsupportedModelError, "60 combinations"),
+    "many classes": (many_classes_beside_an_effect, UnsupportedModelError, "70 combinations"),
     "a truncated Geometric": (with_an_end_of_another_kind, UnsupportedModelError, "pm.Truncated('k'"),
     "no end of values": (without_an_end, UnsupportedModelError, "'k' is discrete"),
     "a column by a record": (a_column_by_a_record, UnsupportedModelError, "u[person]"),
@@ -484,15 +484,15 @@ def test_a_person_is_the_same_beside_others():
         made = DPADVI(
             **{**ARGUMENTS, "sampling_prob": None}, sampler="full_batch", unit="person", model=model
         )
-        return released_of_everybody(made, "FAST_COMPILE", persons=[0])[0]
+        return released_of_everybody(made, "PYTHON", persons=[0])[0]
 
     first = np.flatnonzero(WHO == 0)
     alone = shares(np.append(np.zeros(first.size, int), 1), np.append(X[first], 0.5), np.append(Y[first], 1))
-    hostile = np.where(np.arange(300) % 3 == 0, np.inf, 1e300)
+    hostile = np.where(np.arange(60) % 3 == 0, np.inf, 1e300)
     beside = shares(
-        np.concatenate([np.repeat([2, 1], 150), np.zeros(first.size, int)]),
+        np.concatenate([np.repeat([2, 1], 30), np.zeros(first.size, int)]),
         np.concatenate([hostile, X[first]]),
-        np.concatenate([np.ones(300), Y[first]]),
+        np.concatenate([np.ones(60), Y[first]]),
     )
     np.testing.assert_array_equal(alone, beside)
     assert np.linalg.norm(alone[:2]) > 0

@@ -86,7 +86,7 @@ def made_of(model: pm.Model, **more: Any) -> DPADVI:
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.zoo)])
+@pytest.mark.parametrize("mode", ["PYTHON", pytest.param("NUMBA", marks=pytest.mark.zoo)])
 @pytest.mark.parametrize(
     ("size", "rule"), [(1, None), (1, Variational(1)), (2, Variational()), (5, None), (9, None)]
 )
@@ -118,7 +118,7 @@ def test_the_gradient_of_a_normal_model_is_that_of_its_marginal_density(size: in
 
 
 @pytest.mark.turns
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.zoo)])
+@pytest.mark.parametrize("mode", ["PYTHON", pytest.param("NUMBA", marks=pytest.mark.zoo)])
 def test_the_gradient_of_normal_classes_is_that_of_their_marginal_density(mode: str):
     """A class of each person decides on the mean and on the spread of a normal value."""
     with pm.Model(coords={"who": np.arange(P)}) as model:
@@ -163,7 +163,7 @@ def test_a_look_up_within_many_values_is_that_of_a_mask():
 
     masked = model(lambda own, k: (own * pt.eq(k[:, None], np.arange(5))).sum(axis=1))
     looked_up = model(lambda own, k: pt.take_along_axis(own, k[:, None], axis=1)[:, 0])
-    expected, found = (released_of_everybody(made_of(m), "FAST_COMPILE")[0] for m in (masked, looked_up))
+    expected, found = (released_of_everybody(made_of(m), "PYTHON")[0] for m in (masked, looked_up))
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -198,7 +198,7 @@ def test_a_fit_finds_the_best_normal_distribution(times: float, count: np.ndarra
     apart = []
     for steps in (1, None, 50):
         made = made_of(poisson(times, count), guide={"u": Variational(steps)})
-        found, z = released_of_everybody(made, "FAST_COMPILE")
+        found, z = released_of_everybody(made, "PYTHON")
         names = [v.name for v in made._approx.latents.value_vars]
         at = dict(zip(names, z, strict=True))
         expected = dict(zip(("b", "tau_log__"), gradient(at), strict=True))
@@ -213,7 +213,7 @@ def test_a_bound_is_below_the_integral_and_close_to_it():
     by = {}
     for name, rule in {"fit": Variational(), "quadrature": Quadrature(31)}.items():
         made = made_of(poisson(), guide={"u": rule})
-        found, _ = released_of_everybody(made, "FAST_COMPILE")
+        found, _ = released_of_everybody(made, "PYTHON")
         names = [v.name for v in made._approx.latents.value_vars]
         by[name] = found[names.index("tau_log__")]
     assert abs(by["fit"] - by["quadrature"]) < 0.05 * abs(by["quadrature"]) + 0.5
@@ -233,7 +233,7 @@ def test_people_without_a_normal_distribution_count_all_the_same():
             pm.Poisson("y", own, observed=values)
         made = made_of(model, guide={"u": Variational()})
         others = [p for p in range(P) if p != 3]
-        everybody = released_of_everybody(made, "FAST_COMPILE")[0]
-        shares.append(released_of_everybody(made, "FAST_COMPILE", persons=others)[0])
+        everybody = released_of_everybody(made, "PYTHON")[0]
+        shares.append(released_of_everybody(made, "PYTHON", persons=others)[0])
         assert np.isfinite(everybody).all()
     np.testing.assert_array_equal(*shares)
