@@ -4,7 +4,8 @@ It is :math:`\int \nabla_z\ell(u)\,e^{\ell(u)}du \big/ \int e^{\ell(u)}du`, as s
 mode, which smaller and smaller grids find: without derivatives, unlike `local_modes`. Its points are the
 hyperbolic sines of regular ones, in standard deviations: dense at the mode, and far enough for heavy tails,
 kinks and second modes. All of it is evaluated in Python, one row at a time and all points at once. For each
-combination of discrete values there is such a grid. Where PyTensor's gradient of the density as written is no number, differences take its place.
+combination of discrete values there is such a grid. Where PyTensor's gradient of the density as written is
+no number, differences take its place.
 
 With `Variational`, it is that of the lower bound, whose normal distribution SciPy finds.
 """
