@@ -2,7 +2,8 @@ r"""The search of `local_modes` in Python, and how rough the places that it lead
 
 `local_sums` places some nodes by the second derivatives at a mode. Where the density of a person's values
 has a kink, heavy tails or several modes, these say little of it. :func:`roughness` compares with a fine
-grid (`graph.fine_integrals`), before a fit and on synthetic rows, so that it tells nothing of the data.
+grid (`graph.fine_integrals`), for four values and more with a finer rule at the same modes, before a fit and
+on synthetic rows, so that it tells nothing of the data.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float
     z = pt.matrix("z", shape=(1, latents.size), dtype=pytensor.config.floatX)
     batch = [r.type.clone(shape=(None, *r.type.shape[1:]))() for r in record.rows]
     graphs = local_terms(record, batch, latents, z)  # it raises if there are no second derivatives
-    if rule.steps or not can_integrate(record):
+    if rule.steps or not (can_integrate(record) or rule.fine):
         return 0.0
     rows = sum(_PERSONS)
     many = write_for_several(record, rows)
@@ -80,11 +81,18 @@ def roughness(record: RecordModel, latents: Latents, start: np.ndarray) -> float
                 )
 
         modes, curvature = find_modes(derivatives, starts, rule)
-        placed = local_sums.place_nodes(modes, curvature, rule.at, rule.values, True)
-        logs = local_sums.begin_logs(curvature, len(rule.values), len(rule.at))
-        logs += np.tile(rule.log_weights, len(rule.values))
+        placed, logs = _placed(modes, curvature, rule)
+        finer = None if rule.fine is None else _placed(modes, curvature, rule.fine)
         for p, (a, b) in enumerate(itertools.pairwise(starts)):
             of_person = [[d[r : r + 1] for d in data] for r in range(a, b)]
             with np.errstate(all="ignore"):
-                errors.append(marginal.error_at(of_person, point[0], placed[p], logs[p]))
+                fine = None if finer is None else (finer[0][p], finer[1][p])
+                errors.append(marginal.error_at(of_person, point[0], placed[p], logs[p], fine))
     return max([0.0, *(error for error in errors if np.isfinite(error))])
+
+
+def _placed(modes: np.ndarray, curvature: np.ndarray, rule: Places) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of each person, and the logs of their weights."""
+    logs = local_sums.begin_logs(curvature, len(rule.values), len(rule.at))
+    logs += np.tile(rule.log_weights, len(rule.values))
+    return local_sums.place_nodes(modes, curvature, rule.at, rule.values, True), logs

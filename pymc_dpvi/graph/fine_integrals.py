@@ -118,10 +118,18 @@ class MarginalGradient:
         return np.concatenate(points), np.concatenate(log_weights)
 
     def error_at(
-        self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray, points: np.ndarray, log_weights: np.ndarray
+        self,
+        rows: Sequence[Sequence[np.ndarray]],
+        z: np.ndarray,
+        points: np.ndarray,
+        log_weights: np.ndarray,
+        fine: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> float:
-        """Return how far the gradient by these points is from that by the grid, in its terms' own size."""
-        exact, size = self._integral(rows, z)
+        """Return how far the gradient by these points is from that by finer ones, in its terms' own size.
+
+        The finer ones are a grid about the mode, if none are given.
+        """
+        exact, size = self._integral(rows, z, *(fine or self._fine_grid(rows, z)))
         values, slopes = self.at(rows, z, points)
         found = _mean(values, slopes, log_weights)[0] if np.isfinite(values).any() else 0.0
         return float(np.linalg.norm(found - exact) / size)
@@ -132,11 +140,12 @@ class MarginalGradient:
         if places.steps:
             points = _best_normal(lambda u: self._sums(self._densities, rows, z, u)[0], places)
             return np.asarray(places.weights @ self.at(rows, z, points)[1])
-        return self._integral(rows, z)[0]
+        return self._integral(rows, z, *self._fine_grid(rows, z))[0]
 
-    def _integral(self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return the mean over the grid, of its points that count (`_mean`)."""
-        points, log_weights = self._fine_grid(rows, z)
+    def _integral(
+        self, rows: Sequence[Sequence[np.ndarray]], z: np.ndarray, points: np.ndarray, log_weights: np.ndarray
+    ) -> tuple[np.ndarray, float]:
+        """Return the mean over those points that count (`_mean`)."""
         values = self._sums(self._densities, rows, z, points)[0] + np.zeros(len(points))
         logs = np.where(np.isfinite(values), values + log_weights, -np.inf)
         some = logs > logs.max() - 2.0 * _FAR

@@ -52,10 +52,13 @@ __all__ = ["LocalRule", "Places", "Quadrature", "Variational", "places_of", "rul
 #: Nodes in each dimension, by the number of dimensions.
 _NODES = {1: 15, 2: 9, 3: 5}
 #: More of them, to be named where these are rough.
-_MORE_NODES = {1: 31, 2: 15, 3: 9}
+_MORE_NODES = {1: 31, 2: 15, 3: 9, 4: 5, 5: 5}
+#: Of more values: what the rule of degree five is compared with.
+_FINE_NODES = {4: 7, 5: 5, 6: 4, 7: 4}
 #: Most dimensions for which the rule of degree five has no negative weight.
 _DEGREE_FIVE = 7
 _MOST_PLACES = 5000
+_MOST_FINE_PLACES = 20_000
 _MOST_NODES = 65
 _STEPS, _MOST_STEPS = 10, 50
 #: Most values of a person: the step holds a matrix of them for each person of the batch.
@@ -164,6 +167,14 @@ class Places:
         """A number of nodes in each dimension that is finer than the default, if there may be so many."""
         nodes = _MORE_NODES.get(self.continuous, _MOST_PLACES)
         return nodes if len(self.values) * nodes**self.continuous <= _MOST_PLACES else None
+
+    @property
+    def fine(self) -> Places | None:
+        """A product rule to compare with, for four values and more; None if it would have too many places."""
+        nodes = _FINE_NODES.get(self.continuous)
+        if nodes is None or len(self.values) * nodes**self.continuous > _MOST_FINE_PLACES:
+            return None
+        return replace(_product(self.continuous, nodes), values=self.values)
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -436,16 +436,22 @@ def test_a_variable_more_in_the_model_is_seen():
 # ------------------------------------------------------------------------------------------------
 
 
-ROUGH: dict[str, Callable[[Any], None]] = {
-    "a square": lambda p: observe(pm.Normal("u", 0, pm.HalfNormal("tau"), shape=P)[p] ** 2),
-    "Laplace": lambda p: observe(pm.Laplace("u", 0, pm.HalfNormal("tau"), shape=P)[p]),
+def squares(person: Any) -> None:
+    observe((pm.Normal("u", 0, pm.HalfNormal("tau"), shape=(P, 4))[person] ** 2).sum(axis=1))
+
+
+ROUGH: dict[str, tuple[Callable[[Any], None], int]] = {
+    "a square": (lambda p: observe(pm.Normal("u", 0, pm.HalfNormal("tau"), shape=P)[p] ** 2), 31),
+    "Laplace": (lambda p: observe(pm.Laplace("u", 0, pm.HalfNormal("tau"), shape=P)[p]), 31),
+    "four squares": (squares, 5),
 }
 
 
 @pytest.mark.parametrize("name", ROUGH)
 def test_a_rough_integral_is_warned_of(name: str):
-    with pytest.warns(PrivacyWarning, match=r"integral over 'u' is rough.*Quadrature\(31\)"):
-        method(ROUGH[name])
+    write, nodes = ROUGH[name]
+    with pytest.warns(PrivacyWarning, match=rf"integral over 'u' is rough.*Quadrature\({nodes}\)"):
+        method(write)
 
 
 @pytest.mark.turns
