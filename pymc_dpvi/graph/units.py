@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -187,10 +188,12 @@ def _ids(model: pm.Model, unit: Any) -> tuple[Variable | None, Any, str]:
                     f"coords={{{unit!r}: ids}}, or type unit=ids."
                 )
             return None, list(labels), f"the same label of '{unit}'"
-        names = sorted([*(repr(d.name) for d in model.data_vars), *map(repr, model.dim_lengths)])
+        names = sorted({*(str(d.name) for d in model.data_vars), *model.dim_lengths})
+        close = get_close_matches(unit, names, 1)
         raise ArgumentError(
             f"unit={shown(unit)} is no pm.Data and no dim of the model, which has "
-            f"{', '.join(names) or 'none'}. {_EXAMPLE}"
+            f"{', '.join(map(repr, names)) or 'none'}. "
+            + (f"Did you mean unit={close[0]!r}?" if close else _EXAMPLE)
         )
     return None, unit, "the same id in unit="
 

@@ -90,7 +90,8 @@ BAD: dict[str, tuple[Any, tuple[str, ...]]] = {
     "truth values": ([True, False] * 4, ("bool",)),
     "dates": (pd.date_range("2026-01-01", periods=N).to_numpy(), ("dates",)),
     "one person": (np.full(N, 5), ("All rows have", "id of their own")),
-    "no such name": ("persons", ("unit='persons'", "'person'", "'visit'")),
+    "no such name": ("persons", ("unit='persons'", "'person'", "'visit'", "Did you mean unit='person'?")),
+    "nothing like it": ("zzz", ("unit='zzz'", "'person'", "Type unit='person'")),
     "a number": (3, ("found a int",)),
     "a free variable": ("b", ("unit='b'", "pm.Data")),
 }
