@@ -202,3 +202,10 @@ def test_diffprivlib_is_compared_problem_by_problem() -> None:
     assert {(row["family"], row["ours_at_least"], row["ours_below_base"]) for row in rows} == {
         ("logistic", 0.5, 0.5)
     }
+
+
+@pytest.mark.turns
+def test_integrals_by_the_default_nodes_are_near_those_by_many() -> None:
+    found = benchmark("integrals").measure("intercepts", 12)
+    assert found["values"] == 1 and found["many, wider"] < 1e-4
+    assert found["default"] < min(0.01, found["fewer"]), found
