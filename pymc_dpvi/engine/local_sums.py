@@ -13,9 +13,9 @@ where the prior of u counts as a part of the person's first row. Passes over the
    distribution, from the mode.
 3. *Places*: :math:`u_k = m + S x_k`, where :math:`(S S^\top)^{-1} = L L^\top` is minus the second
    derivatives at the mode. :math:`S = L^{-\top}` after a fit. Otherwise :math:`S = L^{-\top} Q`, whose
-   columns are the principal axes (`turn_to_axes`): a product rule errs least for a product of densities along
-   its axes, and a person's density is nearer to one along these than in the order of the variables. If there
-   are discrete values, each of their combinations has a mode and places of its own.
+   columns are the principal axes (`turn_to_axes`): errors then do not depend on the order of the variables,
+   and the worst ones are smaller (`benchmarks/integrals.py`). If there are discrete values, each of their
+   combinations has a mode and places of its own.
 4. *Weights*: the log-density of each row at all places, added up by person; those of the rule itself after a
    fit.
 5. *Gradients* of :math:`\sum_k \omega_k \ell_r(u_k)` with the places and weights held, one for each row,
