@@ -164,9 +164,10 @@ class Places:
 
     @property
     def more_nodes(self) -> int | None:
-        """A number of nodes in each dimension that is finer than the default, if there may be so many."""
+        """A number of nodes in each dimension that is finer than these, if there may be so many."""
         nodes = _MORE_NODES.get(self.continuous, _MOST_PLACES)
-        return nodes if len(self.values) * nodes**self.continuous <= _MOST_PLACES else None
+        more = nodes**self.continuous
+        return nodes if more > len(self.at) and len(self.values) * more <= _MOST_PLACES else None
 
     @property
     def fine(self) -> Places | None:

@@ -63,6 +63,22 @@ def test_nodes_of_a_product():
     moments(places, 9)
 
 
+def test_more_nodes_are_named_if_there_may_be_so_many():
+    assert [places_of(d).more_nodes for d in range(1, 8)] == [31, 15, 9, 5, 5, None, None]
+    for d, nodes in ((1, 31), (2, 15), (3, 9), (4, 5), (5, 5)):
+        assert places_of(d, Quadrature(nodes)).more_nodes is None
+    assert places_of(2, None, [range(40)]).more_nodes is None
+
+
+@pytest.mark.parametrize("size", [4, 5, 6, 7])
+def test_what_four_values_and_more_are_compared_with_is_finer(size: int):
+    fine = places_of(size).fine
+    assert fine is not None and fine.count > 10 * places_of(size).count
+    if size < 6:
+        moments(fine, 7)
+    assert places_of(3).fine is None and places_of(size, None, [range(50)]).fine is None
+
+
 def test_too_many_nodes_are_refused():
     with pytest.raises(UnsupportedModelError, match=r"9 local values.*5000 places.*Variational\(\)"):
         places_of(9, Quadrature(3))
