@@ -11,7 +11,7 @@ smaller.
 default       the default nodes: 15 for one value, 9 in each dimension for two, 5 for three
 in order      as many, along axes in the order of the variables (by Cholesky's factor), not the principal
 fewer         7 for one value, 5 for two, 3 for three
-more          31, 15 and 9 nodes; of four values, 5
+more          31, 15 and 9 nodes; of four values, 5: what the warning of a rough integral names
 ============  ========================================================================================
 
 Many are 61, 25, 11, and 7. What they are worth is told by the last column: as many, a fifth further apart.
@@ -48,7 +48,6 @@ HERE = Path(__file__).resolve().parent
 PERSONS, SEED, WIDER = 100, 27, 1.2
 #: Nodes in each dimension, by the number of dimensions.
 MANY = {1: 61, 2: 25, 3: 11, 4: 7}
-MORE = {1: 31, 2: 15, 3: 9, 4: 5}
 FEWER = {1: 7, 2: 5, 3: 3, 4: 3}
 
 #: What a model is: the true values of its variables, of the model that is written into the context.
@@ -208,27 +207,29 @@ class Persons:
 
     def _at(self, places: np.ndarray, values: np.ndarray) -> list[np.ndarray]:
         with np.errstate(all="ignore"):
-            rows = (*(d[places] for d in self._data), values, self._first[places])
-            return list(self._derivatives(*rows, self.z[None]))
+            given = (*(d[places] for d in self._data), values, self._first[places])
+            return list(self._derivatives(*given, self.z[None]))
+
+    def _given(self, rows: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return these rows at each point, (K * rows, ...), point by point."""
+        places = np.tile(rows, len(points))
+        values = np.repeat(points, len(rows), axis=0)
+        return (*(d[places] for d in self._data), values, self._first[places])
 
     def gradients(self, rule: Places, turned: bool = True, wider: float = 1.0) -> np.ndarray:
         """Return each person's gradient, (persons, D)."""
-        curvature, found = self._curvature / wider**2, []
+        curvature, found, z = self._curvature / wider**2, [], self.z[None]
         placed = local_sums.place_nodes(self._modes, curvature, rule.at, rule.values, turned)
         for begin, end, points in zip(self._starts[:-1], self._starts[1:], placed, strict=True):
-            rows, logs = np.arange(begin, end), np.zeros(0)
-            for weighed in (False, True):
-                places = np.tile(rows, len(points))
-                values = np.repeat(points, len(rows), axis=0)
-                given = (*(d[places] for d in self._data), values, self._first[places])
-                with np.errstate(all="ignore"):
-                    if weighed:
-                        found.append(self._slopes(*given, np.repeat(logs, len(rows)), self.z[None])[0])
-                        break
-                    density = self._densities(*given, self.z[None])[0].reshape(len(points), -1).sum(axis=1)
-                logs = np.where(np.isfinite(density), density + rule.log_weights, -np.inf)
-                logs = np.exp(logs - logs.max())
-                points, logs = points[logs > 1e-30], logs[logs > 1e-30] / logs.sum()
+            rows = np.arange(begin, end)
+            with np.errstate(all="ignore"):
+                density = self._densities(*self._given(rows, points), z)[0]
+                logs = density.reshape(len(points), -1).sum(axis=1) + rule.log_weights
+                weights = np.exp(np.where(np.isfinite(logs), logs - np.max(logs[np.isfinite(logs)]), -np.inf))
+                weights /= weights.sum()
+                some = weights > 0  # elsewhere, a slope may be no number
+                of_rows = np.repeat(weights[some], len(rows))
+                found.append(self._slopes(*self._given(rows, points[some]), of_rows, z)[0])
         return np.array(found)
 
     def shift(self, found: np.ndarray, exact: np.ndarray) -> float:
@@ -260,7 +261,7 @@ def measure(name: str, persons: int) -> dict[str, Any]:
         "default": of.gradients(of.default),
         "in order": of.gradients(of.default, turned=False),
         "fewer": of.gradients(places_of(d, Quadrature(FEWER[d]))),
-        "more": of.gradients(places_of(d, Quadrature(MORE[d]))),
+        "more": of.gradients(places_of(d, Quadrature(of.default.more_nodes))),
         "many, wider": of.gradients(many, wider=WIDER),
     }
     shifts = {rule: of.shift(found, exact) for rule, found in rules.items()}
