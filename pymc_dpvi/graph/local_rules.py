@@ -230,16 +230,15 @@ def places_of(dimensions: int, rule: LocalRule | None = None, discrete: Sequence
     elif nodes is not None and nodes**dimensions <= _MOST_PLACES:
         places = _product(dimensions, nodes)
     else:
+        most = _most_nodes(dimensions)
+        ways = [f"name at most {most} nodes"] if most > 1 else []
+        if not discrete:
+            ways += ["fit a normal distribution to a person's values, guide={'u': Variational()}"]
+        advice = ", ".join([*ways, "or give a person fewer values."])
         raise UnsupportedModelError(
             f"A person has {dimensions} local values, at too many places to integrate over "
             f"them{f' with {nodes} nodes in each dimension' if nodes else ''}: at most {_MOST_PLACES} "
-            "places are supported. "
-            + (
-                "Name fewer nodes, or give a person fewer values."
-                if discrete
-                else "Fit a normal distribution to a person's values instead, "
-                "guide={'u': Variational()}, or give a person fewer values."
-            )
+            f"places are supported. {advice[0].upper()}{advice[1:]}"
         )
     if len(values) * len(places.at) > _MOST_PLACES:
         raise UnsupportedModelError(
@@ -248,6 +247,11 @@ def places_of(dimensions: int, rule: LocalRule | None = None, discrete: Sequence
             "in all. Name fewer nodes, such as guide={'u': Quadrature(5)}, or give a person fewer values."
         )
     return replace(places, values=values)
+
+
+def _most_nodes(dimensions: int) -> int:
+    """Return the largest number of nodes in each dimension that makes no more places than are supported."""
+    return max(n for n in range(1, _MOST_NODES + 1) if n**dimensions <= _MOST_PLACES)
 
 
 def _weighed(at: np.ndarray, log_weights: np.ndarray) -> Places:

@@ -82,6 +82,9 @@ def test_what_four_values_and_more_are_compared_with_is_finer(size: int):
 def test_too_many_nodes_are_refused():
     with pytest.raises(UnsupportedModelError, match=r"9 local values.*5000 places.*Variational\(\)"):
         places_of(9, Quadrature(3))
+    with pytest.raises(UnsupportedModelError, match="Name at most 17 nodes, fit a normal distribution"):
+        places_of(3, Quadrature(31))
+    assert places_of(3, Quadrature(17)).count == 17**3
 
 
 def test_too_many_values_are_refused():
